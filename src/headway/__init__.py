@@ -1,0 +1,1 @@
+"""headway: Transformer models whose attention is declared."""

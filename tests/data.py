@@ -1,0 +1,15 @@
+"""Where tests find real data that is not part of the project."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def data_path(relative: str) -> Path:
+    """The file or folder `relative` below HEADWAY_DATA or ../shared/data; skips, with the reason, when absent."""
+    root = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    path = root / relative
+    if not path.exists():
+        pytest.skip(f"needs {relative} under HEADWAY_DATA or ../shared/data (looked at {path})")
+    return path
