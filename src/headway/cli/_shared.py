@@ -1,0 +1,57 @@
+"""What several commands share: options, tables, progress, JSON. Imports nothing heavy."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from headway.report import cell, plain, size, table
+
+__all__ = [
+    "BackendOption",
+    "JsonOption",
+    "ThreadsOption",
+    "cell",
+    "note",
+    "plain",
+    "print_json",
+    "set_threads",
+    "size",
+    "table",
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads (default: what torch takes)"
+    ),
+]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        envvar="HEADWAY_BACKEND",
+        help="attention backend; anything but auto fails, not falls back",
+    ),
+]
+
+
+def set_threads(threads: int | None) -> None:
+    """Use `threads` CPU threads in torch; None leaves what torch chose."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def note(message: str) -> None:
+    """Progress and remarks go to stderr, so that stdout stays a result that can be piped."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are understood; infinity and
+    NaN, which JSON lacks, become null."""
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,125 @@
+"""Questions about attention, each answered by a run.
+
+A topic is a module with two functions:
+
+    run() -> Report                        measures; writes nothing; deterministic for its seeds
+    draw(figure, report) -> None           paints the report on a matplotlib figure
+
+`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the report's table) and `out/TOPIC.png`.
+A mechanism has landed when its topic exists.
+"""
+
+import csv
+import importlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headway.errors import ConfigError, did_you_mean
+from headway.report import plain, table
+
+TOPICS: dict[str, tuple[str, str]] = {
+    "scale": ("headway.explain.scale", "Why are the scores divided by the square root of the head's width?"),
+    "masks": (
+        "headway.explain.masks",
+        "Does a mask keep the future out, and what do the four patterns look like?",
+    ),
+    "order": ("headway.explain.order", "Does attention know the order of its tokens?"),
+    "heads": (
+        "headway.explain.heads",
+        "What do query heads share in MHA, GQA and MQA, and what does it save?",
+    ),
+    "cache": ("headway.explain.cache", "What does the KV cache save, and does it change the result?"),
+    "memory": ("headway.explain.memory", "Why does attention eat memory, and what does a window change?"),
+    "rotary-decay": ("headway.explain.rotary_decay", "Do rotary positions make far tokens matter less?"),
+}
+
+Cell = float | int | str | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """An answer by a run.
+
+    topic      name in TOPICS
+    question   one sentence
+    formula    the formulas that are checked, as text, one a line
+    columns    names of the table's columns, units in parentheses
+    rows       the numbers
+    seen       whether the run shows what the formula says
+    setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
+    finding    what was found, with numbers, in one or two sentences
+    highlight  rows that a terminal shows (by index); empty = all of them
+    picture    text that belongs to the answer (a pattern drawn, for example)
+    figure     where the figure was written, csv where the table was; None when nothing was written
+    """
+
+    topic: str
+    question: str
+    formula: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    seen: bool
+    setting: str
+    finding: str
+    highlight: tuple[int, ...] = ()
+    picture: str = ""
+    figure: Path | None = None
+    csv: Path | None = None
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), f"{self.topic}: a row misses a column"
+
+    @property
+    def verdict(self) -> str:
+        """ "seen" or "not seen" at this size, with these seeds; a run of this size refutes nothing."""
+        return f"{'seen' if self.seen else 'not seen'} at this size ({self.setting}): {self.finding}"
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column."""
+        at = self.columns.index(name)
+        return [row[at] for row in self.rows]
+
+    def to_text(self) -> str:
+        """The report for a terminal."""
+        rows = [self.rows[i] for i in self.highlight] or list(self.rows)
+        parts = [f"{self.topic}: {self.question}", indent(self.formula), table(self.columns, rows)]
+        if len(rows) < len(self.rows):
+            parts[-1] += f"\n  ({len(rows)} of {len(self.rows)} rows; all of them with --out or --json)"
+        if self.picture:
+            parts.append(indent(self.picture))
+        parts.append(f"verdict: {self.verdict}")
+        written = [str(path) for path in (self.figure, self.csv) if path]
+        if written:
+            parts.append("written: " + ", ".join(written))
+        return "\n\n".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report in JSON's types, `verdict` included."""
+        return {**plain(self), "verdict": self.verdict}
+
+
+def indent(text: str, by: str = "  ") -> str:
+    """Every line of `text` moved right."""
+    return "\n".join(by + line if line else line for line in text.splitlines())
+
+
+def explain(topic: str, out: Path | None = None) -> Report:
+    """Run one topic. With `out`, write `out/TOPIC.csv` and `out/TOPIC.png` too.
+
+    Raises ConfigError for a topic that does not exist."""
+    if topic not in TOPICS:
+        raise ConfigError(f"no topic {topic!r}{did_you_mean(topic, TOPICS)}; topics are {', '.join(TOPICS)}")
+    module = importlib.import_module(TOPICS[topic][0])
+    report: Report = module.run()
+    if out is None:
+        return report
+    from headway.draw import saved_figure
+
+    out.mkdir(parents=True, exist_ok=True)
+    table_path, figure_path = out / f"{topic}.csv", out / f"{topic}.png"
+    with table_path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([report.columns, *report.rows])
+    with saved_figure(figure_path) as figure:
+        module.draw(figure, report)
+    return replace(report, figure=figure_path, csv=table_path)

@@ -1,0 +1,67 @@
+"""Numbers as text: aligned tables, units, and values in JSON's own types. Imports the standard library only."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Iterable):
+        return [plain(item) for item in value]
+    return plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "  ") -> str:
+    """Columns aligned for a terminal: numbers to the right, words to the left, four significant digits."""
+    body = [[cell(item) for item in row] for row in rows]
+    numeric = [all(_is_number(row[i]) for row in body) for i in range(len(columns))]
+    widths = [max([len(columns[i]), *(len(row[i]) for row in body)]) for i in range(len(columns))]
+
+    def line(items: Sequence[str]) -> str:
+        cells = (t.rjust(w) if n else t.ljust(w) for t, w, n in zip(items, widths, numeric, strict=True))
+        return indent + "  ".join(cells).rstrip()
+
+    return "\n".join([line(columns), indent + "  ".join("-" * w for w in widths), *map(line, body)])
+
+
+def cell(value: object) -> str:
+    """One value as text: 4 significant digits for floats, thousands separated by a space."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ")
+    if isinstance(value, float):
+        if value == 0 or not math.isfinite(value):
+            return f"{value:g}"
+        return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e6 else f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(" ", "") or "0")
+    except ValueError:
+        return False
+    return True
+
+
+def size(count: float) -> str:
+    """Bytes with a unit: 512 B, 1.50 KiB, 3.25 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
