@@ -1,4 +1,4 @@
-"""Pictures: one look for every figure that headway writes. matplotlib's Agg canvas; no window, no global state."""
+"""Pictures: one look for every figure that headway writes. matplotlib's Agg canvas, no window."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "figure.facecolor": "white",
     "figure.dpi": 150,
     "font.size": 10,
@@ -35,8 +35,9 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterator[Any]:
-    """A matplotlib `Figure` in headway's look (width, height in inches; both may be set anew on the figure) that is
-    written to `path` when the block ends without an error. The kind of file follows the name: png, svg, pdf."""
+    """A matplotlib `Figure` in headway's look, written to `path` when the block ends without an error.
+
+    `width` and `height` in inches. The kind of file follows the name: png, svg, pdf."""
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg

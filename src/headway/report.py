@@ -1,4 +1,4 @@
-"""Numbers as text: aligned tables, units, and values in JSON's own types. Imports the standard library only."""
+"""Numbers as text: aligned tables, units, and values in JSON's own types. Standard library only."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,13 +1,13 @@
 """The command line: `headway COMMAND ...`.
 
-One table names the commands. A command's module is imported when that command is run, and torch by the command's
-own function, so `headway --help` answers at once.
+One table names the commands. A command's module is imported when that command is run, and torch by the
+command's own function, so `headway --help` answers at once.
 
-A module `headway.cli.NAME` defines `command`: a function whose signature `typer` reads (or a ready click command).
+A module `headway.cli.NAME` defines `command`: a function whose signature `typer` reads (or a click command).
 What it returns is the exit code (None is 0).
 
-Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted. Results go to stdout, progress and
-notes to stderr.
+Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted. Results go to stdout,
+progress and notes to stderr.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from headway.errors import HeadwayError, did_you_mean
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
         "headway.cli.demo",
-        "Three minutes on this machine: patterns drawn, a model trained, the claims checked",
+        "Three minutes here: patterns drawn, a model trained, the claims checked",
     ),
     "train": ("headway.cli.train", "Train a causal language model; resumes bit for bit"),
     "generate": ("headway.cli.generate", "Continue a prompt"),
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("headway.cli.eval", "Bits per byte and perplexity of a model on a text"),
     "convert": (
         "headway.cli.convert",
-        "Turn a checkpoint into another format and show that it is the same function",
+        "Turn a checkpoint into another format, and show that they are equal",
     ),
     "show": ("headway.cli.show", "Draw an attention pattern and say what it costs"),
     "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
@@ -58,9 +58,8 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
-        say(
-            f"there is no {kind} {name!r}{did_you_mean(name, COMMANDS)}; the commands are {', '.join(COMMANDS)}"
-        )
+        known = ", ".join(COMMANDS)
+        say(f"there is no {kind} {name!r}{did_you_mean(name, COMMANDS)}; the commands are {known}")
         return 2
     try:
         return _invoke(name, rest)
@@ -90,13 +89,12 @@ def _invoke(name: str, arguments: list[str]) -> int:
     except typer.Abort as stop:
         raise KeyboardInterrupt from stop
     except Exception as error:
-        # click's own usage errors know how to print themselves; which click (typer may carry its own) is not ours.
-        if callable(getattr(error, "show", None)) and isinstance(
-            code := getattr(error, "exit_code", None), int
-        ):
-            error.show()
-            return code
-        raise
+        # click's usage errors print themselves. By their methods, not their class: typer may carry its own click.
+        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        if show is None or not isinstance(code, int):
+            raise
+        show()
+        return code
     return result if isinstance(result, int) else 0
 
 

@@ -24,16 +24,14 @@ __all__ = [
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(
-        "--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads (default: what torch takes)"
-    ),
+    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
 ]
 BackendOption = Annotated[
     str,
     typer.Option(
         "--backend",
         envvar="HEADWAY_BACKEND",
-        help="attention backend; anything but auto fails, not falls back",
+        help="attention backend; fails rather than falls back",
     ),
 ]
 
@@ -52,6 +50,6 @@ def note(message: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are understood; infinity and
-    NaN, which JSON lacks, become null."""
+    """One JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are understood;
+    infinity and NaN, which JSON lacks, become null."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))

@@ -5,7 +5,7 @@ A topic is a module with two functions:
     run() -> Report                        measures; writes nothing; deterministic for its seeds
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
-`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the report's table) and `out/TOPIC.png`.
+`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
 A mechanism has landed when its topic exists.
 """
 
@@ -22,12 +22,12 @@ TOPICS: dict[str, tuple[str, str]] = {
     "scale": ("headway.explain.scale", "Why are the scores divided by the square root of the head's width?"),
     "masks": (
         "headway.explain.masks",
-        "Does a mask keep the future out, and what do the four patterns look like?",
+        "Does a mask keep the future out? The four patterns, drawn",
     ),
     "order": ("headway.explain.order", "Does attention know the order of its tokens?"),
     "heads": (
         "headway.explain.heads",
-        "What do query heads share in MHA, GQA and MQA, and what does it save?",
+        "What do heads share in MHA, GQA and MQA, and what does it save?",
     ),
     "cache": ("headway.explain.cache", "What does the KV cache save, and does it change the result?"),
     "memory": ("headway.explain.memory", "Why does attention eat memory, and what does a window change?"),
