@@ -1,0 +1,62 @@
+# Every target sets itself up: it makes its own .venv and installs what it needs, once.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-all check bench clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+help:
+	@echo "make install   the package and its command, in $(VENV)"
+	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
+	@echo "make test      the tests, within 10 minutes on 2 cores"
+	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
+	@echo "make check     lint, format, types, floors"
+	@echo "make bench     measure attention on this machine"
+
+# A stamp is younger than what it was made from, so that a second run starts at once.
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headway needs Python 3.11 or newer; choose one with make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test]"
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-check: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test,check]"
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
+install: $(VENV)/.installed
+	@echo "installed: $(BIN)/headway"
+
+demo: $(VENV)/.installed
+	$(BIN)/headway demo
+
+test: $(VENV)/.installed-test
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: $(VENV)/.installed-check
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
+	$(BIN)/headway demo
+
+check: $(VENV)/.installed-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src/headway
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed
+	$(BIN)/python bench/attention.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,96 @@
+"""What every test runs under: one thread, fixed seeds, no warnings, uninitialised memory full of NaN."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
+settings.register_profile("explore", settings.get_profile("thorough"), derandomize=False, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests too, and hypothesis for longer")
+    parser.addoption("--no-skips", action="store_true", help="a skipped test fails, with its reason")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("thorough" if config.getoption("--slow") else "fast")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    if config.getoption("--no-skips") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which --no-skips forbids: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    _forbid_skip(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    _forbid_skip(report, collector.config)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same function, its fresh floating-point memory filled with NaN."""
+
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        if type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.is_meta:
+            with torch.no_grad():
+                tensor.fill_(float("nan"))
+        return tensor
+
+    return call
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _poison() -> Iterator[None]:
+    """Memory that is read before it is written shows as NaN, not as whatever was there."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("empty", "empty_like", "empty_strided"):
+            patch.setattr(torch, name, poisoned(getattr(torch, name)))
+        for name in ("new_empty", "new_empty_strided"):
+            patch.setattr(torch.Tensor, name, poisoned(getattr(torch.Tensor, name)))
+        yield
