@@ -7,7 +7,7 @@ import pytest
 
 
 def data_path(relative: str) -> Path:
-    """`relative` below HEADWAY_DATA or ../shared/data; the test is skipped, with the reason, when it is absent."""
+    """`relative` below HEADWAY_DATA or ../shared/data; skips the test, with the reason, when it is absent."""
     root = Path(os.environ.get("HEADWAY_DATA") or Path(__file__).parents[2] / "shared" / "data")
     path = root / relative
     if not path.exists():
