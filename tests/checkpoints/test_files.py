@@ -1,0 +1,183 @@
+"""Saves are atomic: whatever call fails, and wherever a write is cut, the previous content is whole."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from headway.checkpoints import disk
+from headway.checkpoints.files import atomic_folder, atomic_write, current_folder, read_json, write_file
+from headway.errors import CheckpointError
+
+OLD = {"a": b"old a", "b": b"old b", "notes.txt": b"mine"}
+NEW = {"a": b"new a!", "c": b"new c"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def put_old(folder: Path) -> None:
+    folder.mkdir()
+    for name, data in OLD.items():
+        (folder / name).write_bytes(data)
+
+
+def save_new(folder: Path) -> None:
+    with atomic_folder(folder, keep=lambda name: name == "notes.txt") as new:
+        for name, data in NEW.items():
+            write_file(new / name, data)
+
+
+def calls_of(action) -> list[str]:
+    seen: list[str] = []
+    with disk.watch(lambda operation, path, data: seen.append(operation)):
+        action()
+    return seen
+
+
+def failing(n: int):
+    count = iter(range(10**6))
+
+    def watcher(operation, path, data):
+        if next(count) == n:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    return watcher
+
+
+@pytest.fixture(params=["exchange", "two renames"])
+def swap(request, monkeypatch):
+    if request.param == "two renames":
+        monkeypatch.setattr(disk, "exchange", lambda source, target: False)
+    return request.param
+
+
+def test_folder_is_replaced_whole_and_keeps_what_it_is_told_to(tmp_path, swap):
+    folder = tmp_path / "m"
+    put_old(folder)
+    with open(folder / "notes.txt", "ab") as open_handle:
+        save_new(folder)
+        open_handle.write(b" and more")
+    assert contents(folder) == {**NEW, "notes.txt": b"mine and more"}
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
+    total = 0
+    put_old(tmp_path / "probe")
+    calls = calls_of(lambda: save_new(tmp_path / "probe"))
+    assert {"mkdir", "open", "write", "fsync", "close", "link", "remove"} < set(calls)
+    for n, operation in enumerate(calls):
+        folder = tmp_path / str(n)
+        put_old(folder)
+        cleanup = n == len(calls) - 1 or (swap == "two renames" and n >= len(calls) - 2)
+        if cleanup:
+            assert operation == "remove"
+            with disk.watch(failing(n)):
+                save_new(folder)
+            assert contents(current_folder(folder)) == {**NEW, "notes.txt": b"mine"}
+        else:
+            with disk.watch(failing(n)), pytest.raises(CheckpointError, match=r"could not save .*error"):
+                save_new(folder)
+            assert contents(current_folder(folder)) == OLD, (n, operation)
+        total += 1
+        save_new(folder)  # and the next save works
+        assert contents(folder) == {**NEW, "notes.txt": b"mine"}
+    assert total == len(calls)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_kill_between_any_two_calls_leaves_a_whole_folder(tmp_path, swap):
+    """A kill is a child process that exits, without clean-up, at the n-th call."""
+    put_old(tmp_path / "probe")
+    calls = calls_of(lambda: save_new(tmp_path / "probe"))
+    for n in range(len(calls)):
+        folder = tmp_path / str(n)
+        put_old(folder)
+        child = os.fork()
+        if child == 0:
+            count = iter(range(10**6))
+            with disk.watch(lambda o, p, d: os._exit(9) if next(count) == n else None):  # noqa: B023
+                save_new(folder)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert contents(current_folder(folder)) in (OLD, {**NEW, "notes.txt": b"mine"})
+        save_new(folder)
+        assert contents(folder) == {**NEW, "notes.txt": b"mine"}
+        assert not [p for p in tmp_path.iterdir() if p.name.startswith(f".{n}.")], "left-overs are swept"
+
+
+def test_a_write_cut_at_every_length_leaves_the_previous_file_and_folder(tmp_path):
+    file, folder = tmp_path / "f", tmp_path / "m"
+    file.write_bytes(b"before")
+    put_old(folder)
+    for cut in range(len(NEW["a"])):
+        with disk.watch(lambda o, p, d: cut if o == "write" else None):  # noqa: B023
+            with pytest.raises(CheckpointError, match="No space left"):
+                atomic_write(file, NEW["a"])
+            with pytest.raises(CheckpointError, match="No space left"):
+                save_new(folder)
+        assert file.read_bytes() == b"before"
+        assert contents(folder) == OLD
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f", "m"]
+
+
+def test_each_call_of_a_file_write_failing_in_turn(tmp_path):
+    file = tmp_path / "f"
+    file.write_bytes(b"before")
+    calls = calls_of(lambda: atomic_write(tmp_path / "g", lambda put: [put(b"1"), put(b"2")][0]))
+    assert calls == ["open", "write", "write", "fsync", "close", "rename", "fsync", "remove"]
+    for n in range(len(calls) - 1):
+        file.write_bytes(b"before")
+        with disk.watch(failing(n)), pytest.raises(CheckpointError, match="could not save"):
+            atomic_write(file, lambda put: [put(b"1"), put(b"2")][0])
+        assert file.read_bytes() == (b"12" if calls[n] == "fsync" and n > 4 else b"before")
+
+
+def test_an_exception_of_the_caller_leaves_everything_as_it_was(tmp_path):
+    put_old(tmp_path / "m")
+
+    def interrupted():
+        with atomic_folder(tmp_path / "m") as new:
+            write_file(new / "a", b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert contents(tmp_path / "m") == OLD
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_file_where_the_folder_should_go_is_refused(tmp_path):
+    (tmp_path / "m").write_text("a file")
+    with pytest.raises(CheckpointError, match="a file of that name is there"), atomic_folder(tmp_path / "m"):
+        pass
+    assert (tmp_path / "m").read_text() == "a file"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "empty .0 bytes."),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n",
+            "git-lfs pointer.*git lfs pull",
+        ),
+        (b"<!DOCTYPE html><html>Sign in</html>", "HTML page"),
+        (b'{"a": 1', "not valid JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b"[1]", "must hold a JSON object, but holds a list"),
+        (b"\xff\xfe", "not valid JSON"),
+    ],
+)
+def test_json_that_is_not(tmp_path, raw, message):
+    (tmp_path / "config.json").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{message}"):
+        read_json(tmp_path / "config.json")
+
+
+def test_json_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "c.json") == {"a": 1}
