@@ -89,7 +89,8 @@ def _invoke(name: str, arguments: list[str]) -> int:
     except typer.Abort as stop:
         raise KeyboardInterrupt from stop
     except Exception as error:
-        # click's usage errors print themselves. By their methods, not their class: typer may carry its own click.
+        # click's usage errors print themselves. By their methods, not their class: typer may carry its own
+        # click.
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
         if show is None or not isinstance(code, int):
             raise

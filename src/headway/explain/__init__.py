@@ -5,8 +5,8 @@ A topic is a module with two functions:
     run() -> Report                        measures; writes nothing; deterministic for its seeds
     draw(figure, report) -> None           paints the report on a matplotlib figure
 
-`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and `out/TOPIC.png`.
-A mechanism has landed when its topic exists.
+`explain(topic, out)` runs it and, when `out` is given, writes `out/TOPIC.csv` (the table) and
+`out/TOPIC.png`. A mechanism has landed when its topic exists.
 """
 
 import csv

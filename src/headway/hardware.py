@@ -1,0 +1,173 @@
+"""What this machine is and what it can do, measured where a data sheet could only promise. Imports torch
+only.
+
+Measurements run once a process, take a fraction of a second and are cached: they are the roofs against
+which reports state their shares. A busy machine measures low; nothing here corrects for that.
+"""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+
+MEASURE_SECONDS = 0.15
+
+
+@cache
+def gemm_peak(dtype: torch.dtype = torch.float32) -> float:
+    """The best rate of torch's matrix product on this CPU at the present thread count, in FLOP/s (2 n^3 per
+    product).
+
+    Raises BackendError for a dtype that torch cannot multiply."""
+    if not dtype.is_floating_point:
+        raise BackendError(
+            f"gemm_peak measures floating-point products, not {dtype}; ask for float32 or bfloat16"
+        )
+    n, seconds = 256, 0.0
+    while True:  # grow until one product is long enough to be timed well; a slow dtype stops early
+        a = torch.ones(n, n, dtype=dtype)
+        seconds = _best(lambda a=a: a @ a, repeats=6 if n <= 512 else 3)  # type: ignore[misc]
+        if seconds > 0.05 or n == 2048:
+            break
+        n *= 2
+    more = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
+    return 2.0 * n**3 / min(seconds, more)
+
+
+@cache
+def read_bandwidth() -> float:
+    """The best rate at which a sum reads memory at the present thread count, in bytes/s.
+
+    The array is several times any cache, or an eighth of the available memory where that is less."""
+    count = min(64 << 20, memory_available() // 8 // 4)
+    x = torch.ones(max(count, 1 << 20), dtype=torch.float32)
+    return x.numel() * x.element_size() / _best(x.sum, repeats=8)
+
+
+def _best(run: Callable[[], Tensor], repeats: int) -> float:
+    with torch.inference_mode():
+        run()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def memory_total() -> int:
+    """Bytes of memory that this process may count on: the machine's, or its control group's limit if less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _group_file("memory.max", "memory.limit_in_bytes")
+    return min(total, limit) if limit is not None else total
+
+
+def memory_available() -> int:
+    """Bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
+    less."""
+    free = _meminfo("MemAvailable")
+    if free is None:
+        free = memory_total()
+    limit = _group_file("memory.max", "memory.limit_in_bytes")
+    used = _group_file("memory.current", "memory.usage_in_bytes")
+    if limit is not None and used is not None:
+        cached = _group_stat("inactive_file")  # page cache is counted as used, and given back when asked for
+        free = min(free, max(0, limit - used + cached))
+    return free
+
+
+def peak_rss() -> int:
+    """The most memory that this process has ever held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"); empty where it
+    names none."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+@cache
+def cpu_level() -> str:
+    """The widest vector level of this CPU: "amx", "avx512-bf16", "avx512", "avx2", "arm-bf16", "arm" or
+    "portable"."""
+    flags = cpu_flags()
+    if "amx_bf16" in flags:
+        return "amx"
+    if {"avx512f", "avx512bw", "avx512vl"} <= flags:
+        return "avx512-bf16" if "avx512_bf16" in flags else "avx512"
+    if {"avx2", "fma"} <= flags:
+        return "avx2"
+    if platform.machine() in ("aarch64", "arm64"):
+        return "arm-bf16" if "bf16" in flags else "arm"
+    return "portable"
+
+
+def bf16_native() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; without it bf16 saves memory and costs time."""
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def fp16_native() -> bool:
+    """Whether this CPU multiplies float16 in hardware; without it a product is hundreds of times slower
+    than bf16."""
+    return bool(cpu_flags() & {"avx512_fp16", "amx_fp16", "asimdhp"})
+
+
+def cores() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _meminfo(name: str) -> int | None:
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_file(v2: str, v1: str) -> int | None:
+    for path in (Path("/sys/fs/cgroup") / v2, Path("/sys/fs/cgroup/memory") / v1):
+        text = _read(path).strip()
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _group_stat(name: str) -> int:
+    for path in (Path("/sys/fs/cgroup/memory.stat"), Path("/sys/fs/cgroup/memory/memory.stat")):
+        for line in _read(path).splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return 0
