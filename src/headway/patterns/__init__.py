@@ -1,0 +1,29 @@
+"""Patterns: what each token may see, declared."""
+
+from headway.patterns.base import And, Or, Pattern, PerHead, Retention, classify, judge, visible
+from headway.patterns.count import draw, pairs
+from headway.patterns.leaves import Causal, Full, Global, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.text import parse
+from headway.patterns.tiles import Extent
+
+__all__ = [
+    "And",
+    "Causal",
+    "Extent",
+    "Full",
+    "Global",
+    "GlobalKeys",
+    "GlobalQueries",
+    "Or",
+    "Pattern",
+    "PerHead",
+    "Retention",
+    "Sink",
+    "Window",
+    "classify",
+    "draw",
+    "judge",
+    "pairs",
+    "parse",
+    "visible",
+]

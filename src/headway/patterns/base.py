@@ -1,0 +1,261 @@
+"""A pattern says which (query, key) pairs are allowed: a small predicate that composes with & and |."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.errors import PatternError
+from headway.patterns.tiles import Extent
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which past keys some later query may still see, after the query at index t has been answered.
+
+    The keys with index > t - reach (reach None: all of them), those with index < sinks, and, if `globals`,
+    the global ones: `reach` recent keys and the pinned ones.
+    """
+
+    reach: int | None
+    sinks: int = 0
+    globals: bool = False
+
+    def union(self, other: Retention) -> Retention:
+        reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
+        return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals)
+
+    def intersection(self, other: Retention) -> Retention:
+        """An upper bound of what both retain (A & B sees no more than either)."""
+        bounded = [r.reach for r in (self, other) if r.reach is not None]
+        return Retention(
+            min(bounded) if bounded else None,
+            max(self.sinks, other.sinks),
+            self.globals or other.globals,
+        )
+
+
+class Pattern(ABC):
+    """Base of all patterns: static, hashable, printable, parsable from its own text.
+
+    Leaves say four things: `allows` (the truth on pairs, on which everything is tested), `judge` (the same
+    for two blocks at once), `retention` (what a cache must keep) and `reach` (how far a query sees).
+    """
+
+    @abstractmethod
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        """The predicate on every pair: bool [B|1, T, S] (`PerHead`: [B|1, H, T, S]).
+
+        Reads only `index` and `is_global`; `visible` adds the laws of tokens (documents, empty slots).
+        """
+
+    @abstractmethod
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        """(possible, certain) for every pair of tiles: is some pair allowed (at most), are all (at least)."""
+
+    @property
+    @abstractmethod
+    def retention(self) -> Retention:
+        """What later queries may still see, for some choice of global tokens."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> tuple[int | None, int | None]:
+        """(before, after): most positions that a query sees to either side; None is no bound."""
+
+    @property
+    @abstractmethod
+    def is_causal(self) -> bool:
+        """True only if the pattern implies k.index <= q.index: the condition of every cache."""
+
+    @property
+    def heads(self) -> tuple[Pattern, ...]:
+        """The pattern of each head where heads differ (`PerHead`); this pattern alone otherwise."""
+        return (self,)
+
+    def __and__(self, other: Pattern) -> Pattern:
+        return _combine(And, self, other)
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return _combine(Or, self, other)
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, repr=False)
+class And(Pattern):
+    """Pairs that every part allows."""
+
+    parts: tuple[Pattern, ...]
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        result = self.parts[0].allows(q, k)
+        for part in self.parts[1:]:
+            result = result & part.allows(q, k)
+        return result
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        possible, certain = self.parts[0].judge(q, k)
+        for part in self.parts[1:]:
+            some, every = part.judge(q, k)
+            possible, certain = possible & some, certain & every
+        return possible, certain
+
+    @property
+    def retention(self) -> Retention:
+        result = self.parts[0].retention
+        for part in self.parts[1:]:
+            result = result.intersection(part.retention)
+        return result
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        before = [p.reach[0] for p in self.parts if p.reach[0] is not None]
+        after = [p.reach[1] for p in self.parts if p.reach[1] is not None]
+        return min(before, default=None), min(after, default=None)
+
+    @property
+    def is_causal(self) -> bool:
+        return any(p.is_causal for p in self.parts)
+
+    def __str__(self) -> str:
+        return " & ".join(f"({p})" if isinstance(p, Or) else str(p) for p in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class Or(Pattern):
+    """Pairs that some part allows."""
+
+    parts: tuple[Pattern, ...]
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        result = self.parts[0].allows(q, k)
+        for part in self.parts[1:]:
+            result = result | part.allows(q, k)
+        return result
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        possible, certain = self.parts[0].judge(q, k)
+        for part in self.parts[1:]:
+            some, every = part.judge(q, k)
+            possible, certain = possible | some, certain | every
+        return possible, certain
+
+    @property
+    def retention(self) -> Retention:
+        result = self.parts[0].retention
+        for part in self.parts[1:]:
+            result = result.union(part.retention)
+        return result
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        before = [p.reach[0] for p in self.parts]
+        after = [p.reach[1] for p in self.parts]
+        return _most(before), _most(after)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(p.is_causal for p in self.parts)
+
+    def __str__(self) -> str:
+        return " | ".join(str(p) for p in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class PerHead(Pattern):
+    """A pattern of its own for each query head, in order; & and | apply to every head."""
+
+    parts: tuple[Pattern, ...]
+
+    def __init__(self, *parts: Pattern) -> None:
+        if not parts or any(isinstance(p, PerHead) for p in parts):
+            raise PatternError("PerHead: one plain pattern per query head is needed")
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def heads(self) -> tuple[Pattern, ...]:
+        return self.parts
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        return torch.stack(torch.broadcast_tensors(*(p.allows(q, k) for p in self.parts)), dim=1)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        some, every = zip(*(p.judge(q, k) for p in self.parts), strict=True)
+        possible, certain = torch.broadcast_tensors(*some), torch.broadcast_tensors(*every)
+        return torch.stack(possible).any(0), torch.stack(certain).all(0)
+
+    @property
+    def retention(self) -> Retention:
+        return Or(self.parts).retention
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return Or(self.parts).reach
+
+    @property
+    def is_causal(self) -> bool:
+        return all(p.is_causal for p in self.parts)
+
+    def __str__(self) -> str:
+        return f"PerHead({', '.join(str(p) for p in self.parts)})"
+
+
+def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
+    if not isinstance(b, Pattern):
+        return NotImplemented
+    if isinstance(a, PerHead) or isinstance(b, PerHead):
+        count = len((a if isinstance(a, PerHead) else b).heads)
+        left, right = (p.heads if isinstance(p, PerHead) else (p,) * count for p in (a, b))
+        if len(left) != len(right):
+            raise PatternError(f"PerHead of {len(left)} heads meets PerHead of {len(right)} heads")
+        return PerHead(*(_combine(kind, x, y) for x, y in zip(left, right, strict=True)))
+    parts = [q for p in (a, b) for q in (p.parts if isinstance(p, kind) else (p,))]
+    return kind(tuple(dict.fromkeys(parts)))
+
+
+def _most(bounds: list[int | None]) -> int | None:
+    known = [b for b in bounds if b is not None]
+    return max(known) if len(known) == len(bounds) else None
+
+
+def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
+    """Which keys each query sees, all laws included: bool [B|1, H|1, T, S].
+
+    `pattern.allows` on pairs of tokens of the same document, neither of them an empty slot. This is the
+    specification of every backend; it costs T x S and is for small calls.
+    """
+    allowed = pattern.allows(q, k)
+    if allowed.dim() == 3:
+        allowed = allowed.unsqueeze(1)
+    real = q.valid.unsqueeze(-1) & k.valid.unsqueeze(-2)
+    if q.document is not None or k.document is not None:
+        real = real & (q.documents.unsqueeze(-1) == k.documents.unsqueeze(-2))
+    return allowed & real.unsqueeze(1)
+
+
+def judge(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+    """(possible, certain) for pairs of tiles, all laws included: may a pair of them be visible; are all.
+
+    Conservative: `possible` may be True for tiles without a visible pair, `certain` may be False for tiles
+    in which every pair is visible; never the other way round. The extents broadcast against each other.
+    """
+    possible, certain = pattern.judge(q, k)
+    overlap = (q.document_lo <= k.document_hi) & (k.document_lo <= q.document_hi)
+    same = (q.document_lo == k.document_hi) & (k.document_lo == q.document_hi)
+    possible = possible & q.any_token & k.any_token & overlap
+    return possible, certain & possible & q.all_tokens & k.all_tokens & same
+
+
+def classify(pattern: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> tuple[Tensor, Tensor]:
+    """`judge` for every pair of a query tile and a key tile: bool [B|1, query tiles, key tiles] each."""
+    at_q, at_k = Extent.of(q, q_tile), Extent.of(k, k_tile)
+    return judge(pattern, at_q.map(lambda t: t.unsqueeze(2)), at_k.map(lambda t: t.unsqueeze(1)))

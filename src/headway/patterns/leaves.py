@@ -1,0 +1,235 @@
+"""The patterns that cannot be taken apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.errors import PatternError
+from headway.patterns.base import Pattern, Retention
+from headway.patterns.tiles import Extent
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, repr=False)
+class Full(Pattern):
+    """Everyone sees everyone."""
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        rows = max(q.rows, k.rows)
+        return torch.ones(rows, q.count, k.count, dtype=torch.bool, device=q.device)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        always = torch.ones_like(q.any_token & k.any_token)
+        return always, always
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(None)
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return None, None
+
+    @property
+    def is_causal(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "Full()"
+
+
+@dataclass(frozen=True, repr=False)
+class Causal(Pattern):
+    """A query sees itself and what lies before it: k <= q."""
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        return k.index.unsqueeze(-2) <= q.index.unsqueeze(-1)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        return k.lo <= q.hi, k.hi <= q.lo
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(None)
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return None, 0
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "Causal()"
+
+
+@dataclass(frozen=True, repr=False)
+class Window(Pattern):
+    """A query sees `before` others before it, itself, and `after` others after it, `step` apart.
+
+    k = q + j * step with -before <= j <= after: before + 1 + after keys, whatever the step (dilation, when
+    greater than 1). (Beltagy et al. 2020, section 3.1; their two-sided window w is before = after = w / 2.)
+    """
+
+    before: int
+    after: int = 0
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("before", "after", "step"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise PatternError(f"Window: {name} must be a whole number, got {value!r}")
+        if self.before < 0 or self.after < 0:
+            raise PatternError(
+                f"Window: before and after count other positions, 0 or more; got {self.before}, {self.after}"
+            )
+        if self.step < 1:
+            raise PatternError(f"Window: step must be at least 1 (1 is no dilation), got {self.step}")
+
+    @staticmethod
+    def last(keys: int, step: int = 1) -> Window:
+        """The last `keys` keys, the query itself included."""
+        if not isinstance(keys, int) or keys < 1:
+            raise PatternError(
+                f"Window.last: a query sees at least itself, so keys must be 1 or more, got {keys!r}; "
+                "for no window at all use Causal()"
+            )
+        return Window(keys - 1, 0, step)
+
+    @staticmethod
+    def around(others: int, step: int = 1) -> Window:
+        """`others` keys on either side, and the query itself."""
+        return Window(others, others, step)
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        away = k.index.unsqueeze(-2) - q.index.unsqueeze(-1)
+        near = (away >= -self.before * self.step) & (away <= self.after * self.step)
+        return near if self.step == 1 else near & (away % self.step == 0)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        least, most = k.lo - q.hi, k.hi - q.lo
+        first, last = -self.before * self.step, self.after * self.step
+        possible, certain = (most >= first) & (least <= last), (least >= first) & (most <= last)
+        if self.step > 1:
+            (q_known, q_class), (k_known, k_class) = q.residue(self.step), k.residue(self.step)
+            known, same = q_known & k_known, q_class == k_class
+            possible, certain = possible & (same | ~known), certain & known & same
+        return possible, certain
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(self.before * self.step)
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return self.before * self.step, self.after * self.step
+
+    @property
+    def is_causal(self) -> bool:
+        return self.after == 0
+
+    def __str__(self) -> str:
+        rest = f", step={self.step}" if self.step > 1 else ""
+        if self.after == 0:
+            return f"Window.last({self.before + 1}{rest})"
+        if self.after == self.before:
+            return f"Window.around({self.before}{rest})"
+        return f"Window({self.before}, {self.after}{rest})"
+
+
+@dataclass(frozen=True, repr=False)
+class Sink(Pattern):
+    """Everyone sees the first `count` tokens of their document: 0 <= k < count.
+
+    (Attention sinks: Xiao et al. 2023, "Efficient streaming language models", section 3.2.)
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 0:
+            raise PatternError(f"Sink: a number of first tokens, 0 or more, got {self.count!r}")
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        sink = (k.index < self.count).unsqueeze(-2)
+        return sink.expand(-1, q.count, -1)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        possible, certain = k.lo < self.count, k.hi < self.count
+        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
+        return possible.expand(shape), certain.expand(shape)
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(0, sinks=self.count)
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return (None, None) if self.count else (0, 0)
+
+    @property
+    def is_causal(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"Sink({self.count})"
+
+
+class _Global(Pattern):
+    """What the two global leaves share: no bound on how far they see, and no order."""
+
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        return None, None
+
+    @property
+    def is_causal(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalKeys(_Global):
+    """Everyone sees global tokens. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        return k.globals.unsqueeze(-2).expand(-1, q.count, -1)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
+        return k.any_global.expand(shape), k.all_global.expand(shape)
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(0, globals=True)
+
+    def __str__(self) -> str:
+        return "GlobalKeys()"
+
+
+@dataclass(frozen=True, repr=False)
+class GlobalQueries(_Global):
+    """Global tokens see everyone. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+
+    def allows(self, q: Tokens, k: Tokens) -> Tensor:
+        return q.globals.unsqueeze(-1).expand(-1, -1, k.count)
+
+    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
+        return q.any_global.expand(shape), q.all_global.expand(shape)
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(None)
+
+    def __str__(self) -> str:
+        return "GlobalQueries()"
+
+
+def Global() -> Pattern:
+    """Global tokens see everyone and are seen by everyone."""
+    return GlobalKeys() | GlobalQueries()

@@ -1,0 +1,74 @@
+"""Tiles: what is known of a block of slots, so that a pattern can judge two blocks without looking at pairs.
+
+Legend: B rows, N slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from headway.tokens import Tokens
+
+_BIG = torch.iinfo(torch.int64).max // 4
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Bounds over the tokens of each tile of slots; every tensor is [B, tiles] until it is broadcast.
+
+    `lo` and `hi` bound `index` over the tile's tokens (lo > hi in a tile without any); `residue(step)` tells
+    the class of index modulo step when all tokens of a tile share one.
+    """
+
+    lo: Tensor
+    hi: Tensor
+    document_lo: Tensor
+    document_hi: Tensor
+    any_global: Tensor
+    all_global: Tensor
+    any_token: Tensor
+    all_tokens: Tensor
+    slots: Tensor
+
+    @staticmethod
+    def of(tokens: Tokens, tile: int) -> Extent:
+        """Extents of consecutive tiles of `tile` slots (the last one may be short)."""
+        index, valid = _tiled(tokens.index, tile, -1), _tiled(tokens.valid, tile, False)
+        some = valid.any(-1)
+        lo = torch.where(valid, index, _BIG).amin(-1)
+        hi = torch.where(valid, index, -_BIG).amax(-1)
+        document_lo = document_hi = torch.zeros_like(lo)
+        if tokens.document is not None:
+            document = _tiled(tokens.document, tile, 0)
+            document_lo = torch.where(valid, document, _BIG).amin(-1)
+            document_hi = torch.where(valid, document, -_BIG).amax(-1)
+        any_global = all_global = torch.zeros_like(some)
+        if tokens.is_global is not None:
+            glob = _tiled(tokens.is_global, tile, False)
+            any_global, all_global = (glob & valid).any(-1), (glob | ~valid).all(-1) & some
+        every = _tiled(torch.ones(1, tokens.count, dtype=torch.bool, device=tokens.device), tile, False)
+        full = (valid | ~every).all(-1)
+        return Extent(lo, hi, document_lo, document_hi, any_global, all_global, some, full, index)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
+        """The extent with every field changed alike along its tile axis."""
+        return Extent(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+    def residue(self, step: int) -> tuple[Tensor, Tensor]:
+        """(known, class): where `known`, every token of the tile has index % step == class."""
+        valid = self.slots >= 0
+        least = torch.where(valid, self.slots % step, _BIG).amin(-1)
+        most = torch.where(valid, self.slots % step, -_BIG).amax(-1)
+        return least == most, least
+
+
+def _tiled(values: Tensor, tile: int, fill: int | bool) -> Tensor:
+    """[B, N] -> [B, ceil(N / tile), tile], padded with `fill`."""
+    short = -values.shape[1] % tile
+    if short:
+        values = torch.nn.functional.pad(values, (0, short), value=fill)
+    return values.reshape(values.shape[0], -1, tile)
