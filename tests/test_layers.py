@@ -1,0 +1,82 @@
+"""The floors of the house, where import-linter (make check) cannot see them."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "headway"
+CONTRACTS = {
+    contract["id"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+}
+PURE = {"patterns", "tokens", "heads", "positions", "scores", "partial", "choice", "errors"}
+
+
+def lazy(path: Path) -> bool:
+    """Here a function may import: that is what makes these quick to import."""
+    return path.name == "__init__.py" or PACKAGE / "cli" in path.parents
+
+
+def modules() -> set[str]:
+    """The top-level modules and packages of headway."""
+    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
+    return files | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def floors() -> list[list[str]]:
+    return [re.findall(r"\w+", layer) for layer in CONTRACTS["floors"]["layers"]]
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every module that is imported below `tree`, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), node.lineno
+
+
+def test_every_module_stands_on_exactly_one_floor() -> None:
+    named = [name for floor in floors() for name in floor]
+    assert sorted(named) == sorted(set(named))
+    assert modules() <= set(named), "name the new module in the floors of pyproject.toml"
+
+
+def test_the_pure_values_are_the_lowest_floor() -> None:
+    assert set(floors()[-1]) >= PURE
+    assert {name.removeprefix("headway.") for name in CONTRACTS["pure"]["source_modules"]} == PURE
+
+
+def test_imports_are_absolute_and_at_the_top() -> None:
+    """A function imports headway only where lazy; elsewhere it would hide a cycle."""
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(path.read_text())
+        wrong += [
+            f"{name}:{line} relative import" for module, line in imports(tree) if module.startswith(".")
+        ]
+        if lazy(path):
+            continue
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                wrong += [
+                    f"{name}:{line} imports {module} inside {function.name}"
+                    for module, line in imports(function)
+                    if module.split(".")[0] == "headway"
+                ]
+    assert not wrong
+
+
+def test_classic_is_plain_torch() -> None:
+    """What a reader of the documents tries first needs torch and the standard library, nothing of the engine."""
+    allowed = {"torch", "math", "dataclasses", "typing", "collections", "__future__"}
+    wrong = []
+    for path in sorted((PACKAGE / "classic").glob("*.py")):
+        for module, line in imports(ast.parse(path.read_text())):
+            if module.split(".")[0] not in allowed and not module.startswith("headway.classic"):
+                wrong.append(f"{path.name}:{line} imports {module}")
+    assert not wrong
