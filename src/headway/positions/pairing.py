@@ -1,0 +1,95 @@
+"""Which two coordinates turn together, and conversion between such choices.
+
+The choice does not change what a model can express (any pairing gives the same scores once the rows of the
+query and key projections are permuted to match), but a checkpoint read with the wrong one is fluent nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, did_you_mean
+
+Pairing = Literal["adjacent", "halves"] | tuple[tuple[int, int], ...]
+"""
+"adjacent"   (0, 1), (2, 3), ...           RoFormer, Meta's own LLaMA files, llama2.c
+"halves"     (0, d/2), (1, d/2 + 1), ...   LLaMA as `transformers` stores it, GPT-NeoX
+pairs        any partition of 0..d-1 into ordered pairs; pair i turns with frequency i
+"""
+
+
+def checked_pairing(pairing: object) -> Pairing:
+    """`pairing` in hashable form. Raises ConfigError when it is no pairing."""
+    names = ("adjacent", "halves")
+    if isinstance(pairing, str):
+        if pairing not in names:
+            hint = did_you_mean(pairing, names)
+            raise ConfigError(f'rotary pairing must be "adjacent", "halves" or pairs, got "{pairing}"{hint}')
+        return "adjacent" if pairing == "adjacent" else "halves"
+    if not isinstance(pairing, Sequence):
+        raise ConfigError(f'rotary pairing must be "adjacent", "halves" or a tuple of pairs, got {pairing!r}')
+    pairs = []
+    for pair in pairing:
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(type(index) is int for index in pair):
+            raise ConfigError(f"rotary pairing: every pair is two integers, got {pair!r}")
+        pairs.append((pair[0], pair[1]))
+    flat = sorted(index for pair in pairs for index in pair)
+    if flat != list(range(len(flat))) or not flat:
+        raise ConfigError(
+            f"rotary pairing: the pairs must use every coordinate 0..d-1 exactly once, got {tuple(pairs)}"
+        )
+    return tuple(pairs)
+
+
+def coordinate_pairs(pairing: Pairing, dims: int) -> tuple[tuple[int, int], ...]:
+    """The pairs that turn together among the first `dims` coordinates, in the order of their frequencies.
+
+    Raises ConfigError when `dims` is odd or does not fit explicit pairs.
+    """
+    if dims < 2 or dims % 2:
+        raise ConfigError(f"rotary dims must be even (coordinates turn in pairs) and at least 2, got {dims}")
+    half = dims // 2
+    pairing = checked_pairing(pairing)
+    if pairing == "adjacent":
+        return tuple((2 * i, 2 * i + 1) for i in range(half))
+    if pairing == "halves":
+        return tuple((i, i + half) for i in range(half))
+    if len(pairing) != half:
+        raise ConfigError(
+            f"rotary pairing lists {len(pairing)} pairs, but {dims} rotated dims are {half} pairs"
+        )
+    return tuple((a, b) for a, b in pairing)
+
+
+def to_pairing(
+    x: Tensor, *, heads: int, head_dim: int, frm: Pairing, to: Pairing, dims: int | None = None, dim: int = 0
+) -> Tensor:
+    """`x`, whose axis `dim` lives in the head basis of pairing `frm`, written in the basis of pairing `to`.
+
+    heads      head count *of this tensor*: query heads for W_q, key/value heads for W_k, 1 for a per-head
+    norm gain head_dim   D; axis `dim` must be heads * head_dim long
+    dims       rotated prefix of D (partial rotary); the coordinates behind it stay where they are
+
+    Weights [H*D, M], biases [H*D], norm gains [D], adapter outputs [H*D, r], per-channel scales: same call;
+    for a weight stored [M, H*D], dim=1. Values and output projections do not live in this basis. A
+    permutation: exact, undone by exchanging `frm` and `to`. Raises ConfigError when the sizes do not fit.
+    """
+    dims = head_dim if dims is None else dims
+    if not -x.dim() <= dim < x.dim():
+        raise ConfigError(f"to_pairing: a tensor of shape {tuple(x.shape)} has no axis {dim}")
+    if heads < 1 or x.shape[dim] != heads * head_dim:
+        raise ConfigError(
+            f"to_pairing: axis {dim} of shape {tuple(x.shape)} must be heads * head_dim = {heads} * "
+            f"{head_dim} = {heads * head_dim} long; give the head count of this tensor (key/value heads for keys)"
+        )
+    if dims > head_dim:
+        raise ConfigError(f"to_pairing: {dims} rotated dims do not fit a head of {head_dim}")
+    source = torch.arange(head_dim)
+    for old, new in zip(coordinate_pairs(frm, dims), coordinate_pairs(to, dims), strict=True):
+        source[new[0]], source[new[1]] = old
+    index = (torch.arange(heads)[:, None] * head_dim + source).flatten()
+    return x.index_select(dim, index.to(x.device))

@@ -1,0 +1,278 @@
+"""Rotary scalings: how trained frequencies are bent to serve longer contexts.
+
+The numbers equal those of `transformers` 5.23 (`modeling_rope_utils.ROPE_INIT_FUNCTIONS`), which is the
+test's oracle; they are computed in float64 here, in float32 there. `docs/positions.md` lists where its
+behaviour is odd. Throughout, f_i = theta^(-2i/d), i = 0 .. d/2 - 1, d rotated dimensions, `trained_context`
+in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.positions.schemes import powers
+
+
+class Scaling:
+    """A frozen, hashable rule that turns (theta, d) and, when `length_dependent`, a row's length into
+    frequencies.
+    """
+
+    length_dependent: ClassVar[bool]
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on cosines and sines, hence its square on scores ("attention factor" elsewhere)."""
+        return 1.0
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        """Radians per position, float64: [dims/2], or [B, dims/2] for a `length` of [B].
+
+        Without a length, a length-dependent rule answers for rows within the trained context.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation (Chen et al. 2023): f_i / factor."""
+
+    factor: float
+    length_dependent = False
+
+    def __post_init__(self) -> None:
+        _check(self, factor=self.factor)
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        return powers(theta, dims, _device(length)) / self.factor
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """The base grows with the row's own length L once it passes the trained context (bloc97 and emozilla,
+    2023):
+
+    theta' = theta * (factor * max(L, trained_context) / trained_context - (factor - 1))^(d / (d - 2))
+    """
+
+    factor: float
+    trained_context: int
+    length_dependent = True
+
+    def __post_init__(self) -> None:
+        _check(self, factor=self.factor, trained_context=self.trained_context)
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        if dims <= 2:
+            raise ConfigError(
+                f"DynamicNTK: its exponent d / (d - 2) needs more than 2 rotated dims, got {dims}"
+            )
+        if length is None:
+            return powers(theta, dims)
+        longest = length.to(torch.float64).clamp(min=self.trained_context)
+        stretch = self.factor * longest / self.trained_context - (self.factor - 1)
+        base = theta * stretch ** (dims / (dims - 2))
+        exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=length.device) / -dims
+        return base[..., None] ** exponent
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """Interpolate slow pairs, keep fast ones, ramp between (Peng et al. 2023, section 3.2).
+
+        f'_i = (1 - g_i) * f_i + g_i * f_i / factor      g_i = clamp((i - low) / (high - low), 0, 1)
+        low, high = the i whose pair turns beta_fast, beta_slow times within the trained context
+                    (rounded outwards when `truncate`), held to [0, d - 1]
+        amplitude = attention_factor, else m(mscale) / m(mscale_all_dim), else m(1)
+        m(s) = 0.1 s ln(factor) + 1
+
+    `mscale` and `mscale_all_dim` come together (DeepSeek) and exclude `attention_factor`.
+    """
+
+    factor: float
+    trained_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    length_dependent = False
+
+    def __post_init__(self) -> None:
+        _check(self, factor=self.factor, trained_context=self.trained_context)
+        for name in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _positive("YaRN", name, value))
+        if self.beta_fast <= self.beta_slow:
+            raise ConfigError(
+                f"YaRN: beta_fast must be greater than beta_slow (turns within the trained context), "
+                f"got beta_fast={self.beta_fast} and beta_slow={self.beta_slow}"
+            )
+        if (self.mscale is None) != (self.mscale_all_dim is None):
+            raise ConfigError(
+                f"YaRN: mscale and mscale_all_dim come together (one alone has no effect), "
+                f"got mscale={self.mscale} and mscale_all_dim={self.mscale_all_dim}"
+            )
+        if self.mscale is not None and self.attention_factor is not None:
+            raise ConfigError(
+                f"YaRN: attention_factor={self.attention_factor} already fixes the amplitude; "
+                f"drop it, or drop mscale={self.mscale} and mscale_all_dim={self.mscale_all_dim}"
+            )
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        log = 0.1 * math.log(self.factor)
+        if self.mscale is not None and self.mscale_all_dim is not None:
+            return (self.mscale * log + 1) / (self.mscale_all_dim * log + 1)
+        return log + 1
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        if theta <= 1:
+            raise ConfigError(
+                f"YaRN: theta must be greater than 1 for pairs to turn differently, got {theta}"
+            )
+
+        def pair_that_turns(times: float) -> float:
+            return dims * math.log(self.trained_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dims - 1)
+        # transformers widens an empty ramp by this much; so does every checkpoint trained with it
+        high = high + 0.001 if low == high else high
+        pair = torch.arange(dims // 2, dtype=torch.float64, device=_device(length))
+        ramp = ((pair - low) / (high - low)).clamp(0, 1)
+        kept = powers(theta, dims, _device(length))
+        return (1 - ramp) * kept + ramp * kept / self.factor
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """LLaMA 3.1's rule by wavelength w_i = 2 pi / f_i, with c = trained_context:
+
+    w_i > c / low_freq_factor     f_i / factor
+    w_i < c / high_freq_factor    f_i
+    between                       (1 - s) f_i / factor + s f_i,  s = (c / w_i - low) / (high - low)
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    trained_context: int
+    length_dependent = False
+
+    def __post_init__(self) -> None:
+        _check(self, factor=self.factor, trained_context=self.trained_context)
+        for name in ("low_freq_factor", "high_freq_factor"):
+            object.__setattr__(self, name, _positive("Llama3", name, getattr(self, name)))
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ConfigError(
+                f"Llama3: high_freq_factor must be greater than low_freq_factor, "
+                f"got high_freq_factor={self.high_freq_factor} and low_freq_factor={self.low_freq_factor}"
+            )
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        kept = powers(theta, dims, _device(length))
+        turns = self.trained_context * kept / (2 * math.pi)
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = smooth.clamp(0, 1)
+        return (1 - smooth) * kept / self.factor + smooth * kept
+
+
+@dataclass(frozen=True)
+class LongRope(Scaling):
+    """One searched divisor per pair (Ding et al. 2024): f_i / short_factor[i] for rows of at most
+    `trained_context` tokens, f_i / long_factor[i] for longer rows.
+
+        amplitude = attention_factor, else sqrt(1 + ln(factor) / ln(trained_context))
+
+    `factor` is max_context / trained_context; it or `attention_factor` must be given.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    trained_context: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    length_dependent = True
+
+    def __post_init__(self) -> None:
+        _check(self, trained_context=self.trained_context)
+        if self.factor is not None:
+            _check(self, factor=self.factor)
+        if self.attention_factor is not None:
+            value = _positive("LongRope", "attention_factor", self.attention_factor)
+            object.__setattr__(self, "attention_factor", value)
+        for name in ("short_factor", "long_factor"):
+            values = tuple(_positive("LongRope", f"every {name}", value) for value in getattr(self, name))
+            object.__setattr__(self, name, values)
+        if len(self.short_factor) != len(self.long_factor):
+            raise ConfigError(
+                f"LongRope: short_factor and long_factor hold one number per rotated pair, "
+                f"got {len(self.short_factor)} and {len(self.long_factor)} numbers"
+            )
+        if self.factor is None and self.attention_factor is None:
+            raise ConfigError(
+                "LongRope: the amplitude is not determined; give factor (max_context / trained_context) "
+                "or attention_factor"
+            )
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        assert self.factor is not None
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained_context))
+
+    def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
+        if len(self.short_factor) != dims // 2:
+            raise ConfigError(
+                f"LongRope: {dims} rotated dims are {dims // 2} pairs, "
+                f"but short_factor and long_factor hold {len(self.short_factor)} numbers"
+            )
+        device = _device(length)
+        kept = powers(theta, dims, device)
+        short = kept / torch.tensor(self.short_factor, dtype=torch.float64, device=device)
+        if length is None:
+            return short
+        long = kept / torch.tensor(self.long_factor, dtype=torch.float64, device=device)
+        return torch.where((length > self.trained_context)[..., None], long, short)
+
+
+def _device(length: Tensor | None) -> torch.device | None:
+    return None if length is None else length.device
+
+
+def _positive(owner: str, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"{owner}: {name} must be a finite number > 0, got {value!r}")
+    return float(value)
+
+
+def _check(scaling: Scaling, factor: object = None, trained_context: object = None) -> None:
+    """Check and normalise the two fields that most rules share."""
+    owner = type(scaling).__name__
+    if factor is not None:
+        number = _positive(owner, "factor", factor)
+        if number < 1:
+            raise ConfigError(
+                f"{owner}: factor must be >= 1 (how often the trained context fits the longest), got {factor!r}"
+            )
+        object.__setattr__(scaling, "factor", number)
+    if trained_context is not None and (
+        isinstance(trained_context, bool) or not isinstance(trained_context, int) or trained_context < 2
+    ):
+        raise ConfigError(
+            f"{owner}: trained_context must be an integer of at least 2 tokens, got {trained_context!r}"
+        )

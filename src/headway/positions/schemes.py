@@ -1,0 +1,122 @@
+"""Position schemes: what is marked with positions, and with what. `Rotary` has its own file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+
+
+class PositionScheme:
+    """How a model tells its tokens' positions. A frozen, hashable value without tensors or parameters.
+
+    `marks` says where the scheme acts: "nothing", "embeddings" (added once, before the first layer) or
+    "queries and keys" (in every attention layer, before the scores; Su et al. 2021).
+    """
+
+    marks: ClassVar[Literal["nothing", "embeddings", "queries and keys"]]
+
+
+@dataclass(frozen=True)
+class NoPositions(PositionScheme):
+    """No marks at all. Attention is then equivariant to permutations, but for what its pattern reveals."""
+
+    marks = "nothing"
+
+
+@dataclass(frozen=True)
+class Sinusoidal(PositionScheme):
+    """Sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
+
+        PE(p, 2i) = sin(p / theta^(2i/M))        PE(p, 2i + 1) = cos(p / theta^(2i/M))        0 <= i < M/2
+
+    Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k /
+    theta^(2i/M).
+    """
+
+    theta: float = 10000.0
+    marks = "embeddings"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "theta", checked_theta(self.theta, "Sinusoidal"))
+
+    def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.
+
+        Raises ConfigError for an odd width.
+        """
+        if width < 2 or width % 2:
+            raise ConfigError(f"Sinusoidal: the width must be even (pairs of sine and cosine), got {width}")
+        frequency = powers(self.theta, width, position.device)
+        angle = exact_positions(position)[..., None] * frequency
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(dtype)
+
+
+@dataclass(frozen=True)
+class Learned(PositionScheme):
+    """A trained table added to the embeddings; position p reads row p + offset of its size + offset rows.
+
+    size     how many positions there are: 0 <= p < size
+    offset   rows before position 0 that no token reads (RoBERTa's two: 512 positions, 514 rows)
+
+    This is the description; the table itself is a parameter of the model.
+    """
+
+    size: int
+    offset: int = 0
+    marks = "embeddings"
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.offset < 0:
+            raise ConfigError(
+                f"Learned: size must be >= 1 and offset >= 0, got {self.size} and {self.offset}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.size + self.offset
+
+    def row(self, position: Tensor) -> Tensor:
+        """Table rows of these positions. Raises ConfigError when one lies outside 0..size-1."""
+        if position.numel():
+            low, high = int(position.min()), int(position.max())
+            if low < 0 or high >= self.size:
+                raise ConfigError(
+                    f"Learned: positions {low}..{high} do not fit a table for positions 0..{self.size - 1}; "
+                    "shorten the input, or lengthen the table"
+                )
+        return position + self.offset
+
+
+def checked_theta(theta: float, owner: str) -> float:
+    """`theta` as a float. Raises ConfigError unless it is a finite number >= 1."""
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 1 <= theta < float("inf"):
+        raise ConfigError(f"{owner}: theta must be a finite number >= 1, got {theta!r}")
+    return float(theta)
+
+
+def powers(theta: float, dims: int, device: torch.device | str | None = None) -> Tensor:
+    """theta^(-2i/dims) for i = 0 .. dims/2 - 1, in float64."""
+    exponent = torch.arange(0, dims, 2, dtype=torch.float64, device=device) / -dims
+    return torch.pow(theta, exponent)
+
+
+def exact_positions(position: Tensor) -> Tensor:
+    """Positions in float64 (exact to 2^53). Raises ConfigError for half precision, where 257 is already 256
+    or 258.
+    """
+    if (
+        position.dtype in (torch.float16, torch.bfloat16)
+        or position.is_complex()
+        or position.dtype == torch.bool
+    ):
+        raise ConfigError(
+            f"positions must be integers (or float32/float64), got {position.dtype}, which cannot tell "
+            "neighbouring positions apart; keep positions as torch.long"
+        )
+    return position.to(torch.float64)
