@@ -72,7 +72,7 @@ def test_imports_are_absolute_and_at_the_top() -> None:
 
 
 def test_classic_is_plain_torch() -> None:
-    """What a reader of the documents tries first needs torch and the standard library, nothing of the engine."""
+    """What a reader of the documents tries first needs torch and nothing of the engine."""
     allowed = {"torch", "math", "dataclasses", "typing", "collections", "__future__"}
     wrong = []
     for path in sorted((PACKAGE / "classic").glob("*.py")):

@@ -1,4 +1,4 @@
-"""The surface is frozen: names, commands, and what it costs to import them. Growth is a decision, made here."""
+"""The surface is frozen: names, commands, and what importing them costs. To grow it, decide so here."""
 
 import ast
 import json
