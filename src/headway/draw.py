@@ -1,9 +1,12 @@
 """Pictures: one look for every figure that headway writes. matplotlib's Agg canvas, no window."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from headway.patterns import Or, Pattern, draw, visible
+from headway.tokens import Tokens
 
 INK, GREY, PALE = "#1d2733", "#8a94a0", "#e9edf1"
 BLUE, ORANGE, GREEN, RED, VIOLET = "#2f6fb3", "#e08a1e", "#3c9b6b", "#c8453c", "#7a5bb0"
@@ -50,3 +53,83 @@ def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterato
         yield figure
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
+
+
+def pattern_text(pattern: Pattern, count: int, tokens: Tokens | None = None, unicode: bool = True) -> str:
+    """The picture of a pattern for a terminal: a row per query, a column per key, `■` (or #) where it is
+    seen."""
+    picture = draw(pattern, count, tokens)
+    if not unicode:
+        return picture
+    return "\n".join(
+        line.replace("#", "■").replace(".", "·") if set(line) <= set("#. ") else line
+        for line in picture.splitlines()
+    )
+
+
+def parts_of(pattern: Pattern) -> list[Pattern]:
+    """What is joined by | at the top, which pictures show in colours of their own; the pattern itself
+    otherwise."""
+    return list(pattern.parts) if isinstance(pattern, Or) else [pattern]
+
+
+def draw_patterns(
+    figure: Any,
+    patterns: Sequence[Pattern],
+    count: int = 24,
+    tokens: Tokens | None = None,
+    titles: Sequence[str] | None = None,
+) -> None:
+    """Paint patterns side by side on `figure`, at most four a row: queries down, keys to the right.
+
+    The parts of a union have a colour each (the first part that allows a pair colours it); `PerHead`
+    patterns get a panel per head. `tokens` says which tokens are global; below each panel stands the share
+    of pairs allowed.
+    """
+    tokens = Tokens.range(count) if tokens is None else tokens
+    names = [str(pattern) for pattern in patterns] if titles is None else list(titles)
+    panels = [
+        (head, name if len(pattern.heads) == 1 else f"{name}\nhead {number}")
+        for pattern, name in zip(patterns, names, strict=True)
+        for number, head in enumerate(pattern.heads)
+    ]
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure.set_size_inches(3.1 * columns + 0.2, 3.55 * rows + 0.1)
+    for place, (pattern, name) in enumerate(panels, start=1):
+        draw_pattern(figure.add_subplot(rows, columns, place), pattern, tokens, name)
+
+
+def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "") -> None:
+    """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`."""
+    import numpy as np
+    from matplotlib.colors import ListedColormap
+
+    parts, count = parts_of(pattern), tokens.count
+    cells = np.zeros((count, count), dtype=int)
+    for number, part in reversed(list(enumerate(parts, start=1))):
+        cells[visible(part, tokens, tokens)[0, 0].numpy()] = number
+    allowed = int((cells > 0).sum())
+    palette = [BLUE, ORANGE, GREEN, VIOLET, RED]
+    colours = [PALE, *(palette[i % len(palette)] for i in range(len(parts)))]
+    axes.imshow(cells, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, interpolation="nearest")
+    axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=0.8)
+    axes.grid(which="major", visible=False)
+    axes.tick_params(which="both", length=0, labelsize=7)
+    step = max(1, count // 4)
+    axes.set_xticks(range(0, count, step))
+    axes.set_yticks(range(0, count, step))
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_title(title, fontsize=9, loc="left", wrap=True)
+    axes.set_ylabel("query", fontsize=8, color=GREY)
+    share = f"{allowed} of {count * count} pairs, {allowed / count**2:.0%}"
+    axes.set_xlabel(f"key          {share}", fontsize=8, color=GREY)
+    if len(parts) > 1:
+        from matplotlib.patches import Patch
+
+        handles = [Patch(color=c, label=str(part)) for c, part in zip(colours[1:], parts, strict=True)]
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(parts)}
+        axes.legend(handles=handles, fontsize=7, handlelength=0.9, handleheight=0.9, columnspacing=1, **below)

@@ -1,0 +1,157 @@
+"""`headway show PATTERN`: a pattern drawn, counted, and what follows from it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli._shared import JsonOption, note, print_json, table
+
+if TYPE_CHECKING:
+    from headway.patterns import Pattern
+    from headway.tokens import Tokens
+
+LENGTHS = (1024, 8192, 32768)
+EXAMPLE = "such as 'Window.last(8) | (Causal() & Sink(2))'"
+
+
+def command(
+    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help=EXAMPLE)],
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=512, help="tokens in the picture")] = 32,
+    global_tokens: Annotated[str, typer.Option("--global", help="global tokens, by index: 0,5")] = "",
+    layers: Annotated[
+        int, typer.Option("--layers", min=1, max=128, help="layers of the receptive field")
+    ] = 4,
+    out: Annotated[Path | None, typer.Option("--out", help="file for the picture")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw an attention pattern and say what follows from it: pairs, density, reach, cache, receptive field.
+
+    Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Sink(n)
+    GlobalKeys() GlobalQueries() Global() PerHead(a, b, ..), joined by & and |.
+    """
+    import sys
+
+    from headway.draw import draw_patterns, pattern_text, saved_figure
+    from headway.patterns import parse
+    from headway.tokens import Tokens
+
+    parsed = [parse(text) for text in patterns]
+    marked = Tokens.range(tokens)
+    if global_tokens:
+        marked = marked.with_global(_indices(global_tokens, tokens))
+    reports = [facts(pattern, marked, layers) for pattern in parsed]
+    if json:
+        print_json(reports[0] if len(reports) == 1 else reports)
+    else:
+        unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        for pattern, report in zip(parsed, reports, strict=True):
+            print(f"{pattern}\n")
+            print(pattern_text(pattern, tokens, marked, unicode))
+            print("\n" + to_text(report) + "\n")
+    if out is not None:
+        with saved_figure(out) as figure:
+            draw_patterns(figure, parsed, tokens, marked)
+        note(f"written: {out}")
+
+
+def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
+    """What follows from a pattern, in JSON's types."""
+    from headway.patterns import pairs
+
+    count = tokens.count
+    heads = len(pattern.heads)
+    allowed = pairs(pattern, count, tokens=tokens)
+    before, after = pattern.reach
+    retention = pattern.retention
+    return {
+        "pattern": str(pattern),
+        "tokens": count,
+        "heads": heads,
+        "pairs": allowed,
+        "density": allowed / (heads * count * count),
+        "causal": pattern.is_causal,
+        "reach": {"before": before, "after": after},
+        "retention": {"reach": retention.reach, "sinks": retention.sinks, "globals": retention.globals},
+        "cache": _cache(pattern),
+        "pairs_at": {str(n): pairs(pattern, n) for n in LENGTHS},
+        "receptive_field": _field(pattern, tokens, layers),
+    }
+
+
+def to_text(report: dict[str, Any]) -> str:
+    """The facts for a terminal."""
+    count, heads = report["tokens"], report["heads"]
+    before, after = (_bound(report["reach"][side]) for side in ("before", "after"))
+    per = f" in {heads} heads" if heads > 1 else ""
+    cache = report["cache"]
+    order = "causal: no query sees a later key" if report["causal"] else "not causal: queries see later keys"
+    lines = [
+        f"pairs      {report['pairs']} of {heads * count * count}{per}, density {report['density']:.1%}",
+        f"order      {order}",
+        f"reach      {before} before, {after} after",
+        f"cache      {cache['what']}: {cache['why']}",
+        *(f"           not {name}: {why}" for name, why in cache["rejected"]),
+        "",
+        table(("tokens", "pairs", "pairs per token", "of all pairs"), _growth(report), indent=""),
+        "",
+        table(
+            ("layers", "tokens that reach the last one", "first of them"),
+            [(f["layers"], f["tokens"], f["first"]) for f in report["receptive_field"]],
+            indent="",
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _growth(report: dict[str, Any]) -> list[tuple[int, int, float, str]]:
+    heads = report["heads"]
+    return [
+        (int(n), pairs, pairs / int(n) / heads, f"{pairs / int(n) ** 2 / heads:.2%}")
+        for n, pairs in report["pairs_at"].items()
+    ]
+
+
+def _bound(value: int | None) -> str:
+    return "all" if value is None else str(value)
+
+
+def _cache(pattern: "Pattern") -> dict[str, Any]:
+    from headway.cache import choose_cache
+
+    if not pattern.is_causal:
+        why = "a query sees later keys, so nothing can be decoded token by token"
+        return {"what": "none", "why": why, "rejected": []}
+    choice = choose_cache(pattern)
+    return {"what": choice.what, "why": choice.why, "rejected": [list(pair) for pair in choice.rejected]}
+
+
+def _field(pattern: "Pattern", tokens: "Tokens", layers: int) -> list[dict[str, int]]:
+    """Which tokens reach the last one through 1, 2, .. layers of this pattern (any head): by the pairs
+    themselves."""
+    from headway.patterns import visible
+
+    seen = visible(pattern, tokens, tokens)[0].any(0)
+    at = seen.new_zeros(tokens.count)
+    at[-1] = True
+    rows = []
+    for layer in range(1, layers + 1):
+        at = at | seen[at].any(0)  # the residual stream carries a token to itself
+        rows.append({"layers": layer, "tokens": int(at.sum()), "first": int(at.int().argmax())})
+        if len(rows) > 1 and rows[-1]["tokens"] == rows[-2]["tokens"]:
+            rows.pop()
+            break
+    return rows
+
+
+def _indices(text: str, count: int) -> list[int]:
+    from headway.errors import ConfigError
+
+    try:
+        indices = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"--global {text}: give whole numbers joined by commas, such as 0,5") from None
+    wrong = [index for index in indices if not 0 <= index < count]
+    if wrong:
+        raise ConfigError(f"--global {text}: no token {wrong[0]} among 0..{count - 1}; --tokens draws more")
+    return indices

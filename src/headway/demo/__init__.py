@@ -1,0 +1,2 @@
+"""The main job on real input: three acts on this machine, from the patterns to a trained model and the
+checks."""
