@@ -37,9 +37,8 @@ def parse(text: str) -> Pattern:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        raise PatternError(
-            f"pattern {text!r}: cannot be read at character {error.offset}: {error.msg}"
-        ) from None
+        at = error.offset or len(text.strip()) + 1  # Python counts 0 where the text ends too early
+        raise PatternError(f"pattern {text!r}: cannot be read at character {at}: {error.msg}") from None
     return _pattern(tree.body, text.strip())
 
 
