@@ -1,0 +1,207 @@
+"""Files that are not what they claim to be are named; what is written is read back, by others too."""
+
+import json
+import pickle
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headway.checkpoints.files import atomic_folder
+from headway.checkpoints.tensors import DTYPES, open_tensors
+from headway.checkpoints.write import write_safetensors, write_tensors
+from headway.errors import CheckpointError
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return {
+        "a": torch.randn(3, 4, generator=g),
+        "b": torch.randn(5, generator=g).bfloat16(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "odd": torch.randn(7, 3, generator=g).t(),
+        "ids": torch.arange(3),
+    }
+
+
+def same(a, b):
+    assert set(a) == set(b)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0)
+
+
+def test_written_files_are_read_by_us_and_by_safetensors(tmp_path):
+    tensors = some_tensors()
+    write_safetensors(tmp_path / "x.safetensors", tensors, {"note": "hi"})
+    same(dict(open_tensors(tmp_path / "x.safetensors")), tensors)
+    same(load_file(tmp_path / "x.safetensors"), tensors)
+    write_safetensors(tmp_path / "y.safetensors", tensors, {"note": "hi"})
+    assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_every_dtype_there_and_back(tmp_path, dtype):
+    value = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
+    write_safetensors(tmp_path / "x.safetensors", {"v": value})
+    assert torch.equal(
+        open_tensors(tmp_path / "x.safetensors")["v"].view(torch.uint8), value.view(torch.uint8)
+    )
+    save_file({"v": value}, tmp_path / "y.safetensors")
+    entry = open_tensors(tmp_path / "y.safetensors").entries["v"]
+    assert (entry.dtype, entry.shape) == (dtype, (5,))
+
+
+@pytest.mark.parametrize("limit", [1, 40, 80, 10**6])
+def test_shards_by_size(tmp_path, limit):
+    tensors = some_tensors()
+    with atomic_folder(tmp_path / "m") as folder:
+        write_tensors(folder, tensors, limit)
+    read = open_tensors(tmp_path / "m")
+    same(dict(read), tensors)
+    assert list(read) == list(tensors) or limit == 10**6
+    sizes = {f: sum(e.nbytes for e in read.entries.values() if e.file == f) for f in read.files}
+    counts = {f: sum(e.file == f for e in read.entries.values()) for f in read.files}
+    assert all(size <= limit or counts[f] == 1 for f, size in sizes.items())
+    assert read.nbytes == sum(sizes.values())
+
+
+def test_a_missing_name_is_answered_with_the_nearest(tmp_path):
+    write_safetensors(tmp_path / "x.safetensors", {"model.norm.weight": torch.ones(1)})
+    with pytest.raises(
+        CheckpointError, match=r'no tensor .model.norm.wieght. .did you mean "model.norm.weight"'
+    ):
+        open_tensors(tmp_path / "x.safetensors")["model.norm.wieght"]
+
+
+def test_every_truncation_length_is_named(tmp_path):
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.int8)})
+    whole = path.read_bytes()
+    for n in range(1, len(whole)):
+        path.write_bytes(whole[:n])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated.*copy"):
+            open_tensors(tmp_path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(CheckpointError, match="1 bytes follow the last tensor"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "empty .0 bytes."),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "git-lfs pointer.*git lfs pull",
+        ),
+        (b"\n<!DOCTYPE html>\n<html><body>404</body></html>", "HTML page.*fetch"),
+        (b"GGUF\x03\x00\x00\x00\x00\x00\x00\x00", "not a safetensors file: it begins with b'GGUF"),
+        (struct.pack("<Q", 8) + b"{not js}", "damaged safetensors header"),
+        (struct.pack("<Q", 2) + b"{}" + b"\0\0", "2 bytes follow"),
+    ],
+)
+def test_files_that_are_something_else(tmp_path, raw, message):
+    (tmp_path / "model.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors .*{message}"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "F4"}, "dtype F4; known are F64"),
+        ({"shape": [3]}, "span of a does not fit its shape"),
+        ({"data_offsets": [4, 12]}, "span of a does not fit"),
+    ],
+)
+def test_headers_that_contradict_themselves(tmp_path, change, message):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **change}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(CheckpointError, match=message):
+        open_tensors(tmp_path / "x.safetensors")
+
+
+@pytest.fixture
+def shards(tmp_path):
+    with atomic_folder(tmp_path / "m") as folder:
+        write_tensors(folder, {name: torch.ones(4) for name in "abcd"}, 32)
+    return tmp_path / "m"
+
+
+def test_missing_shards_are_all_named(shards):
+    (shards / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"names 1 of 2 files.*model-00001-of-00002\.safetensors.*incomplete"
+    ):
+        open_tensors(shards)
+
+
+def test_an_index_and_shards_of_different_saves(shards):
+    index = json.loads((shards / "model.safetensors.index.json").read_text())
+    index["weight_map"]["z"] = index["weight_map"].pop("a")
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(
+        CheckpointError, match=r"disagree.*listed but not there: z .*there but not listed: a "
+    ):
+        open_tensors(shards)
+
+
+def test_an_index_that_points_outside(shards):
+    (shards / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"outside its folder: .*secret"):
+        open_tensors(shards)
+
+
+def test_an_index_without_a_map(shards):
+    (shards / "model.safetensors.index.json").write_text('{"metadata": {}}')
+    with pytest.raises(CheckpointError, match="no weight_map"):
+        open_tensors(shards)
+
+
+def test_shards_without_their_index(shards):
+    (shards / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds shards .*but no model\.safetensors\.index\.json"):
+        open_tensors(shards)
+
+
+def test_two_sets_of_weights(shards):
+    write_safetensors(shards / "model.safetensors", {"a": torch.ones(1)})
+    with pytest.raises(CheckpointError, match="two sets of weights"):
+        open_tensors(shards)
+
+
+def test_a_folder_without_weights(tmp_path):
+    (tmp_path / "readme.md").write_text("hello")
+    with pytest.raises(CheckpointError, match=r"holds no weights: .*found readme\.md"):
+        open_tensors(tmp_path)
+    with pytest.raises(CheckpointError, match="no file or folder"):
+        open_tensors(tmp_path / "nowhere")
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("pickle ran",))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_pickles_are_refused_unless_asked_for_and_run_nothing(tmp_path, capsys, name):
+    torch.save({"a": torch.ones(2)}, tmp_path / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is a pickle.*allow_pickle=True"):
+        open_tensors(tmp_path)
+    same(dict(open_tensors(tmp_path, allow_pickle=True)), {"a": torch.ones(2)})
+    (tmp_path / name).write_bytes(pickle.dumps({"a": Evil()}, protocol=2))
+    for allowed in (False, True):
+        with pytest.raises(CheckpointError, match=r"pickle|cannot be read as tensors only"):
+            open_tensors(tmp_path, allow_pickle=allowed)
+    assert "pickle ran" not in capsys.readouterr().out
+
+
+def test_pickles_that_hold_other_things(tmp_path):
+    torch.save({"a": torch.ones(2), "step": 3}, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="not tensors: step"):
+        open_tensors(tmp_path / "x.pt", allow_pickle=True)
+    torch.save([1], tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match="holds a list, not a dict"):
+        open_tensors(tmp_path / "x.pt", allow_pickle=True)
