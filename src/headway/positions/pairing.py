@@ -84,7 +84,7 @@ def to_pairing(
     if heads < 1 or x.shape[dim] != heads * head_dim:
         raise ConfigError(
             f"to_pairing: axis {dim} of shape {tuple(x.shape)} must be heads * head_dim = {heads} * "
-            f"{head_dim} = {heads * head_dim} long; give the head count of this tensor (key/value heads for keys)"
+            f"{head_dim} = {heads * head_dim} long; heads is this tensor's own count (kv heads for keys)"
         )
     if dims > head_dim:
         raise ConfigError(f"to_pairing: {dims} rotated dims do not fit a head of {head_dim}")

@@ -121,7 +121,7 @@ class Rotary(PositionScheme):
         angle = exact_positions(position)[..., None] * frequency
         kept = torch.float64 if dtype == torch.float64 else torch.float32
         cos, sin = (angle.cos() * self.amplitude).to(kept), (angle.sin() * self.amplitude).to(kept)
-        return RotaryTable(cos, sin, self.pairing, dims)
+        return RotaryTable.of(cos, sin, self.pairing, dims)
 
     def rotate(self, x_BHTD: Tensor, position_BT: Tensor, length: int | Tensor | None = None) -> Tensor:
         """`x_BHTD`, queries or keys, turned by their positions; same dtype.
@@ -135,12 +135,35 @@ class Rotary(PositionScheme):
 
 @dataclass(frozen=True, eq=False)
 class RotaryTable:
-    """Cosines and sines [T, d/2] or [B or 1, T, d/2], amplitude included, of one set of positions."""
+    """Cosines and sines of one set of positions, amplitude included, laid out by coordinate: x * cos +
+    partner * sin.
+
+    cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
+    partner    where each coordinate's partner is [d], for explicit pairs
+    cis        the same numbers as complex [.., T, d/2] for neighbours, which multiply fastest that way
+    """
 
     cos: Tensor
     sin: Tensor
     pairing: Pairing
     dims: int
+    partner: Tensor | None = None
+    cis: Tensor | None = None
+
+    @staticmethod
+    def of(cos: Tensor, sin: Tensor, pairing: Pairing, dims: int) -> RotaryTable:
+        """The table of cosines and sines [.., T, d/2] of each pair."""
+        if pairing == "halves":
+            return RotaryTable(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1), pairing, dims)
+        if pairing == "adjacent":
+            # complex numbers keep compilers from fusing
+            cis = None if torch.compiler.is_compiling() else torch.complex(cos, sin)
+            twice = cos.repeat_interleave(2, -1)
+            return RotaryTable(twice, torch.stack((-sin, sin), -1).flatten(-2), pairing, dims, cis=cis)
+        order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
+        at, partner = order.flatten().argsort(), order.flip(0).flatten()
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return RotaryTable(cos[..., at], sin[..., at], pairing, dims, partner=partner[at])
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
         """Turn queries or keys [B, H, T, D]; same dtype, computed in the table's precision or better."""
@@ -154,18 +177,25 @@ class RotaryTable:
                 f"Rotary: positions (or lengths) of {self.cos.shape[0]} rows do not fit "
                 f"a batch of {x_BHTD.shape[0]}"
             )
-        cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)
-        turned, rest = x_BHTD[..., : self.dims].to(cos.dtype), x_BHTD[..., self.dims :]
-        if self.pairing == "adjacent":
-            a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
-            out = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-        elif self.pairing == "halves":
-            a, b = turned.chunk(2, -1)
-            out = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        else:
-            pairs = torch.tensor(self.pairing, device=turned.device)
-            a, b = turned[..., pairs[:, 0]], turned[..., pairs[:, 1]]
-            out = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-            out = out[..., pairs.T.flatten().argsort()]
-        out = out.to(x_BHTD.dtype)
+        turned, rest = x_BHTD[..., : self.dims].to(self.cos.dtype), x_BHTD[..., self.dims :]
+        out = self._turn(turned).to(x_BHTD.dtype)
         return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
+
+    def _turn(self, x: Tensor) -> Tensor:
+        if self.cis is not None:
+            pairs = _even_strides(x).unflatten(-1, (-1, 2))
+            return torch.view_as_real(torch.view_as_complex(pairs) * self.cis.unsqueeze(-3)).flatten(-2)
+        if self.pairing == "halves":
+            half = self.dims // 2
+            partner = torch.cat((x[..., half:], x[..., :half]), -1)
+        elif self.partner is None:
+            partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            partner = x[..., self.partner]
+        return torch.addcmul(x * self.cos.unsqueeze(-3), partner, self.sin.unsqueeze(-3))
+
+
+def _even_strides(x: Tensor) -> Tensor:
+    """`x` as it is where neighbours can be viewed as complex numbers, else a copy."""
+    fits = x.stride(-1) == 1 and not x.storage_offset() % 2 and not any(s % 2 for s in x.stride()[:-1])
+    return x if fits else x.contiguous()

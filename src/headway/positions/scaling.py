@@ -267,7 +267,7 @@ def _check(scaling: Scaling, factor: object = None, trained_context: object = No
         number = _positive(owner, "factor", factor)
         if number < 1:
             raise ConfigError(
-                f"{owner}: factor must be >= 1 (how often the trained context fits the longest), got {factor!r}"
+                f"{owner}: factor must be >= 1 (longest context over trained context), got {factor!r}"
             )
         object.__setattr__(scaling, "factor", number)
     if trained_context is not None and (

@@ -1,0 +1,278 @@
+"""Rotary embedding as a value: identities, precision, shapes, refusals (rows 40, 54, 57-60, 64, 72, 76)."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.errors import ConfigError
+from headway.positions import DynamicNTK, Linear, LongRope, NoPositions, Rotary, RotaryTable, YaRN
+from headway.positions.forms import rotation_matrix
+
+PAIRINGS = ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))]
+positions = st.integers(-(10**6), 10**6)
+seeds = st.integers(0, 2**31)
+
+
+def vectors(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(rotary: Rotary, x: torch.Tensor, position: int) -> torch.Tensor:
+    return rotary.rotate(x.view(1, 1, 1, -1), torch.tensor([position])).flatten()
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=positions, n=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
+def test_scores_depend_on_the_difference_of_positions_only(m, n, seed, pairing):
+    rotary = Rotary(pairing=pairing)
+    q, k = vectors(seed, 2, 6)
+    score = turned(rotary, q, m) @ turned(rotary, k, n)
+    torch.testing.assert_close(score, q @ turned(rotary, k, n - m), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        score, turned(rotary, q, m + 1000) @ turned(rotary, k, n + 1000), rtol=0, atol=1e-8
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(m=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
+def test_rotation_is_orthogonal_and_position_zero_is_the_identity(m, seed, pairing):
+    rotary = Rotary(pairing=pairing)
+    q = vectors(seed, 6)
+    assert torch.equal(turned(rotary, q, 0), q)
+    torch.testing.assert_close(turned(rotary, q, m).norm(), q.norm(), rtol=1e-14, atol=0)
+    matrix = rotation_matrix(m, 6)
+    torch.testing.assert_close(matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+@given(m=st.integers(0, 500), n=st.integers(0, 500), seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
+    """E10: a reader's expansion is printed with sin(n - m); the sign that holds is sin(m - n)."""
+    q, k = vectors(seed, 2, 2)
+    rotary = Rotary(pairing="adjacent")
+    score = turned(rotary, q, m) @ turned(rotary, k, n)
+    expansion = math.cos(m - n) * (q @ k) + math.sin(m - n) * (q[0] * k[1] - q[1] * k[0])
+    torch.testing.assert_close(score, expansion, rtol=0, atol=1e-12)
+
+
+def test_positions_from_zero_and_from_one_give_the_same_scores():
+    """E3: documents count positions from 0 or from 1; scores cannot tell."""
+    rotary = Rotary(pairing="halves")
+    q, k = vectors(1, 2, 1, 2, 9, 8)
+    zero, one = torch.arange(9), torch.arange(1, 10)
+    scores = rotary.rotate(q, zero) @ rotary.rotate(k, zero).mT
+    torch.testing.assert_close(scores, rotary.rotate(q, one) @ rotary.rotate(k, one).mT, rtol=0, atol=1e-12)
+
+
+def test_frequencies_counted_from_zero_or_one_are_one_table():
+    d = 16
+    zero = torch.tensor([10000.0 ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
+    one = torch.tensor([10000.0 ** (-2 * (i - 1) / d) for i in range(1, d // 2 + 1)], dtype=torch.float64)
+    ours = Rotary(pairing="halves").frequencies(d)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, zero, rtol=1e-15, atol=0)
+    torch.testing.assert_close(ours, one, rtol=1e-15, atol=0)
+    assert Rotary(500000.0, pairing="halves").frequencies(4)[1] == pytest.approx(500000.0**-0.5, rel=1e-15)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_a_position_is_its_rows_own(pairing):
+    """Row 40: position_ids [B, T], any order, any gap; a table shorter than a position does not exist."""
+    rotary = Rotary(pairing=pairing)
+    x = vectors(2, 2, 3, 4, 6)
+    position = torch.tensor([[0, 1, 2, 3], [2999, 5, 5, 70000]])
+    out = rotary.rotate(x, position)
+    for b in range(2):
+        for t in range(4):
+            alone = rotary.rotate(x[b : b + 1, :, t : t + 1], position[b : b + 1, t : t + 1])
+            torch.testing.assert_close(out[b : b + 1, :, t : t + 1], alone, rtol=0, atol=1e-15)
+    same = rotary.rotate(x, position[:1])
+    torch.testing.assert_close(same, rotary.rotate(x, position[0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pairing", PAIRINGS[:2])
+def test_half_precision_is_float32_rounded_once(dtype, pairing):
+    rotary = Rotary(pairing=pairing)
+    x = vectors(3, 1, 2, 5, 64).to(dtype)
+    position = torch.tensor([[0, 257, 4099, 32769, 131071]])
+    out = rotary.rotate(x, position)
+    assert out.dtype == dtype
+    assert torch.equal(out, rotary.rotate(x.float(), position).to(dtype))
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS[:2])
+def test_float32_keeps_float32_precision_at_any_position(pairing):
+    """A table made of float32 angles errs by about position * 2^-24; ours by a few units in the last
+    place.
+    """
+    rotary = Rotary(pairing=pairing)
+    x = vectors(4, 1, 1, 3, 64)
+    position = torch.tensor([1_000_003, -77_777, 2**40 + 1])
+    x = x.float()
+    error = (rotary.rotate(x, position).double() - rotary.rotate(x.double(), position)).abs().max()
+    assert error < 4 * 2**-24 * x.abs().max()
+
+
+def test_shift_by_1000_changes_scores_by_rounding_only():
+    """Row 64, in float32: the tolerance is the error of the two dot products themselves."""
+    rotary = Rotary(pairing="halves")
+    q, k = (x.float() for x in vectors(5, 2, 1, 1, 32, 64))
+    at = torch.arange(32)
+    scores, moved = (rotary.rotate(q, p) @ rotary.rotate(k, p).mT for p in (at, at + 1000))
+    limit = 64 * 2**-24 * q.norm(dim=-1).max() * k.norm(dim=-1).max()
+    assert (scores - moved).abs().max() < limit
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_gradients(pairing):
+    x = vectors(6, 2, 2, 3, 6).requires_grad_()
+    position = torch.tensor([[0, 4, 9], [1, 1, -3]])
+    assert torch.autograd.gradcheck(lambda x: Rotary(pairing=pairing).rotate(x, position), x)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS[:2])
+@pytest.mark.parametrize("head_dim", [7, 8])
+def test_partial_rotary_leaves_the_rest_alone(pairing, head_dim):
+    """Also with an odd head, and strides that do not allow a complex view."""
+    rotary = Rotary(pairing=pairing, dims=4)
+    x = vectors(7, 2, 3, 5, head_dim)
+    out = rotary.rotate(x, torch.arange(5))
+    assert torch.equal(out[..., 4:], x[..., 4:])
+    whole = Rotary(pairing=pairing).rotate(x[..., :4].contiguous(), torch.arange(5))
+    torch.testing.assert_close(out[..., :4], whole, rtol=0, atol=2e-15)
+    assert rotary.frequencies(head_dim).shape == (2,)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_layout_of_memory_does_not_matter(pairing):
+    rotary = Rotary(pairing=pairing)
+    x = vectors(8, 2, 5, 3, 6)
+    out = rotary.rotate(x.transpose(1, 2), torch.arange(5))
+    for same in (x.transpose(1, 2).contiguous(), torch.stack((x, x), -1)[..., 0].transpose(1, 2)):
+        torch.testing.assert_close(rotary.rotate(same, torch.arange(5)), out, rtol=0, atol=2e-15)
+
+
+def test_one_table_serves_many_tensors_and_empty_calls():
+    rotary = Rotary(pairing="adjacent")
+    table = rotary.table(torch.arange(4), 8, dtype=torch.float64)
+    assert isinstance(table, RotaryTable)
+    q = vectors(9, 2, 4, 4, 8)
+    assert torch.equal(table.apply(q), rotary.rotate(q, torch.arange(4)))
+    assert rotary.rotate(torch.zeros(2, 3, 0, 8), torch.zeros(2, 0, dtype=torch.long)).shape == (2, 3, 0, 8)
+
+
+def test_is_a_value():
+    a = Rotary(pairing="halves", scaling=Linear(2))
+    b = Rotary(10000, pairing="halves", scaling=Linear(factor=2.0))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != a.with_pairing("adjacent")
+    assert eval(repr(a)) == a
+    assert Rotary(pairing=[[0, 2], [1, 3]]) == Rotary(pairing=((0, 2), (1, 3)))
+    with pytest.raises(AttributeError):
+        a.theta = 5.0  # type: ignore[misc]
+    assert (a.marks, NoPositions().marks) == ("queries and keys", "nothing")
+    assert a.amplitude == 1.0
+    assert not a.length_dependent
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: Rotary(pairing="half"),
+            r'must be "adjacent", "halves" or pairs, got "half" \(did you mean "halves"',
+        ),
+        (lambda: Rotary(pairing=None), r"or a tuple of pairs, got None"),
+        (lambda: Rotary(pairing=((0, 1), (1, 2))), r"every coordinate 0..d-1 exactly once"),
+        (lambda: Rotary(pairing=((0, 1, 2),)), r"every pair is two integers, got \(0, 1, 2\)"),
+        (lambda: Rotary(pairing=()), r"every coordinate"),
+        (lambda: Rotary("halves", pairing="halves"), r"theta must be a finite number >= 1, got 'halves'"),
+        (lambda: Rotary(0.5, pairing="halves"), r"theta must be a finite number >= 1, got 0.5"),
+        (lambda: Rotary(float("nan"), pairing="halves"), r"theta must be a finite number >= 1"),
+        (
+            lambda: Rotary(pairing="halves", dims=5),
+            r"even \(coordinates turn in pairs\) and at least 2, got 5",
+        ),
+        (lambda: Rotary(pairing="halves", dims=0), r"at least 2, got 0"),
+        (lambda: Rotary(pairing="halves", scaling="linear"), r"must be a Scaling such as Linear"),
+        (lambda: Rotary(pairing="halves").frequencies(65), r"head_dim 65 is odd.*dims=64"),
+        (lambda: Rotary(pairing="halves", dims=64).frequencies(32), r"dims=64 does not fit heads of 32"),
+        (lambda: Rotary(pairing=((0, 1),)).frequencies(4), r"lists 1 pairs, but 4 rotated dims are 2 pairs"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+def test_pairing_is_required():
+    with pytest.raises(TypeError, match="pairing"):
+        Rotary()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("x", "position", "text"),
+    [
+        ((1, 1, 3, 8), torch.arange(3).bfloat16(), r"positions must be integers.*got torch.bfloat16"),
+        ((1, 1, 3, 8), torch.arange(3).half(), r"got torch.float16"),
+        ((1, 1, 3, 8), torch.ones(3, dtype=torch.bool), r"got torch.bool"),
+        ((1, 1, 3, 8), torch.arange(4), r"T = 4 positions and D >= 8, got \(1, 1, 3, 8\)"),
+        ((1, 3, 8), torch.arange(3), r"are \[B, H, T, D\]"),
+        ((3, 1, 3, 8), torch.zeros(2, 3, dtype=torch.long), r"2 rows do not fit a batch of 3"),
+        ((1, 1, 3, 8), torch.zeros(1, 1, 3, dtype=torch.long), r"\[T\] or \[B, T\], got shape \(1, 1, 3\)"),
+    ],
+)
+def test_wrong_shapes_and_types_are_refused(x, position, text):
+    with pytest.raises(ConfigError, match=text):
+        Rotary(pairing="halves").rotate(torch.zeros(x), position)
+
+
+SCALED = [DynamicNTK(4.0, 8), LongRope((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 8, factor=4.0)]
+
+
+@pytest.mark.parametrize("scaling", SCALED)
+@pytest.mark.parametrize("pairing", ["adjacent", "halves"])
+def test_length_dependent_scalings_use_each_rows_own_length(scaling, pairing):
+    """A row in a batch is the row alone; a long row leaves a short one as it was (bad input 17, for
+    rotary).
+    """
+    rotary = Rotary(pairing=pairing, scaling=scaling)
+    assert rotary.length_dependent
+    x = vectors(10, 2, 2, 20, 8)
+    position = torch.arange(20).expand(2, 20)
+    both = rotary.rotate(x, position, torch.tensor([20, 6]))
+    for row, length in enumerate((20, 6)):
+        alone = rotary.rotate(x[row : row + 1], position[:1], length)
+        torch.testing.assert_close(both[row : row + 1], alone, rtol=0, atol=1e-15)
+    plain = Rotary(pairing=pairing).rotate(x[1:], position[:1]) * scaling.amplitude
+    torch.testing.assert_close(both[1:], plain, rtol=0, atol=1e-14)
+    assert not torch.allclose(
+        both[:1], Rotary(pairing=pairing).rotate(x[:1], position[:1]) * scaling.amplitude
+    )
+    assert rotary.frequencies(8, torch.tensor([20, 6])).shape == (2, 4)
+    with pytest.raises(ConfigError, match=r"depends on each row's length; give length"):
+        rotary.rotate(x, position)
+    with pytest.raises(ConfigError, match=r"of 3 rows do not fit a batch of 2"):
+        rotary.rotate(x, torch.arange(20), torch.tensor([1, 2, 3]))
+
+
+def test_amplitude_scales_the_turned_prefix_only():
+    scaling = YaRN(4.0, 32, attention_factor=1.5)
+    x = vectors(11, 1, 1, 1, 8)
+    out = Rotary(pairing="halves", dims=4, scaling=scaling).rotate(x, torch.tensor([0]))
+    assert torch.equal(out[..., :4], x[..., :4] * 1.5)
+    assert torch.equal(out[..., 4:], x[..., 4:])
+
+
+def test_compiles_without_complex_numbers():
+    """Under a compiler, neighbours are multiplied as reals; the result is the same."""
+    x = vectors(12, 1, 2, 5, 8)
+    rotary = Rotary(pairing="adjacent")
+    table = rotary.table(torch.arange(5), 8, dtype=torch.float64)
+    real = RotaryTable(table.cos, table.sin, "adjacent", 8)
+    torch.testing.assert_close(real.apply(x), table.apply(x), rtol=0, atol=1e-15)

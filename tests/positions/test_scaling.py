@@ -1,0 +1,226 @@
+"""Rotary scalings against transformers' own functions (bad inputs 23-25, as far as values are concerned)."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from headway.errors import ConfigError
+from headway.positions import DynamicNTK, Linear, Llama3, LongRope, Rotary, YaRN
+
+# float32 pow and reciprocal there, float64 here: the oracle is right to a few units of 2^-24
+TOLERANCE = {"rtol": 4e-7, "atol": 0.0}
+
+
+def oracle(kind, *, theta=10000.0, head_dim=64, context=4096, dims=None, length=None, **parameters):
+    parameters = {"rope_type": kind, "rope_theta": theta, **parameters}
+    if dims is not None:
+        parameters["partial_rotary_factor"] = dims / head_dim
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        rope_parameters=parameters,
+    )
+    frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+    return frequencies, float(amplitude)
+
+
+def compare(rotary, expected, head_dim=64, length=None):
+    frequencies, amplitude = expected
+    torch.testing.assert_close(rotary.frequencies(head_dim, length).float(), frequencies, **TOLERANCE)
+    assert rotary.amplitude == pytest.approx(amplitude, rel=1e-12)
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("dims", [None, 32, 16])
+def test_linear(theta, dims):
+    rotary = Rotary(theta, pairing="halves", dims=dims, scaling=Linear(4.0))
+    compare(rotary, oracle("linear", theta=theta, dims=dims, factor=4.0))
+
+
+@pytest.mark.parametrize("length", [None, 1, 4096, 4097, 5000, 16384, 100_000])
+@pytest.mark.parametrize("dims", [None, 32])
+def test_dynamic(length, dims):
+    rotary = Rotary(pairing="halves", dims=dims, scaling=DynamicNTK(2.0, 4096))
+    compare(rotary, oracle("dynamic", dims=dims, factor=2.0, length=length), length=length)
+
+
+YARNS = [
+    {},
+    {"truncate": False},
+    {"beta_fast": 16.0, "beta_slow": 2.0},
+    {"attention_factor": 0.7},
+    {"mscale": 1.0, "mscale_all_dim": 1.0},
+    {"mscale": 0.707, "mscale_all_dim": 1.3},
+]
+
+
+@pytest.mark.parametrize("options", YARNS, ids=str)
+@pytest.mark.parametrize(
+    ("theta", "factor", "context"),
+    [(10000.0, 4.0, 4096), (1e6, 2.5, 32768), (150000.0, 32.0, 64), (10000.0, 1.0, 4096)],
+)
+def test_yarn(options, theta, factor, context):
+    rotary = Rotary(theta, pairing="halves", scaling=YaRN(factor, context, **options))
+    expected = oracle(
+        "yarn",
+        theta=theta,
+        factor=factor,
+        original_max_position_embeddings=context,
+        context=context,
+        **options,
+    )
+    compare(rotary, expected)
+
+
+@pytest.mark.parametrize(
+    ("theta", "head_dim", "context", "factor", "low", "high"),
+    [
+        (500000.0, 128, 8192, 8.0, 1.0, 4.0),
+        (500000.0, 64, 8192, 32.0, 1.0, 4.0),
+        (10000.0, 64, 32, 4.0, 0.5, 2.0),
+    ],
+)
+def test_llama3(theta, head_dim, context, factor, low, high):
+    rotary = Rotary(theta, pairing="halves", scaling=Llama3(factor, low, high, context))
+    expected = oracle(
+        "llama3",
+        theta=theta,
+        head_dim=head_dim,
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=context,
+    )
+    compare(rotary, expected, head_dim)
+
+
+@pytest.mark.parametrize("length", [None, 1, 512, 513, 9000])
+@pytest.mark.parametrize("how", [{"factor": 8.0}, {"attention_factor": 1.25}, {"factor": 1.0}])
+def test_longrope(length, how):
+    short = [1.0 + 0.01 * i for i in range(32)]
+    long = [1.5 + 0.3 * i for i in range(32)]
+    rotary = Rotary(pairing="halves", scaling=LongRope(short, long, 512, **how))
+    expected = oracle(
+        "longrope",
+        context=4096,
+        length=length,
+        short_factor=short,
+        long_factor=long,
+        original_max_position_embeddings=512,
+        **how,
+    )
+    compare(rotary, expected, length=length)
+
+
+def test_longrope_without_factor_is_what_transformers_derives():
+    """There, a missing factor is max_position_embeddings / original; here the ratio is given by name."""
+    lists = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    _, amplitude = oracle("longrope", context=4096, original_max_position_embeddings=512, **lists)
+    assert LongRope(**lists, trained_context=512, factor=4096 / 512).amplitude == pytest.approx(
+        amplitude, rel=1e-12
+    )
+
+
+def test_a_mutant_would_be_seen():
+    """The comparison can fail: a change of one part in a million is outside the tolerance."""
+    with pytest.raises(AssertionError):
+        compare(
+            Rotary(10000.0 * (1 + 2e-6), pairing="halves", scaling=Linear(4.0)), oracle("linear", factor=4.0)
+        )
+
+
+def test_scalings_leave_fast_pairs_and_stretch_slow_ones():
+    """What the rules are for: the fastest pair is kept and the slowest is divided by the factor."""
+    plain = Rotary(pairing="halves").frequencies(64)
+    for scaling in (YaRN(8.0, 4096), Llama3(8.0, 1.0, 4.0, 4096)):
+        ratio = plain / Rotary(pairing="halves", scaling=scaling).frequencies(64)
+        assert ratio[0] == 1
+        assert ratio[-1] == pytest.approx(8, rel=1e-12)
+        assert (ratio.diff() >= -1e-12).all()
+
+
+def test_dynamic_at_the_stretched_length_slows_the_last_pair_by_its_growth():
+    """theta' is chosen so that the slowest pair is interpolated by exactly factor * L / C - (factor - 1)."""
+    for length in (4096, 6000, 20_000):
+        ratio = (
+            Rotary(pairing="halves").frequencies(64)[-1]
+            / Rotary(pairing="halves", scaling=DynamicNTK(3.0, 4096)).frequencies(64, length)[-1]
+        )
+        assert ratio == pytest.approx(3 * length / 4096 - 2, rel=1e-9)
+
+
+def test_values_print_compare_and_normalise():
+    for scaling in (
+        Linear(2),
+        DynamicNTK(2, 8),
+        YaRN(2, 8, mscale=1, mscale_all_dim=1),
+        Llama3(8, 1, 4, 8192),
+        LongRope([1, 2], [3, 4], 8, factor=2),
+    ):
+        assert eval(repr(scaling)) == scaling
+        assert hash(eval(repr(scaling))) == hash(scaling)
+    assert Linear(2) == Linear(2.0)
+    assert YaRN(4.0, 32).amplitude == pytest.approx(0.1 * math.log(4) + 1)
+    assert YaRN(1.0, 32).amplitude == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Linear(0.5), r"Linear: factor must be >= 1 .*got 0.5"),
+        (lambda: DynamicNTK(0.0, 8), r"DynamicNTK: factor must be a finite number > 0, got 0.0"),
+        (lambda: YaRN(float("inf"), 8), r"YaRN: factor must be a finite number > 0, got inf"),
+        (lambda: Llama3("8", 1.0, 4.0, 8), r"Llama3: factor must be a finite number > 0, got '8'"),
+        (lambda: YaRN(2.0, 0), r"YaRN: trained_context must be an integer of at least 2 tokens, got 0"),
+        (
+            lambda: DynamicNTK(2.0, 2048.0),
+            r"trained_context must be an integer of at least 2 tokens, got 2048.0",
+        ),
+        (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=1.0), r"beta_fast must be greater than beta_slow"),
+        (lambda: YaRN(2.0, 8, beta_fast=1.0, beta_slow=32.0), r"beta_fast=1.0 and beta_slow=32.0"),
+        (lambda: YaRN(2.0, 8, mscale=1.0), r"come together.*mscale=1.0 and mscale_all_dim=None"),
+        (
+            lambda: YaRN(2.0, 8, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0),
+            r"already fixes the amplitude",
+        ),
+        (
+            lambda: YaRN(2.0, 8, attention_factor=-1.0),
+            r"attention_factor must be a finite number > 0, got -1.0",
+        ),
+        (lambda: Llama3(8.0, 4.0, 1.0, 8192), r"high_freq_factor must be greater than low_freq_factor"),
+        (lambda: Llama3(8.0, 4.0, 4.0, 8192), r"high_freq_factor=4.0 and low_freq_factor=4.0"),
+        (
+            lambda: LongRope([1.0], [1.0, 2.0], 8, factor=2.0),
+            r"one number per rotated pair, got 1 and 2 numbers",
+        ),
+        (
+            lambda: LongRope([1.0], [0.0], 8, factor=2.0),
+            r"every long_factor must be a finite number > 0, got 0.0",
+        ),
+        (
+            lambda: LongRope([1.0], [1.0], 8),
+            r"give factor \(max_context / trained_context\) or attention_factor",
+        ),
+        (lambda: LongRope([1.0], [1.0], 8, factor=0.5), r"LongRope: factor must be >= 1"),
+        (
+            lambda: Rotary(pairing="halves", scaling=LongRope([1.0], [1.0], 8, factor=2.0)).frequencies(64),
+            r"64 rotated dims are 32 pairs, but short_factor and long_factor hold 1 numbers",
+        ),
+        (
+            lambda: Rotary(1.0, pairing="halves", scaling=YaRN(2.0, 8)).frequencies(8),
+            r"theta must be greater than 1",
+        ),
+        (
+            lambda: Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8)).frequencies(2),
+            r"more than 2 rotated dims",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
