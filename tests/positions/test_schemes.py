@@ -37,11 +37,11 @@ def test_sinusoidal_is_the_printed_formula():
 
 @pytest.mark.parametrize("shift", [1, 7, 1000])
 def test_sinusoidal_row_is_a_linear_map_of_an_earlier_row(shift):
-    """One map for all positions, fitted on some rows and tried on others."""
-    rows = Sinusoidal().embedding(torch.arange(200), 16, torch.float64)
-    moved = Sinusoidal().embedding(torch.arange(200) + shift, 16, torch.float64)
-    linear = torch.linalg.lstsq(rows[:100], moved[:100]).solution
-    torch.testing.assert_close(rows[100:] @ linear, moved[100:], rtol=0, atol=1e-6)
+    """One map for all positions: each (sin, cos) pair turned by the angle of `shift`."""
+    rows, moved = (Sinusoidal().embedding(torch.arange(200) + k, 16, torch.float64) for k in (0, shift))
+    angle = shift * 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    blocks = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1).unflatten(-1, (2, 2))
+    torch.testing.assert_close(rows @ torch.block_diag(*blocks).T, moved, rtol=0, atol=1e-12)
 
 
 def test_learned_reads_row_position_plus_offset():
