@@ -196,24 +196,24 @@ class Tokens:
     def slice(self, begin: int, end: int) -> Tokens:
         """Slots begin..end-1."""
         start = None if self.start is None else self.start + begin
-        return self._map(lambda t: t[:, begin:end], start)
+        return self.map(lambda t: t[:, begin:end], start)
 
     def gather(self, slots: Tensor) -> Tokens:
         """The slots `slots` [B|1, M] of each row, in that order."""
         rows = max(self.rows, slots.shape[0])
         at = slots.expand(rows, -1)
-        return self._map(lambda t: t.expand(rows, -1).gather(1, at), None)
+        return self.map(lambda t: t.expand(rows, -1).gather(1, at), None)
 
     def expand(self, rows: int) -> Tokens:
         """One row written out as `rows` rows (views); no change when there are as many already."""
-        return self._map(lambda t: t.expand(rows, -1), self.start)
+        return self.map(lambda t: t.expand(rows, -1), self.start)
 
     def select_rows(self, rows: Tensor) -> Tokens:
         """The given rows [R], in that order (a row that stood for all stays one row)."""
-        return self._map(lambda t: t if t.shape[0] == 1 else t.index_select(0, rows), self.start)
+        return self.map(lambda t: t if t.shape[0] == 1 else t.index_select(0, rows), self.start)
 
     def to(self, device: torch.device | str) -> Tokens:
-        return self._map(lambda t: t.to(device), self.start)
+        return self.map(lambda t: t.to(device), self.start)
 
     @staticmethod
     def cat(parts: Sequence[Tokens]) -> Tokens:
@@ -238,7 +238,8 @@ class Tokens:
         start = starts[0] if follow else None
         return Tokens(index, joined("document"), joined("is_global"), joined("position"), start)
 
-    def _map(self, change: Callable[[Tensor], Tensor], start: int | None) -> Tokens:
+    def map(self, change: Callable[[Tensor], Tensor], start: int | None = None) -> Tokens:
+        """Every field changed alike; `start` says whether the result is known to be start, start+1, ..."""
         fields = (self.index, self.document, self.is_global, self.position)
         index, document, is_global, position = (None if t is None else change(t) for t in fields)
         assert index is not None

@@ -26,7 +26,8 @@ def pairs(pattern: Pattern, n: int, *, heads: int = 1, tokens: Tokens | None = N
     for head in pattern.heads:
         possible, certain = classify(head, tokens, tokens, tile, tile)
         total += int(certain.sum()) * tile * tile
-        for some in (possible & ~certain).nonzero().split(1024):
+        unsure = (possible & ~certain).nonzero()
+        for some in unsure.split(1024) if len(unsure) else ():
             row, i, j = some.unbind(1)
             q, k = (_blocks(tokens, row, at, tile) for at in (i, j))
             total += int(visible(head, q, k).sum())

@@ -37,6 +37,7 @@ class Extent:
     @staticmethod
     def of(tokens: Tokens, tile: int) -> Extent:
         """Extents of consecutive tiles of `tile` slots (the last one may be short)."""
+        tokens = tokens.expand(tokens.rows)
         index, valid = _tiled(tokens.index, tile, -1), _tiled(tokens.valid, tile, False)
         some = valid.any(-1)
         lo = torch.where(valid, index, _BIG).amin(-1)

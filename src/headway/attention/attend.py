@@ -1,0 +1,161 @@
+"""Where patterns, heads, scores, keys and kernels meet, and nowhere else.
+
+Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, Dv of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headway.attention import backends, dense
+from headway.attention.call import Call, check
+from headway.attention.keys import Keys
+from headway.errors import PatternError
+from headway.heads import Heads
+from headway.partial import Partial
+from headway.patterns import Full, Pattern
+from headway.scores import Score
+from headway.tokens import Tokens
+
+_FULL = Full()
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern = _FULL,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    keep: Tensor | None = None,
+    score: Score | Sequence[Score] = (),
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(score(scale * q k^T), over the keys that `pattern` allows) v.  [B, H, T, Dv]
+
+    Args:
+        q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, Dv], with H a multiple of K.
+        pattern: which keys each query may see.
+        q_tokens, k_tokens: what is known of the slots of either side. Without them both sides are numbered
+            from 0, and T must equal S unless the pattern is Full.
+        keep: bool [B|1, H|1, T, S], True where a pair may be seen, besides the pattern (dense and sdpa only).
+        score: steps applied to the scaled scores in order.
+        scale: D ** -0.5 unless given.
+        dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
+        seed: for dropout; drawn from torch's generator when not given.
+        backend: "auto", "dense", "sdpa", "banded" or "diagonal"; a named one runs or fails.
+
+    A query that may see nothing gives 0 and passes no gradient. What no query sees does not matter.
+
+    Raises:
+        PatternError: shapes, tokens or masks that do not fit together.
+        BackendError: a named backend that cannot run the call, with the reason.
+
+    (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
+    """
+    q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
+    call = check(q, q_tokens, [Keys(k, v, k_tokens)], pattern, keep, score, scale, dropout, seed)
+    return _run(call, backend, lse=False).out
+
+
+def attend_keys(
+    q: Tensor,
+    q_tokens: Tokens,
+    keys: Sequence[Keys],
+    pattern: Pattern,
+    *,
+    score: Score | Sequence[Score] = (),
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    backend: str = "auto",
+) -> Partial:
+    """Attention over several disjoint sets of keys, merged: what `attend` wraps, with its logsumexp.
+
+    Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`.
+    """
+    call = check(q, q_tokens, keys, pattern, None, score, scale, dropout, seed)
+    return _run(call, backend, lse=True)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    pattern: Pattern = _FULL,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    keep: Tensor | None = None,
+    score: Score | Sequence[Score] = (),
+    scale: float | None = None,
+) -> Tensor:
+    """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
+    q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
+    return dense.weights(check(q, q_tokens, [Keys(k, k, k_tokens)], pattern, keep, score, scale, 0.0, None))
+
+
+def _numbered(
+    q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
+) -> tuple[Tokens, Tokens]:
+    """Tokens numbered from 0 on both sides where none are given."""
+    if q.dim() != 4 or k.dim() != 4:
+        raise PatternError(
+            f"attend: q, k and v are [batch, heads, slots, width]; got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
+        raise PatternError(
+            f"attend: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "
+            f"(q_tokens=Tokens.range({q.shape[2]}, start=...), k_tokens=Tokens.range({k.shape[2]}))"
+        )
+    if (q_tokens is None) != (k_tokens is None) and pattern != _FULL:
+        raise PatternError(f"attend: give q_tokens and k_tokens both or neither (pattern {pattern})")
+    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
+    return q_tokens, Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
+
+
+def _run(call: Call, backend: str, lse: bool) -> Partial:
+    """One run per distinct pattern: heads that share one run together."""
+    if len(call.pattern.heads) == 1:
+        return backends.run(call, backend, lse)
+    device, group = call.q.device, call.heads.group
+    parts: list[Partial] = []
+    order: list[int] = []
+    for heads, pattern in _alike(call.pattern.heads, group):
+        which = torch.tensor(heads, device=device)
+        kv = torch.tensor(sorted({h // group for h in heads}), device=device)
+        keys = tuple(Keys(s.k.index_select(1, kv), s.v.index_select(1, kv), s.tokens) for s in call.keys)
+        keep = call.keep
+        some = replace(
+            call,
+            q=call.q.index_select(1, which),
+            keys=keys,
+            pattern=pattern,
+            heads=Heads.of(len(heads), len(kv)),
+            score=tuple(s.select_heads(which) for s in call.score),
+            keep=keep if keep is None or keep.shape[1] == 1 else keep.index_select(1, which),
+            head_ids=which,
+        )
+        parts.append(backends.run(some, backend, lse))
+        order += heads
+    back = torch.tensor(order, device=device).argsort()
+    out = torch.cat([p.out for p in parts], 1).index_select(1, back)
+    return Partial(out, torch.cat([p.lse for p in parts], 1).index_select(1, back))
+
+
+def _alike(patterns: Sequence[Pattern], group: int) -> list[tuple[list[int], Pattern]]:
+    """Heads by pattern; heads of one run take equally many of each kv head, so that they stay grouped."""
+    runs: dict[tuple[Pattern, int], list[int]] = {}
+    for pattern in dict.fromkeys(patterns):
+        heads = [h for h, p in enumerate(patterns) if p == pattern]
+        by_kv = {kv: [h for h in heads if h // group == kv] for kv in sorted({h // group for h in heads})}
+        for members in by_kv.values():
+            runs.setdefault((pattern, len(members)), []).extend(members)
+    return [(heads, pattern) for (pattern, _), heads in runs.items()]

@@ -1,0 +1,146 @@
+"""Which kernel runs, and why: the table of what each backend can do, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headway.attention import banded, blocked, dense, diagonal, sdpa
+from headway.attention.call import Call
+from headway.attention.keys import Keys
+from headway.choice import Choice
+from headway.errors import BackendError, did_you_mean
+from headway.heads import Heads
+from headway.partial import Partial
+from headway.patterns import Pattern
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What a backend can do; `choose` and its errors read this and nothing else."""
+
+    dropout: bool = True
+    scores: bool = True
+    slot_scores: bool = False
+    keep: bool = False
+    value_width: bool = True
+    lse: tuple[str, ...] = ("cpu", "cuda")
+    lse_gradient: bool = True
+
+
+ABILITIES = {
+    "dense": Ability(slot_scores=True, keep=True),
+    "sdpa": Ability(
+        dropout=False, scores=False, keep=True, value_width=False, lse=("cpu",), lse_gradient=False
+    ),
+    "banded": Ability(),
+    "diagonal": Ability(dropout=False, scores=False),
+}
+
+DENSE_SCORES = 2**20
+"""Score elements up to which the whole matrix at once is quicker than planning blocks."""
+
+
+def obstacle(name: str, call: Call, lse: bool) -> str | None:
+    """Why backend `name` cannot run this call (`lse`: the logsumexp is asked for); None if it can."""
+    ability, device = ABILITIES[name], call.q.device.type
+    wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
+    needs_lse = lse or len(call.keys) > 1
+    checks = (
+        (call.dropout > 0 and not ability.dropout, "it has no dropout keyed by place"),
+        (bool(call.score) and not ability.scores, f"it knows no scores such as {_names(call)}"),
+        (any(s.by_slot for s in call.score) and not ability.slot_scores, "it takes no bias tied to slots"),
+        (call.keep is not None and not ability.keep, "it takes no `keep` mask"),
+        (wide and not ability.value_width, "it needs values as wide as keys"),
+        (needs_lse and device not in (*ability.lse, "meta"), f"it returns no logsumexp on {device}"),
+        (needs_lse and call.needs_grad and not ability.lse_gradient, "its logsumexp has no gradient"),
+    )
+    for failed, reason in checks:
+        if failed:
+            return reason
+    return diagonal.obstacle(call) if name == "diagonal" else None
+
+
+def _names(call: Call) -> str:
+    return ", ".join(type(s).__name__ for s in call.score)
+
+
+def choose_for(call: Call, lse: bool = False) -> Choice:
+    """The backend that `auto` takes for a call whose heads share one pattern."""
+    rejected = []
+    reason = obstacle("sdpa", call, lse)
+    if reason is None:
+        forms = [sdpa.form(call, part) for part in call.keys]
+        if all(f in ("full", "causal") or (f == "chunk" and not call.needs_grad) for f in forms):
+            return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
+        reason = "it would build a mask of queries x keys"
+    rejected.append(("sdpa", reason))
+    scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
+    blocked_reason = obstacle("banded", call, lse)
+    if blocked_reason is not None:
+        rejected.append(("banded", blocked_reason))
+        return Choice(
+            "dense", "only the full score matrix can do it", bytes=4.0 * scores, rejected=tuple(rejected)
+        )
+    if scores <= DENSE_SCORES:
+        rejected.append(("banded", "planning blocks costs more than it saves"))
+        why = f"the whole score matrix is small ({scores} elements)"
+        return Choice("dense", why, bytes=4.0 * scores, rejected=tuple(rejected))
+    rejected.append(("dense", f"its score matrix has {scores} elements"))
+    return Choice(
+        "banded", "blocks outside the pattern are skipped, memory is linear", rejected=tuple(rejected)
+    )
+
+
+def choose(
+    pattern: Pattern,
+    *,
+    queries: int,
+    keys: int,
+    heads: int,
+    kv_heads: int | None = None,
+    head_dim: int = 64,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    start: int | None = None,
+    score: tuple[Score, ...] = (),
+    dropout: float = 0.0,
+    gradient: bool = False,
+) -> Choice:
+    """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
+
+    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. Patterns of
+    `PerHead` run one by one; the choice is for the first of them.
+    """
+    layout = Heads.of(heads, kv_heads)
+    start = keys - queries if start is None else start
+    q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
+    k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
+    part = Keys(k, k, Tokens.range(keys))
+    at = Tokens.range(queries, start)
+    return choose_for(Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout))
+
+
+def run(call: Call, backend: str, lse: bool) -> Partial:
+    """Runs one call on `backend` ("auto": on the chosen one); never on another than was asked for."""
+    if backend == "auto":
+        backend = choose_for(call, lse).what
+    elif backend not in ABILITIES:
+        raise BackendError(
+            f"unknown backend {backend!r}{did_you_mean(backend, ABILITIES)}; known: auto, {', '.join(ABILITIES)}"
+        )
+    else:
+        reason = obstacle(backend, call, lse)
+        if reason is not None:
+            raise BackendError(
+                f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take '
+                f"{choose_for(call, lse).what}"
+            )
+    if backend == "dense":
+        return dense.run(call)
+    if backend == "sdpa":
+        return sdpa.run(call, with_lse=lse or len(call.keys) > 1)
+    return blocked.run(banded if backend == "banded" else diagonal, call)

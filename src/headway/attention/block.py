@@ -1,0 +1,148 @@
+"""Attention of a block of queries over a block of keys, forward and backward: the step of every blocked backend.
+
+Legend: B rows, K kv heads, G group, t queries, s keys of the block, D per head, Dv of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.attention.call import Call, split
+from headway.partial import Partial
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """A block of queries: q [B, K, G, t, D] in the work dtype, their tokens and their slots [B|1, t]."""
+
+    q: Tensor
+    tokens: Tokens
+    slots: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KeyBlock:
+    """A block of keys: k [B, K, s, D], v [B, K, s, Dv] (any dtype), tokens, global slots [B|1, s].
+
+    `mask` bool [B|1, 1, t, s] is None when every pair is visible.
+    """
+
+    k: Tensor
+    v: Tensor
+    tokens: Tokens
+    slots: Tensor
+    mask: Tensor | None
+
+    def clean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """k and v in the work dtype, with what no query of the block sees set to 0 (it may be NaN)."""
+        k, v = self.k.to(dtype), self.v.to(dtype)
+        if self.mask is None:
+            return k, v
+        unseen = ~self.mask.any(-2).unsqueeze(-1)
+        return k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+
+
+def _scores(call: Call, at: Queries, q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
+    """Scores [B, H, t, s] of q [B, K, G, t, D] and k [B, K, s, D], all steps applied, -inf where masked."""
+    s = _rows(q) @ k.transpose(-1, -2) * call.scale
+    s = s.unflatten(2, (call.heads.group, -1)).flatten(1, 2)
+    s = call.scored(s, q.flatten(1, 2), at.tokens, block.tokens)
+    return s if block.mask is None else s.masked_fill(~block.mask, float("-inf"))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[B, K, G, t, D] -> [B, K, G * t, D]: the query heads of a kv head as rows of one product."""
+    return x.flatten(2, 3)
+
+
+def forward(call: Call, at: Queries, blocks: Sequence[KeyBlock]) -> Partial:
+    """Partial (out [B, H, t, Dv] in the work dtype, lse [B, H, t]) over disjoint blocks of keys."""
+    batch, kv, group, t, _ = at.q.shape
+    dtype = at.q.dtype
+    top = at.q.new_full((batch, kv * group, t), float("-inf"))
+    total = torch.zeros_like(top)
+    out = at.q.new_zeros(batch, kv, group * t, call.keys[0].v.shape[-1])
+    for block in blocks:
+        k, v = block.clean(dtype)
+        s = _scores(call, at, at.q, k, block)
+        new = torch.maximum(top, s.amax(-1))
+        safe = new.masked_fill(new == float("-inf"), 0.0)
+        p = torch.exp(s - safe.unsqueeze(-1))
+        shrink = torch.exp(top - safe)
+        total = total * shrink + p.sum(-1)
+        if call.dropout:
+            p = p * call.dropped(at.slots, block.slots, dtype)
+        out = out * _as_rows(shrink, kv) + p.unflatten(1, (kv, group)).flatten(2, 3) @ v
+        top = new
+    out = out / _as_rows(total.masked_fill(total == 0, 1.0), kv)
+    return Partial(out.unflatten(2, (group, t)).flatten(1, 2), top + torch.log(total))
+
+
+def _as_rows(x: Tensor, kv: int) -> Tensor:
+    """[B, H, t] -> [B, K, G * t, 1]."""
+    return split(x, 1, kv, -1).flatten(2, 3).unsqueeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Final:
+    """What the backward of every block needs of the whole result, as blocks of queries.
+
+    lse [B, H, t] with 0 in place of -inf; d_out [B, K, G * t, Dv]; delta [B, H, t] = rowsum(dOut * Out) - dlse.
+    """
+
+    lse: Tensor
+    d_out: Tensor
+    delta: Tensor
+
+    @staticmethod
+    def of(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Final:
+        dtype = call.work_dtype
+        d = d_out.to(dtype)
+        delta = (d * out.to(dtype)).sum(-1) - d_lse.to(dtype)
+        rows: Tensor = call.grouped(d).flatten(2, 3)
+        floor = lse == float("-inf")
+        return Final(lse.to(dtype).masked_fill(floor, 0.0), rows, delta)
+
+
+def backward(
+    call: Call, at: Queries, block: KeyBlock, final: Final
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Gradients of one block: dq [B, K, G, t, D], dk [B, K, s, D], dv [B, K, s, Dv], and of the scores' tensors.
+
+    P = exp(S - lse),  dP = dOut V^T (times the dropout factors),  dS = P * (dP - delta): with the final lse
+    and delta every block is independent of the others.
+    """
+    kv, group, t = at.q.shape[1:4]
+    k, v = block.clean(at.q.dtype)
+    parameters = call.parameters
+    wanted = [p for p in parameters if p.requires_grad]
+    if call.score:
+        with torch.enable_grad():
+            q_leaf, k_leaf = at.q.detach().requires_grad_(), k.detach().requires_grad_()
+            leaves = [p.detach().requires_grad_(p.requires_grad) for p in parameters]
+            s = _scores(call.with_parameters(leaves), at, q_leaf, k_leaf, block)
+    else:
+        s = _scores(call, at, at.q, k, block)
+    p = torch.exp(s.detach() - final.lse.unsqueeze(-1))
+    dp = (final.d_out @ v.transpose(-1, -2)).unflatten(2, (group, t)).flatten(1, 2)
+    dropped = p
+    if call.dropout:
+        factor = call.dropped(at.slots, block.slots, p.dtype)
+        dropped, dp = p * factor, dp * factor
+    dv = dropped.unflatten(1, (kv, group)).flatten(2, 3).transpose(-1, -2) @ final.d_out
+    ds = p * (dp - final.delta.unsqueeze(-1))
+    if call.score:
+        asked = [q_leaf, k_leaf, *(leaf for leaf in leaves if leaf.requires_grad)]
+        dq, dk, *rest = torch.autograd.grad(s, asked, ds, allow_unused=True)
+        found = iter(rest)
+        given = tuple(next(found) if p.requires_grad else None for p in parameters)
+        assert len(wanted) == len(rest)
+        return dq, dk, dv, given
+    rows = ds.unflatten(1, (kv, group)).flatten(2, 3)
+    dq = (rows @ k * call.scale).unflatten(2, (group, t))
+    return dq, rows.transpose(-1, -2) @ _rows(at.q) * call.scale, dv, tuple(None for _ in parameters)

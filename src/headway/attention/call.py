@@ -1,0 +1,189 @@
+"""One attention call, checked and with everything spelled out: what every backend is given.
+
+Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head of q and k, Dv of v.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headway.attention.dropout import keep_scale
+from headway.attention.keys import Keys
+from headway.errors import PatternError
+from headway.heads import Heads
+from headway.patterns import Pattern, visible
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Arguments of `attend_keys` after checking; `pattern` is one for all of these heads.
+
+    `head_ids` are the numbers of these query heads in the whole call (dropout is keyed by them); `slots` says
+    at which global key slot each set begins.
+    """
+
+    q: Tensor
+    q_tokens: Tokens
+    keys: tuple[Keys, ...]
+    pattern: Pattern
+    heads: Heads
+    scale: float
+    score: tuple[Score, ...] = ()
+    keep: Tensor | None = None
+    dropout: float = 0.0
+    seed: int = 0
+    head_ids: Tensor | None = None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(p for s in self.score for p in s.parameters)
+
+    @property
+    def work_dtype(self) -> torch.dtype:
+        """float64 for float64 inputs, else float32: what scores, lse and sums are computed in."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def needs_grad(self) -> bool:
+        tensors = [self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters]
+        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+    @property
+    def slots(self) -> list[int]:
+        """The global key slot at which each set begins."""
+        begin = [0]
+        for part in self.keys[:-1]:
+            begin.append(begin[-1] + part.tokens.count)
+        return begin
+
+    def grouped(self, t: Tensor) -> Tensor:
+        """[B, H, T, ...] -> [B, K, G, T, ...]: query head h reads kv head h // G; no copy."""
+        return split(t, 1, self.heads.kv_heads, self.heads.group)
+
+    def with_parameters(self, values: Sequence[Tensor]) -> Call:
+        """The same call with the tensors of its scores replaced, in the order of `parameters`."""
+        rest, steps = list(values), []
+        for step in self.score:
+            count = len(step.parameters)
+            steps.append(step.with_parameters(tuple(rest[:count])))
+            rest = rest[count:]
+        return replace(self, score=tuple(steps))
+
+    def scored(self, s: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens) -> Tensor:
+        """Scaled scores [B, H, T, S] after all steps of `score`."""
+        for step in self.score:
+            s = step.apply(s, q, at_q, at_k, self.scale)
+        return s
+
+    def dropped(self, at_q: Tensor, at_k: Tensor, dtype: torch.dtype) -> Tensor:
+        """Factors [B, H, t, s] of attention dropout for query slots [B|1, t] and global key slots [B|1, s]."""
+        device = self.q.device
+        ids = torch.arange(self.q.shape[1], device=device) if self.head_ids is None else self.head_ids
+        rows = torch.arange(self.q.shape[0], device=device)
+        return keep_scale(self.seed, self.dropout, rows, ids, at_q, at_k, dtype)
+
+    def visible(self, at_q: Tokens, at_k: Tokens) -> Tensor:
+        return visible(self.pattern, at_q, at_k)
+
+
+def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
+    """One axis as two: `Tensor.unflatten`, typed; always a view."""
+    result: Tensor = t.unflatten(axis, (outer, inner))
+    return result
+
+
+def check(
+    q: Tensor,
+    q_tokens: Tokens | None,
+    keys: Sequence[Keys],
+    pattern: Pattern,
+    keep: Tensor | None,
+    score: Score | Sequence[Score],
+    scale: float | None,
+    dropout: float,
+    seed: int | None,
+) -> Call:
+    """The call, or an error that says what was given and what is needed."""
+    if not isinstance(pattern, Pattern):
+        raise PatternError(
+            f"attend: pattern must be a Pattern such as Causal() or parse({pattern!r}), got {type(pattern).__name__}"
+        )
+    if not keys:
+        raise PatternError("attend_keys: at least one set of Keys is needed (it may hold no keys)")
+    for t in (q, *(t for s in keys for t in (s.k, s.v))):
+        _check_tensor(q, t)
+    heads = Heads.of(q.shape[1], keys[0].k.shape[1])
+    for part in keys:
+        _check_keys(q, part, keys[0])
+    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
+    for tokens, t, side in ((q_tokens, q, "q"), *((s.tokens, s.k, "k") for s in keys)):
+        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
+            raise PatternError(
+                f"attend: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} holds "
+                f"{t.shape[0]} rows of {t.shape[2]}"
+            )
+    if len(pattern.heads) not in (1, q.shape[1]):
+        raise PatternError(f"attend: PerHead names {len(pattern.heads)} heads, but q has {q.shape[1]}")
+    if not 0.0 <= dropout < 1.0:
+        raise PatternError(f"attend: dropout is a probability from 0 to below 1, got {dropout}")
+    if keep is not None:
+        _check_keep(keep, (*q.shape[:3], sum(s.k.shape[2] for s in keys)))
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise PatternError(f"attend: scale must be finite, got {scale}")
+    if dropout and seed is None:
+        seed = int(torch.randint(2**62, ()))
+    steps = (score,) if isinstance(score, Score) else tuple(score)
+    return Call(q, q_tokens, tuple(keys), pattern, heads, scale, steps, keep, dropout, seed or 0)
+
+
+def _check_tensor(q: Tensor, t: Tensor) -> None:
+    if t.dim() != 4:
+        raise PatternError(
+            f"attend: q, k and v are [batch, heads, slots, width]; got a tensor of shape {tuple(t.shape)}"
+        )
+    if not t.is_floating_point():
+        raise PatternError(f"attend: q, k and v must be floating point, got {t.dtype}")
+    if t.dtype != q.dtype or t.device != q.device:
+        raise PatternError(
+            f"attend: q, k and v must share dtype and device; got {q.dtype} on {q.device} "
+            f"and {t.dtype} on {t.device}"
+        )
+    if t.dtype == torch.float16 and t.device.type == "cpu":
+        raise PatternError(
+            "attend: float16 products run hundreds of times slower than bfloat16 on a CPU; "
+            "use torch.bfloat16 or torch.float32 there"
+        )
+
+
+def _check_keys(q: Tensor, part: Keys, first: Keys) -> None:
+    k, v = part.k, part.v
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+        raise PatternError(f"attend: q, k and v must have as many rows; got {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise PatternError(f"attend: k and v must have the same heads and slots; got {shapes}")
+    if k.shape[-1] != q.shape[-1]:
+        raise PatternError(f"attend: q and k must have the same width per head; got {shapes}")
+    if k.shape[1] != first.k.shape[1] or v.shape[-1] != first.v.shape[-1]:
+        raise PatternError("attend_keys: all sets of keys must have the same kv heads and value width")
+
+
+def _check_keep(keep: Tensor, shape: tuple[int, ...]) -> None:
+    if keep.dtype != torch.bool:
+        raise PatternError(
+            f"attend: keep must be bool (True = may be seen), got {keep.dtype}; turn an additive mask into "
+            "`mask == 0`, a 0/1 mask into `mask.bool()`"
+        )
+    if keep.dim() != 4 or any(n not in (1, m) for n, m in zip(keep.shape, shape, strict=True)):
+        raise PatternError(
+            f"attend: keep must broadcast to [batch, heads, queries, keys] = {list(shape)}, "
+            f"got {list(keep.shape)}"
+        )

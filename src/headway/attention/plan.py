@@ -1,0 +1,141 @@
+"""Plans: which blocks of which query tile are to be computed, found without looking at pairs.
+
+Legend: B rows, N slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, judge
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Key slots begin..end-1 for a query tile; `full` when every pair is visible, else the mask is evaluated."""
+
+    begin: int
+    end: int
+    full: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Entries per query tile of `tile` slots: disjoint, and together they cover every visible pair.
+
+    One plan serves all rows of the batch: an interval is there if any row needs it, and full if it is in
+    every row.
+    """
+
+    tile: int
+    entries: tuple[tuple[Entry, ...], ...]
+
+    @property
+    def area(self) -> int:
+        """Slot pairs that are computed (queries of a short last tile counted as a full tile)."""
+        return sum(self.tile * (e.end - e.begin) for row in self.entries for e in row)
+
+
+def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64) -> Plan:
+    """The plan of one call for a pattern that all its heads share (take `PerHead` apart first).
+
+    Coarse blocks are judged first and only the undecided ones are looked at closely, so the work grows with
+    the number of blocks on the edge of the pattern, not with T x S.
+    """
+    assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
+    step = 16
+    fine_q, fine_k = Extent.of(q, tile), Extent.of(k, k_tile)
+    coarse_q, coarse_k = Extent.of(q, tile * step), Extent.of(k, k_tile * step)
+    possible, certain = judge(
+        pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
+    )
+    at = possible.any(0).nonzero()
+    sure = certain.all(0)[at[:, 0], at[:, 1]]
+    tiles_q, tiles_k = fine_q.lo.shape[1], fine_k.lo.shape[1]
+    inside = torch.arange(step, device=at.device)
+    i = (at[:, :1, None] * step + inside.view(1, -1, 1)).expand(-1, step, step)
+    j = (at[:, 1:, None] * step + inside.view(1, 1, -1)).expand(-1, step, step)
+    known = sure.view(-1, 1, 1).expand_as(i)
+    there = (i < tiles_q) & (j < tiles_k)
+    i, j, known = i[there], j[there], known[there]
+    some, every = judge(pattern, fine_q.map(lambda t: t[:, i]), fine_k.map(lambda t: t[:, j]))
+    some, every = some.any(0) | known, every.all(0) | known
+    i, j, full = i[some], j[some], every[some]
+    order = torch.argsort(i * tiles_k + j)
+    return Plan(tile, _runs(i[order], j[order], full[order], tiles_q, k_tile, k.count))
+
+
+def _runs(
+    i: Tensor, j: Tensor, full: Tensor, tiles: int, width: int, count: int
+) -> tuple[tuple[Entry, ...], ...]:
+    """Neighbouring blocks of a query tile that are alike become one entry."""
+    rows: list[list[Entry]] = [[] for _ in range(tiles)]
+    if len(i):
+        new = torch.ones_like(full)
+        new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1] + 1) | (full[1:] != full[:-1])
+        first = new.nonzero().squeeze(1)
+        last = torch.cat([first[1:] - 1, first.new_tensor([len(i) - 1])])
+        columns = (i[first], j[first] * width, ((j[last] + 1) * width).clamp(max=count), full[first])
+        for tile, begin, end, whole in zip(*(c.tolist() for c in columns), strict=True):
+            rows[tile].append(Entry(begin, end, whole))
+    return tuple(tuple(row) for row in rows)
+
+
+def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
+    """The plainest pattern that allows the same pairs of these tokens.
+
+    Parts of & that always hold and parts of | that never do are dropped; a window that reaches past the first
+    key is Causal. So a window of 512 over 300 tokens runs as what it is.
+    """
+    if not q.count or not k.count:
+        return pattern
+    return _simplify(pattern, Extent.of(q, q.count), Extent.of(k, k.count))
+
+
+def _simplify(pattern: Pattern, q: Extent, k: Extent) -> Pattern:
+    _, certain = pattern.judge(q, k)
+    if bool(certain.all()):
+        return Full()
+    if isinstance(pattern, And | Or):
+        parts = [_simplify(p, q, k) for p in pattern.parts]
+        if isinstance(pattern, And):
+            parts = [p for p in parts if p != Full()]
+        else:
+            parts = [p for p in parts if bool(p.judge(q, k)[0].any())]
+        unique = tuple(dict.fromkeys(parts))
+        if not unique:
+            return Full() if isinstance(pattern, And) else pattern
+        return unique[0] if len(unique) == 1 else type(pattern)(unique)
+    if isinstance(pattern, Window) and pattern.step == 1 and pattern.after == 0:
+        reach = int((q.hi.max() - k.lo.min()).item())
+        return Causal() if pattern.before >= reach else pattern
+    return pattern
+
+
+def simplified(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
+    """`simplify`, remembered for tokens that are known without looking at data."""
+    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
+        return _simplified(pattern, q.start, q.count, k.start, k.count)
+    return simplify(pattern, q, k)
+
+
+def planned(pattern: Pattern, q: Tokens, k: Tokens, tile: int) -> Plan:
+    """`plan`, remembered for tokens that are known without looking at data."""
+    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
+        return _planned(pattern, q.start, q.count, k.start, k.count, tile)
+    return plan(pattern, q, k, tile)
+
+
+@lru_cache(maxsize=512)
+def _simplified(pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int) -> Pattern:
+    return simplify(pattern, Tokens.range(q_count, q_start), Tokens.range(k_count, k_start))
+
+
+@lru_cache(maxsize=64)
+def _planned(pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int, tile: int) -> Plan:
+    return plan(pattern, Tokens.range(q_count, q_start), Tokens.range(k_count, k_start), tile)

@@ -1,0 +1,192 @@
+"""What is done to a scaled score before the softmax; lse is taken afterwards.
+
+Legend: B rows, H query heads, T queries, S keys, D per head.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headway.errors import PatternError
+from headway.tokens import Tokens
+
+
+def distance(q: Tokens, k: Tokens) -> Tensor:
+    """k.position - q.position for every pair: int64 [B|1, T, S]."""
+    return k.positions.unsqueeze(-2) - q.positions.unsqueeze(-1)
+
+
+class Score(ABC):
+    """One step of the list `score=` of `attend`; steps are applied in order.
+
+    `parameters` are the tensors that may need gradients; `by_slot` says that the step is tied to the slots of
+    this very call (a bias tensor), so only backends that see all T x S at once can take it.
+    """
+
+    by_slot = False
+
+    @abstractmethod
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        """score [B, H, T, S] (already scaled) and q [B, H, T, D] -> score, differentiable in all tensors."""
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
+        """The same step on other tensors."""
+        assert not values
+        return self
+
+    def select_heads(self, heads: Tensor) -> Score:
+        """The step for these query heads only, in that order."""
+        return self
+
+
+@dataclass(frozen=True)
+class SoftCap(Score):
+    """cap * tanh(score / cap). (Gemma 2 report, section 2, "Logit soft-capping".)"""
+
+    cap: float
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0:
+            raise PatternError(f"SoftCap: cap must be greater than 0, got {self.cap}")
+
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        return torch.tanh(score / self.cap) * self.cap
+
+
+@dataclass(frozen=True)
+class ALiBi(Score):
+    """score - slope_h * |distance|. (Press et al. 2021, "Train short, test long", section 3.)
+
+    Without `slopes`, head h of H (a power of two) has 2^(-8 (h + 1) / H); for other H the published rule:
+    the slopes of the next smaller power of two, then every second one of twice that power.
+    """
+
+    slopes: tuple[float, ...] | None = None
+
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        slopes = alibi_slopes(score.shape[1]) if self.slopes is None else self.slopes
+        _check_heads("ALiBi: slopes", len(slopes), score.shape[1])
+        slope = torch.tensor(slopes, dtype=score.dtype, device=score.device)
+        return score - slope.view(1, -1, 1, 1) * distance(at_q, at_k).abs().unsqueeze(1).to(score.dtype)
+
+    def select_heads(self, heads: Tensor) -> Score:
+        if self.slopes is None:
+            raise PatternError("ALiBi: give slopes=alibi_slopes(heads) when heads have patterns of their own")
+        return ALiBi(tuple(self.slopes[h] for h in heads.tolist()))
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """The slopes of `ALiBi` for a number of heads."""
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    extra = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * (heads - power), 2)]
+    return tuple(slopes + extra)
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeBias(Score):
+    """score + table[bucket(distance), h]; table [buckets, H]. (T5: Raffel et al. 2019, section 2.1.)
+
+    Half of the buckets (of each direction, when `bidirectional`) hold one distance each, the others grow
+    logarithmically up to `max_distance`, as in the T5 code.
+    """
+
+    table: Tensor
+    bidirectional: bool = True
+    max_distance: int = 128
+
+    def bucket(self, away: Tensor) -> Tensor:
+        buckets = self.table.shape[0]
+        offset = torch.zeros_like(away)
+        if self.bidirectional:
+            buckets //= 2
+            offset = (away > 0) * buckets
+            away = away.abs()
+        else:
+            away = (-away).clamp(min=0)
+        exact = buckets // 2
+        ratio = torch.log(away.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return offset + torch.where(away < exact, away, far)
+
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        _check_heads("RelativeBias: table", self.table.shape[1], score.shape[1])
+        bias = self.table[self.bucket(distance(at_q, at_k))]
+        return score + bias.permute(0, 3, 1, 2).to(score.dtype)
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
+        return replace(self, table=values[0])
+
+    def select_heads(self, heads: Tensor) -> Score:
+        return replace(self, table=self.table[:, heads])
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeKey(Score):
+    """score + scale * q . table[clip(distance)]; table [2 * clip + 1, D]. (Shaw et al. 2018, equation 5.)"""
+
+    table: Tensor
+
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        rows, width = self.table.shape
+        if rows % 2 == 0 or width != q.shape[-1]:
+            raise PatternError(
+                f"RelativeKey: table must be [2 * clip + 1, {q.shape[-1]}] (odd number of rows), got [{rows}, {width}]"
+            )
+        clip = rows // 2
+        at = distance(at_q, at_k).clamp(-clip, clip) + clip
+        products = (q.to(score.dtype) @ self.table.to(score.dtype).T) * scale
+        return score + products.gather(-1, at.unsqueeze(1).expand(score.shape))
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
+        return replace(self, table=values[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Bias(Score):
+    """score + tensor, broadcast to [B, H, T, S]; tied to the slots of one call."""
+
+    tensor: Tensor
+    by_slot = True
+
+    def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        try:
+            return score + self.tensor.to(score.dtype).expand(score.shape)
+        except RuntimeError:
+            raise PatternError(
+                f"Bias: a tensor of shape {tuple(self.tensor.shape)} does not broadcast to the scores "
+                f"{tuple(score.shape)} = [batch, heads, queries, keys]"
+            ) from None
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
+        return replace(self, tensor=values[0])
+
+    def select_heads(self, heads: Tensor) -> Score:
+        shared = self.tensor.dim() < 3 or self.tensor.shape[-3] == 1
+        return self if shared else replace(self, tensor=self.tensor.index_select(-3, heads))
+
+
+def _check_heads(what: str, given: int, heads: int) -> None:
+    if given != heads:
+        raise PatternError(f"{what} for {given} heads, but the call has {heads} query heads")
