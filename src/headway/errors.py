@@ -1,0 +1,38 @@
+"""What a user did that cannot be done: every error says what was asked, what was given, and what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HeadwayError(ValueError):
+    """Base of all errors that are meant for users."""
+
+
+class PatternError(HeadwayError):
+    """A pattern, token description or score that cannot be."""
+
+
+class BackendError(HeadwayError):
+    """A kernel was asked for something that it cannot do."""
+
+
+class CacheError(HeadwayError):
+    """A cache was asked to hold or to forget what it cannot."""
+
+
+class ConfigError(HeadwayError):
+    """A configuration with an unknown key, or values that contradict each other."""
+
+
+class CheckpointError(HeadwayError):
+    """A checkpoint that is broken, incomplete, unsafe or not what its config says."""
+
+
+class DataError(HeadwayError):
+    """Text or token files that cannot be read as what they claim to be."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`' (did you mean "rms_norm_eps"?)'` when a known name is close to `name`, else the empty string."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f' (did you mean "{close[0]}"?)' if close else ""

@@ -1,0 +1,67 @@
+"""Attention over a set of keys, as a value that merges.
+
+Shapes: out [..., D], lse [...] (natural log; float64 for float64 outputs, else float32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """The pair (out, lse) of some queries over one set of keys.
+
+    out = sum_j exp(s_j) v_j / sum_j exp(s_j)   [..., D]
+    lse = ln sum_j exp(s_j)                     [...]
+
+    Over disjoint key sets `merge` is associative and commutative; the empty set, (0, -inf), is its identity
+    on either side; merging a partial with itself leaves `out` and adds ln 2 to `lse`. Proof in
+    docs/algebra.md. (The state of FlashAttention, Dao et al. 2022, section 3.1, made a value.)
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    @staticmethod
+    def empty_like(out: Tensor) -> Partial:
+        """The partial of the empty key set, for outputs of the shape, dtype and device of `out`."""
+        return Partial(torch.zeros_like(out), lse_like(out))
+
+    def merge(self, other: Partial) -> Partial:
+        """The exact partial over both key sets, which must be disjoint."""
+        return merge_all([self, other])
+
+
+def lse_like(out: Tensor) -> Tensor:
+    """A logsumexp of empty sets (-inf) for outputs like `out`."""
+    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
+    return torch.full(out.shape[:-1], float("-inf"), dtype=dtype, device=out.device)
+
+
+def merge_all(parts: Sequence[Partial]) -> Partial:
+    """The partial over the union of disjoint key sets.
+
+    lse = ln sum_i exp(lse_i),   out = sum_i exp(lse_i - lse) out_i
+
+    Computed in the dtype of `lse`; differentiable in every out_i and every finite lse_i. A row that is empty
+    in all parts stays (0, -inf) and passes zero gradient.
+    """
+    assert parts, "merge_all needs at least one partial: the empty set has no shape of its own"
+    if len(parts) == 1:
+        return parts[0]
+    lse = torch.stack([p.lse for p in parts])
+    top = lse.amax(0).detach()
+    top = torch.where(top == float("-inf"), torch.zeros_like(top), top)
+    weight = torch.exp(lse - top)
+    total = weight.sum(0)
+    some = total > 0
+    safe = torch.where(some, total, torch.ones_like(total))
+    out = torch.stack([p.out for p in parts])
+    mixed = ((weight / safe).unsqueeze(-1) * out.to(lse.dtype)).sum(0)
+    minus_inf = torch.full_like(total, float("-inf"))
+    return Partial(mixed.to(parts[0].out.dtype), torch.where(some, torch.log(safe) + top, minus_inf))
