@@ -1,0 +1,225 @@
+"""SentencePiece's `tokenizer.model` and llama2.c's `tokenizer.bin`, read into the `tokenizers` library.
+
+Both are lists of scored pieces. The `.model` file is a protocol buffer (sentencepiece_model.proto,
+ModelProto);
+the few fields that matter are read here, so that neither `sentencepiece` nor `protobuf` is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import DataError
+from headway.text.pieces import SPACE
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
+UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Scored pieces with what decides how text is cut: everything that `tokenizers` needs."""
+
+    pieces: list[str]
+    scores: list[float]
+    kinds: list[int]
+    model: int = BPE
+    unk: int = 0
+    bos: int | None = 1
+    eos: int | None = 2
+    byte_fallback: bool = True
+    dummy_prefix: bool = True
+    squeeze_spaces: bool = False
+    charsmap: bytes = field(default=b"", repr=False)
+
+
+def read_model(path: Path) -> Pieces:
+    """The pieces of a SentencePiece `.model` file (BPE or unigram)."""
+    pieces: list[str] = []
+    scores: list[float] = []
+    kinds: list[int] = []
+    trainer: dict[int, int] = {}
+    normalizer: dict[int, int] = {}
+    charsmap = b""
+    try:
+        for number, value in _fields(path.read_bytes()):
+            if number == 1 and isinstance(value, bytes):
+                piece = dict(_fields(value))
+                pieces.append(str(piece[1], "utf-8"))  # type: ignore[arg-type]
+                scores.append(float(piece.get(2, 0.0)))
+                kinds.append(int(piece.get(3, NORMAL)))
+            elif number == 2 and isinstance(value, bytes):
+                trainer = {k: _signed(v) for k, v in _fields(value) if isinstance(v, int)}
+            elif number == 3 and isinstance(value, bytes):
+                items = list(_fields(value))
+                normalizer = {k: v for k, v in items if isinstance(v, int)}
+                charsmap = next((v for k, v in items if k == 2 and isinstance(v, bytes)), b"")
+    except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
+        raise DataError(f"{path}: not a SentencePiece model ({error or type(error).__name__})") from None
+    model = trainer.get(3, UNIGRAM)
+    if not pieces or model not in (UNIGRAM, BPE):
+        raise DataError(
+            f"{path}: not a SentencePiece model of kind BPE or unigram ({len(pieces)} pieces, kind {model})"
+        )
+    bos, eos = trainer.get(41, 1), trainer.get(42, 2)
+    return Pieces(
+        pieces, scores, kinds, model, trainer.get(40, 0),
+        bos if bos >= 0 else None, eos if eos >= 0 else None,
+        bool(trainer.get(35, 0)), bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), charsmap,
+    )  # fmt: skip
+
+
+def read_llama2c(path: Path) -> Pieces:
+    """The pieces of a llama2.c tokenizer file: int32 longest, then (float32 score, int32 length, bytes)
+    each."""
+    data = path.read_bytes()
+    pieces: list[str] = []
+    scores: list[float] = []
+    at = 4
+    try:
+        while at < len(data):
+            score, length = struct.unpack_from("<fi", data, at)
+            if length < 0 or at + 8 + length > len(data):
+                raise struct.error(f"piece {len(pieces)} runs past the end of the file")
+            pieces.append(data[at + 8 : at + 8 + length].decode().replace(" ", SPACE))
+            scores.append(score)
+            at += 8 + length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a llama2.c tokenizer ({error})") from None
+    if len(pieces) < 259 or pieces[3] != "<0x00>":
+        raise DataError(
+            f"{path}: not a llama2.c tokenizer ({len(pieces)} pieces; <unk>, BOS, EOS, 256 bytes are needed)"
+        )
+    pieces[:3] = ["<unk>", "<s>", "</s>"]
+    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(pieces) - 259)
+    return Pieces(pieces, scores, kinds)
+
+
+def build(spec: Pieces) -> Backend:
+    """The same cutting of text, in the `tokenizers` library."""
+    ids = {piece: i for i, piece in enumerate(spec.pieces)}
+    if len(ids) != len(spec.pieces):
+        raise DataError("this tokenizer has the same piece twice; ids would be ambiguous")
+    if spec.model == BPE:
+        model: models.Model = models.BPE(
+            vocab=ids,
+            merges=_merges(spec, ids),
+            unk_token=spec.pieces[spec.unk],
+            fuse_unk=True,
+            byte_fallback=spec.byte_fallback,
+        )
+    else:
+        model = models.Unigram(
+            list(zip(spec.pieces, spec.scores, strict=True)), spec.unk, byte_fallback=spec.byte_fallback
+        )
+    backend = Backend(model)
+    if spec.model == UNIGRAM:
+        backend.pre_tokenizer = _control_breaker(spec)
+    backend.normalizer = _normalizer(spec)
+    steps: list[decoders.Decoder] = [
+        decoders.Replace(SPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
+    if spec.dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
+        chosen = [
+            AddedToken(piece, special=special, normalized=False)
+            for piece, k in zip(spec.pieces, spec.kinds, strict=True)
+            if k == kind
+        ]
+        (backend.add_special_tokens if special else backend.add_tokens)(chosen)
+    if spec.bos is not None:
+        bos = spec.pieces[spec.bos]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, spec.bos)]
+        )
+    return backend
+
+
+def _normalizer(spec: Pieces) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if spec.charsmap:
+        steps.append(normalizers.Precompiled(spec.charsmap))
+    if spec.squeeze_spaces:
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+
+
+def _control_breaker(spec: Pieces) -> pre_tokenizers.PreTokenizer:
+    """Cuts after the first character of what reads like a control piece: the best path through a unigram
+    vocabulary could otherwise make control tokens of a user's text."""
+    controls = [p for p, k in zip(spec.pieces, spec.kinds, strict=True) if k in (CONTROL, UNKNOWN, BYTE)]
+    places = [f"{re.escape(p[0])}(?={re.escape(p[1:])})" for p in controls if len(p) > 1]
+    return pre_tokenizers.Split(Regex("|".join(places) or r"(?!)"), "merged_with_previous")
+
+
+def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """SentencePiece merges the adjacent pair whose joint piece scores best: every cut of every piece in two
+    pieces, best score first. Control, unknown and byte pieces are never made of text."""
+    usable = {p for p, k in zip(spec.pieces, spec.kinds, strict=True) if k in (NORMAL, USER_DEFINED)}
+    found: list[tuple[float, int, int, str, str]] = []
+    for piece, score in zip(spec.pieces, spec.scores, strict=True):
+        if piece not in usable:
+            continue
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in usable and right in usable:
+                found.append((-score, ids[left], ids[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """(field number, value) of one protocol buffer message: varints, 32 and 64 bit numbers, bytes."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        value: int | float | bytes
+        if wire == 0:
+            value, at = _varint(data, at)
+        elif wire == 1:
+            (value,) = struct.unpack_from("<d", data, at)
+            at += 8
+        elif wire == 2:
+            length, at = _varint(data, at)
+            if at + length > len(data):
+                raise IndexError(f"field {number} runs past the end of the file")
+            value, at = data[at : at + length], at + length
+        elif wire == 5:
+            (value,) = struct.unpack_from("<f", data, at)
+            at += 4
+        else:
+            raise KeyError(f"wire type {wire}")
+        yield number, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def looks_like_tiktoken(path: Path) -> bool:
+    """Llama 3 ships base64 ranks under the name `tokenizer.model`."""
+    with path.open("rb") as file:
+        return re.match(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n", file.read(200)) is not None

@@ -1,0 +1,139 @@
+"""Chat templates: ids as `transformers` makes them, and no control token out of a message."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import DataError
+from headway.text import Tokenizer
+from tests.text.conftest import byte_level, sentencepiece
+
+TURNS = (
+    "{{ bos_token }}{% for m in messages %}<|user|>{{ m['role'] }}: {{ m['content'] | trim }}"
+    "{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|reply|>{% endif %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content']"
+    " + ' [/INST]' }}{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' ' + eos_token }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+)
+CHAT = [
+    {"role": "user", "content": " the cat "},
+    {"role": "assistant", "content": "sat on\nthe mat 猫"},
+    {"role": "user", "content": "and the dog?"},
+]
+
+
+def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
+    return Tokenizer(
+        tokenizer.backend,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        chat_template=template,
+        config=tokenizer.config,
+    )
+
+
+BYTES, LLAMA = with_template(byte_level(), TURNS), with_template(sentencepiece(), LLAMA2)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, LLAMA], ids=["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("add", [True, False])
+def test_ids_are_those_of_transformers(tokenizer: Tokenizer, add: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(CHAT, add_generation_prompt=add, tokenize=True, return_dict=False)
+    assert tokenizer.render_chat(CHAT, add_generation_prompt=add) == expected
+    assert Tokenizer.load(tmp_path).render_chat(CHAT, add_generation_prompt=add) == expected
+
+
+PARTS = [
+    "<|user|>",
+    "<|reply|>",
+    "<|end|>",
+    "<|begin|>",
+    "<|us",
+    "er|>",
+    "<|",
+    "|>",
+    " ",
+    "x",
+    "hw",
+    "#1;",
+    "猫",
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
+def test_a_message_cannot_make_control_tokens(content: str) -> None:
+    plain = BYTES.render_chat([{"role": "user", "content": "x"}])
+    ids = BYTES.render_chat([{"role": "user", "content": content}])
+    controls = BYTES.special_ids
+    assert [i for i in ids if i in controls] == [i for i in plain if i in controls]
+    assert BYTES.decode(ids) == f"user: {content.strip()}\n"
+
+
+def test_nested_content_is_shielded_too() -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content[0].text }}{% endfor %}{{ tools | tojson }}"
+    tokenizer = with_template(BYTES, template)
+    message = {"role": "user", "content": [{"type": "text", "text": "<|end|>"}]}
+    ids = tokenizer.render_chat([message], tools=["猫"])
+    assert [i for i in ids if i in tokenizer.special_ids] == [0]
+    assert tokenizer.decode(ids) == '<|end|>["猫"]'
+
+
+def test_bos_twice_is_said() -> None:
+    tokenizer = with_template(BYTES, "{{ bos_token }}{{ bos_token }}{{ messages[0].content }}")
+    with pytest.warns(UserWarning, match="begin with BOS .* twice"):
+        tokenizer.render_chat(CHAT)
+
+
+def test_generation_marks_are_their_body() -> None:
+    tokenizer = with_template(
+        BYTES, "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    assert tokenizer.decode(tokenizer.render_chat(CHAT[:1])) == " the cat "
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ([], "at least one message"),
+        ("hello", "a chat is a list of messages .* got str"),
+        ({"role": "user"}, "a chat is a list of messages .* got dict"),
+        ([None], "message 0 must be a mapping"),
+        ([{"rule": "user", "content": "x"}], r"message 0 needs a \"role\" .*did you mean \"rule\""),
+        (
+            [{"role": "user", "contents": "x"}],
+            r"message 0 \(user\) needs \"content\".*did you mean \"contents\"",
+        ),
+        ([{"role": "system", "content": "x"}], "Only user and assistant roles are supported!"),
+    ],
+)
+def test_bad_messages(messages: object, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        LLAMA.render_chat(messages)  # type: ignore[arg-type]
+
+
+def test_no_template_and_bad_templates() -> None:
+    with pytest.raises(DataError, match="this tokenizer has no chat template"):
+        byte_level().render_chat(CHAT)
+    with pytest.raises(DataError, match="chat template: line 1"):
+        with_template(BYTES, "{% for %}")
+    with pytest.raises(DataError, match="chat template"):
+        with_template(BYTES, "{{ ''.__class__.__mro__ }}").render_chat(CHAT)
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    byte_level().save(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    text = config.read_text().rstrip().removesuffix("}")
+    config.write_text(text + ', "chat_template": [{"name": "default", "template": "{{ bos_token }}a"}]}')
+    assert Tokenizer.load(tmp_path).render_chat(CHAT)[0] == 0
+    config.write_text(text + ', "chat_template": [{"name": "rag", "template": "{{ bos_token }}a"}]}')
+    with pytest.raises(DataError, match=r"chat templates \['rag'\], none of them named default"):
+        Tokenizer.load(tmp_path)
