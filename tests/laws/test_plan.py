@@ -1,0 +1,85 @@
+"""Plans are disjoint and cover exactly what `allows` permits: by brute force over every pair."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.attention import plan, simplify
+from headway.patterns import Causal, Full, Pattern, Sink, Window, classify, draw, pairs, visible
+from headway.tokens import Tokens
+from tests.strategies import patterns, tokens
+
+tiles = st.sampled_from([1, 2, 3, 8])
+
+
+@given(patterns, tokens(), tokens(), tiles, tiles)
+@settings(max_examples=150)
+def test_judging_blocks_is_conservative(p: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> None:
+    rows = max(q.rows, k.rows)
+    if min(q.rows, k.rows) not in (1, rows):
+        return
+    truth = visible(p, q, k).expand(rows, 1, q.count, k.count)[:, 0]
+    possible, certain = (t.expand(rows, -1, -1) for t in classify(p, q, k, q_tile, k_tile))
+    for b, i, j in torch.ones_like(possible).nonzero().tolist():
+        pairs_of_tile = truth[b, i * q_tile : (i + 1) * q_tile, j * k_tile : (j + 1) * k_tile]
+        if pairs_of_tile.any():
+            assert possible[b, i, j]
+        if certain[b, i, j]:
+            assert pairs_of_tile.all()
+
+
+@given(patterns, tokens(st.integers(0, 40)), tokens(st.integers(0, 40)), tiles, tiles)
+@settings(max_examples=150)
+def test_a_plan_covers_exactly_what_is_allowed(p: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> None:
+    rows = max(q.rows, k.rows)
+    if min(q.rows, k.rows) not in (1, rows):
+        return
+    truth = visible(p, q, k).expand(rows, 1, q.count, k.count)[:, 0]
+    times = torch.zeros(q.count, k.count, dtype=torch.int64)
+    for number, entries in enumerate(plan(p, q, k, q_tile, k_tile).entries):
+        of_tile = slice(number * q_tile, (number + 1) * q_tile)
+        for entry in entries:
+            assert 0 <= entry.begin < entry.end <= k.count
+            times[of_tile, entry.begin : entry.end] += 1
+            if entry.full:
+                assert truth[:, of_tile, entry.begin : entry.end].all()
+    assert (times <= 1).all()
+    assert (truth <= times.bool()).all()
+
+
+@given(st.integers(1, 300), st.integers(0, 60), st.integers(0, 20), st.integers(1, 4))
+def test_a_window_plans_and_costs_what_it_sees(n: int, before: int, after: int, step: int) -> None:
+    p = Window(before, after, step)
+    each = Tokens.range(n)
+    assert pairs(p, n) == int(visible(p, each, each).sum())
+    made = plan(p, each, each, 8, 8)
+    assert made.area <= (n + 8) * ((before + after) * step + 3 * 8)
+
+
+@given(patterns, tokens(st.integers(1, 70)), st.sampled_from([4, 16, 64]))
+def test_pairs_counts(p: Pattern, t: Tokens, tile: int) -> None:
+    each = visible(p, t, t)
+    assert pairs(p, t.count, tokens=t, tile=tile) == int(each.expand(t.rows, -1, -1, -1).sum())
+
+
+@given(patterns, tokens(), tokens())
+def test_simplify_allows_the_same_pairs(p: Pattern, q: Tokens, k: Tokens) -> None:
+    rows = max(q.rows, k.rows)
+    if min(q.rows, k.rows) not in (1, rows):
+        return
+    plain = simplify(p, q, k)
+    assert torch.equal(*(visible(x, q, k).expand(rows, 1, q.count, k.count) for x in (p, plain)))
+
+
+def test_what_simplify_finds() -> None:
+    at = Tokens.range(10)
+    assert simplify(Window.last(10), at, at) == Causal()
+    assert simplify(Window.last(9), at, at) == Window.last(9)
+    assert simplify(Window.last(64) & Causal() | Sink(2) & Causal(), at, at) != Full()
+    assert simplify(Causal(), Tokens.range(1, start=9), at) == Full()
+    assert simplify(Window.around(9), at, at) == Full()
+    assert simplify(Causal() | Sink(0), at, at) == Causal()
+
+
+def test_the_picture() -> None:
+    assert draw(Window.last(2) | Sink(1) & Causal(), 4).splitlines() == ["# . . .", "# # . .", "# # # .", "# . # #"]
