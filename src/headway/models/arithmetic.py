@@ -1,0 +1,184 @@
+"""What a decoder costs, counted from its spec: parameters, operations, bytes.
+
+Legend: M width, L layers, H query heads, K kv heads, G = H / K, D per head, F width of the feed-forward, V vocab,
+n tokens of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from headway.cache import make_cache
+from headway.models.shape import Shape
+from headway.patterns import Pattern, pairs, visible
+from headway.positions import Learned
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic(Shape):
+    """Counting methods of `ModelSpec`.
+
+    A multiply-add is 2 operations, and only matrix products are counted: norms, activations, softmax and
+    rotations are of a lower order. What a pattern allows is counted pair by pair, not asserted.
+    """
+
+    # -- parameters ------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, int]:
+        """Numbers in the weights, by where they are; their sum is `parameter_count`.
+
+            embedding      V M  (and the position table of `Learned`)
+            attention      L (M D (H + K + K) + H D M)      plus biases
+            feed-forward   L 3 M F                          plus biases
+            norms          (2 L + 1) M                      plus 2 L D with qk_norm
+            output layer   V M, or 0 when tied
+
+        Patterns and positions other than `Learned` have none.
+        """
+        m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
+        table = self.positions.rows if isinstance(self.positions, Learned) else 0
+        attention = m * d * (h + 2 * k) + h * d * m
+        attention += d * (h + 2 * k) * self.qkv_bias + m * self.out_bias
+        forward = 3 * m * f + (2 * f + m) * self.mlp_bias
+        return {
+            "embedding": (self.vocab + table) * m,
+            "attention": self.layers * attention,
+            "feed-forward": self.layers * forward,
+            "norms": (2 * self.layers + 1) * m + 2 * self.layers * d * self.qk_norm,
+            "output layer": 0 if self.tied else self.vocab * m,
+        }
+
+    @property
+    def parameter_count(self) -> int:
+        """All trained numbers; a tied output layer counts once."""
+        return sum(self.parameters().values())
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights that every token is multiplied with in the blocks: L (M D (2 H + 2 K) + 3 M F)."""
+        m, d = self.width, self.head_dim
+        return self.layers * (m * d * (2 * self.heads + 2 * self.kv_heads) + 3 * m * self.hidden)
+
+    def weight_bytes(self, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of all parameters."""
+        return self.parameter_count * dtype.itemsize
+
+    def weight_bytes_read(self, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
+        """Bytes of weights that one forward step reads: all but the embedding's rows that are not looked up."""
+        looked_up = batch * self.width
+        table = (self.parameters()["embedding"]) if not self.tied else 0
+        return (self.parameter_count - table + looked_up) * dtype.itemsize
+
+    # -- operations --------------------------------------------------------------------------------------
+
+    def attention_pairs(self, n: int) -> int:
+        """(query, key) pairs that all heads of all layers score in a row of n tokens, counted."""
+        return sum(_pairs(p, n, self.heads) for p in self.patterns)
+
+    def prefill_flops(self, n: int, logits: int = 1) -> float:
+        """Operations of a forward pass over a row of n tokens.
+
+            2 n W  +  4 D (pairs of all heads and layers)  +  2 M V logits
+
+        with W = `matrix_weights`; the pairs cost 2 D for the score and 2 D for the value.
+
+        Args:
+            n: tokens.
+            logits: slots whose logits are computed: 1 before decoding, n in training.
+        """
+        products = 2.0 * n * self.matrix_weights
+        return (
+            products + 4.0 * self.head_dim * self.attention_pairs(n) + 2.0 * self.width * self.vocab * logits
+        )
+
+    def train_flops(self, context: int) -> float:
+        """Operations per trained token in rows of `context` tokens: 3 prefill_flops(context, context) / context.
+
+        The backward of a product is two products. What is computed a second time (checkpointed blocks, scores
+        that are not stored) is not counted: this is the model's work, whoever does it.
+        """
+        return 3.0 * self.prefill_flops(context, logits=context) / context
+
+    def decode_flops(self, context: int) -> float:
+        """Operations for one more token of a row that then has `context` tokens.
+
+        2 (W + M V)  +  4 D (keys that the last query sees, over all heads and layers)
+        """
+        seen = sum(sum(_seen_by_last(p, context, self.heads)) for p in self.patterns)
+        return 2.0 * (self.matrix_weights + self.width * self.vocab) + 4.0 * self.head_dim * seen
+
+    # -- keys and values ---------------------------------------------------------------------------------
+
+    def kv_bytes_per_token(self, dtype: torch.dtype = torch.bfloat16) -> int:
+        """Bytes of keys and values that one token has in all layers: 2 L K D bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+
+    def cache_slots(self, context: int) -> tuple[int, ...]:
+        """Slots per row that each layer's cache holds after `context` tokens: all of them where it grows, at most
+        its bound where it is a ring."""
+        return tuple(_slots(p, context) for p in self.patterns)
+
+    def kv_bytes_stored(self, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
+        """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold.
+
+        2 K D bytes, times the slots of each layer."""
+        return 2 * self.kv_heads * self.head_dim * dtype.itemsize * batch * sum(self.cache_slots(context))
+
+    def kv_bytes_read(self, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
+        """Bytes of keys and values that one more token of `batch` rows of `context` tokens reads.
+
+        2 D bytes, times the keys that the last query sees, per kv head and layer: a kv head is read once for
+        its whole group, and (`PerHead`) wherever one of the group looks.
+        """
+        read = sum(sum(_read_by_last(p, context, self.heads, self.kv_heads)) for p in self.patterns)
+        return 2 * self.head_dim * dtype.itemsize * batch * read
+
+    # -- training memory -----------------------------------------------------------------------------------
+
+    def receptive_field(self) -> int | None:
+        """How many tokens back the last layer's output at a token depends on: the layers' reaches added.
+
+        None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w see l w.)"""
+        total = 0
+        for pattern in self.patterns:
+            before, _ = pattern.reach
+            if before is None:
+                return None
+            total += before
+        return total
+
+
+@lru_cache(maxsize=512)
+def _pairs(pattern: Pattern, n: int, heads: int) -> int:
+    return pairs(pattern, n, heads=heads, tile=64 if n <= 32768 else 512)
+
+
+@lru_cache(maxsize=512)
+def _seen_by_last(pattern: Pattern, n: int, heads: int) -> tuple[int, ...]:
+    """Keys that the last of n tokens sees, per query head."""
+    seen = _last_row(pattern, n).sum(-1).tolist()
+    return tuple(seen) if len(seen) == heads else tuple(seen * heads)
+
+
+@lru_cache(maxsize=512)
+def _read_by_last(pattern: Pattern, n: int, heads: int, kv_heads: int) -> tuple[int, ...]:
+    """Keys that the last of n tokens makes each kv head read."""
+    row = _last_row(pattern, n)
+    if row.shape[0] == 1:
+        return tuple(row.sum(-1).tolist() * kv_heads)
+    return tuple(row.unflatten(0, (kv_heads, heads // kv_heads)).any(1).sum(-1).tolist())
+
+
+def _last_row(pattern: Pattern, n: int) -> torch.Tensor:
+    """bool [H|1, n]: what the last of n tokens sees."""
+    return visible(pattern, Tokens.range(1, start=n - 1), Tokens.range(n))[0, :, 0]
+
+
+@lru_cache(maxsize=512)
+def _slots(pattern: Pattern, context: int) -> int:
+    bound = make_cache(pattern, batch=1, kv_heads=1, head_dim=1).bound
+    return context if bound is None else min(context, bound)

@@ -1,0 +1,39 @@
+"""Fresh weights."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from headway.models.decoder import Decoder
+
+RESIDUAL = ("o_proj.weight", "down_proj.weight")
+
+
+def initialise_(model: Decoder, seed: int | None = None) -> None:
+    """Fills every parameter, in place.
+
+        parameter                                   value
+        embeddings, output layer                    normal, std s
+        q_proj, k_proj, v_proj, gate_proj, up_proj  normal, std s
+        o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
+        gains of norms                              1
+        biases                                      0
+
+    with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
+    float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    std, depth = model.spec.init_std, model.spec.layers
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                width = std / math.sqrt(2 * depth) if name.endswith(RESIDUAL) else std
+                fresh = torch.zeros(parameter.shape).normal_(0.0, width, generator=generator)
+                parameter.copy_(fresh)

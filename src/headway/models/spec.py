@@ -1,0 +1,137 @@
+"""`ModelSpec`: one frozen value that says all of a decoder but its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from headway.errors import ConfigError, did_you_mean
+from headway.models.arithmetic import Arithmetic
+from headway.models.decoder import Decoder
+from headway.models.families import FAMILIES
+from headway.models.initialise import initialise_
+from headway.models.shape import expand_patterns
+from headway.patterns import Causal, Pattern
+from headway.positions import Rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Arithmetic):
+    """A decoder, declared: fields in `Shape`, arithmetic in `Arithmetic`; `build` gives the module.
+
+    `ModelSpec.of("qwen3", ...)` fills in what is usual in a family, `ModelSpec.of_depth(6, vocab)` is one dial
+    for models of one's own, and `headway.models.catalog` has the published sizes.
+    """
+
+    @staticmethod
+    def of(
+        family: str,
+        *,
+        patterns: Pattern | Sequence[Pattern] = Causal(),  # noqa: B008  (a frozen value)
+        **fields: Any,
+    ) -> ModelSpec:
+        """A spec with the usual values of `family` for whatever is not given.
+
+        kv_heads = heads, head_dim = width / heads, positions = Rotary(the family's theta, pairing="halves"),
+        and the family's own defaults. Raises ConfigError for an unknown family or field.
+        """
+        if family not in FAMILIES:
+            raise ConfigError(
+                f"ModelSpec: there is no family {family!r}{did_you_mean(family, FAMILIES)}; "
+                f"there are {', '.join(FAMILIES)}"
+            )
+        known = set(ModelSpec.__dataclass_fields__)
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"ModelSpec has no field {name!r}{did_you_mean(name, known)}")
+        needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
+        if needed:
+            raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
+        given = {**FAMILIES[family].defaults, **fields}
+        given.setdefault("kv_heads", given["heads"])
+        given.setdefault("positions", Rotary(FAMILIES[family].theta, pairing="halves"))
+        if "head_dim" not in given:
+            if given["heads"] < 1 or given["width"] % given["heads"]:
+                raise ConfigError(
+                    f"ModelSpec: width {given['width']} is not a multiple of {given['heads']} heads; "
+                    "give head_dim"
+                )
+            given["head_dim"] = given["width"] // given["heads"]
+        return ModelSpec(family=family, patterns=expand_patterns(patterns, given["layers"]), **given)
+
+    @staticmethod
+    def of_depth(
+        depth: int,
+        vocab: int,
+        *,
+        context: int = 1024,
+        patterns: Pattern | Sequence[Pattern] = Causal(),  # noqa: B008  (a frozen value)
+        group: int | None = None,
+        family: str = "llama",
+        **fields: Any,
+    ) -> ModelSpec:
+        """One dial: a model of `depth` layers whose other sizes follow.
+
+            layers = depth        width = 64 depth        heads = depth, of 64 dims
+            kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64
+
+        Embedding and output layer are tied. Parameters grow with depth^3 (beside the embedding).
+
+        Args:
+            vocab: rows of the embedding.
+            context: trained context, in tokens.
+            patterns: as in `ModelSpec`.
+            group: query heads per kv head; 2 where depth is even and 1 elsewhere, unless given.
+            family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
+            fields: other fields of `ModelSpec`, which take precedence.
+        """
+        if depth < 1:
+            raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
+        group = (1 if depth % 2 else 2) if group is None else group
+        if group < 1 or depth % group:
+            raise ConfigError(
+                f"ModelSpec.of_depth: {depth} heads cannot be shared {group} to a kv head; "
+                f"group must divide {depth}"
+            )
+        width = 64 * depth
+        usual = {
+            "width": width,
+            "layers": depth,
+            "heads": depth,
+            "kv_heads": depth // group,
+            "head_dim": 64,
+            "hidden": -(-8 * width // 3 // 64) * 64,
+            "tied": True,
+            "trained_context": context,
+        }
+        return ModelSpec.of(family, patterns=patterns, vocab=vocab, **{**usual, **fields})
+
+    def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:
+        """The same model seeing through other patterns; its weights fit unchanged."""
+        return replace(self, patterns=expand_patterns(patterns, self.layers))
+
+    def build(
+        self,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        backend: str = "auto",
+    ) -> Decoder:
+        """A decoder with fresh weights (see `initialise_`), in training mode.
+
+        Args:
+            device: "meta" gives shapes without memory or weights.
+            dtype: of all parameters; torch's default unless given.
+            seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
+            backend: of attention, in every layer.
+        """
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        with torch.device("meta"):
+            model = Decoder(self, backend=backend).to(dtype)
+        where = torch.device("cpu" if device is None else device)
+        if where.type != "meta":
+            initialise_(model.to_empty(device=where), seed)
+        return model

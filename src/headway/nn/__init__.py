@@ -1,0 +1,21 @@
+"""Layers: attention over declared patterns, norms, feed-forwards, embeddings, and the block that joins them."""
+
+from headway.nn.attention import Attention, token_lengths
+from headway.nn.block import Block
+from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
+from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, swish
+from headway.nn.norms import LayerNorm, RMSNorm
+
+__all__ = [
+    "ACTIVATIONS",
+    "Attention",
+    "Block",
+    "FeedForward",
+    "GatedFeedForward",
+    "LayerNorm",
+    "PositionEmbedding",
+    "RMSNorm",
+    "TokenEmbedding",
+    "swish",
+    "token_lengths",
+]

@@ -1,0 +1,237 @@
+"""The attention layer: projections around `attend`.
+
+Legend: B rows, T queries, S keys, M width of the model, H query heads, K kv heads, D per query and key, E per
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import attend
+from headway.cache import Cache, DecoderCache
+from headway.errors import ConfigError
+from headway.heads import Heads
+from headway.nn.norms import RMSNorm
+from headway.patterns import Causal, Pattern
+from headway.positions import NoPositions, PositionScheme, Rotary, RotaryTable
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+class Attention(nn.Module):
+    """Multi-head attention with a declared pattern: MHA, GQA or MQA by `kv_heads`.
+
+        q, k, v = x Wq, x Wk, x Wv               per head; then, in this order, where asked for:
+        q, k    = norm(q), norm(k)               one gain of size D for all heads (Qwen3)
+        q, k    = rotate(q, p), rotate(k, p)     by each token's position
+        y       = attend(q, k, v, pattern) Wo
+
+    Parameters: q_proj [H D, M], k_proj [K D, M], v_proj [K E, M], o_proj [M, H E], without biases unless
+    asked for; with qk_norm, gains q_norm and k_norm [D]. The pattern changes none of them.
+
+    Args:
+        width: M.
+        heads, kv_heads: H and K; K = H unless given, and must divide it.
+        head_dim, value_dim: D (M / H unless given) and E (D unless given).
+        pattern: which keys each query may see.
+        positions: `Rotary` turns queries and keys here; other schemes act elsewhere.
+        qkv_bias, out_bias: biases of the projections.
+        qk_norm: RMSNorm on every query and key, with eps `norm_eps`.
+        score, scale, backend: as in `attend`; scale is D^-0.5 unless given.
+        dropout: probability for attention weights, after the softmax; only in training mode.
+        output_dropout: probability for the output, after Wo; only in training mode.
+
+    Raises:
+        HeadwayError: K does not divide H; D is odd and positions rotate; M is not a multiple of H and no
+            head_dim is given; an unknown backend.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        pattern: Pattern = Causal(),  # noqa: B008  (a frozen value)
+        positions: PositionScheme = NoPositions(),  # noqa: B008
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+        score: Score | Sequence[Score] = (),
+        scale: float | None = None,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.heads = Heads.of(heads, kv_heads)
+        if head_dim is None and width % heads:
+            raise ConfigError(
+                f"Attention: width {width} is not a multiple of {heads} heads; give head_dim, "
+                "the size of one head"
+            )
+        for name, p in (("dropout", dropout), ("output_dropout", output_dropout)):
+            if not 0.0 <= p < 1.0:
+                raise ConfigError(f"Attention: {name} is a probability from 0 to below 1, got {p}")
+        self.width = width
+        self.head_dim = width // heads if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        if self.head_dim < 1 or self.value_dim < 1:
+            raise ConfigError(
+                f"Attention: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
+            )
+        if isinstance(positions, Rotary):
+            positions.rotated_dims(self.head_dim)
+        self.pattern, self.positions, self.backend, self.scale = pattern, positions, backend, scale
+        self.score = (score,) if isinstance(score, Score) else tuple(score)
+        self.dropout = dropout
+        queries, keys, values = heads * self.head_dim, self.heads.kv_heads, self.heads.kv_heads
+        self.q_proj = nn.Linear(width, queries, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, keys * self.head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, values * self.value_dim, bias=qkv_bias)
+        self.o_proj = nn.Linear(heads * self.value_dim, width, bias=out_bias)
+        self.q_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.drop_output = nn.Dropout(output_dropout)
+
+    def forward(
+        self,
+        x_BTM: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        cache: Cache | None = None,
+        memory: Tensor | None = None,
+        memory_tokens: Tokens | None = None,
+        rotation: RotaryTable | None = None,
+    ) -> Tensor:
+        """[B, T, M] -> [B, T, M].
+
+        Args:
+            x_BTM: what queries are made of, and keys and values unless `memory` is given.
+            tokens: of x; without them rows are numbered from 0, or from where `cache` ended.
+            cache: past keys and values; the chunk is added to it, and its queries see both.
+            memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
+                tokens; no positions, no cache).
+            memory_tokens: of memory; all of it unless given.
+            rotation: `rotary_table(tokens)`, when several layers share it.
+        """
+        if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
+            raise ConfigError(f"Attention: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
+        if memory is not None:
+            return self._cross(x_BTM, tokens, cache, memory, memory_tokens)
+        if memory_tokens is not None:
+            raise ConfigError("Attention: memory_tokens describe `memory`, which is not given")
+        count, device = x_BTM.shape[1], x_BTM.device
+        if tokens is None:
+            fresh = Tokens.range(count, device=device)
+            tokens = fresh if cache is None else DecoderCache([cache]).next_tokens(count)
+        q_BHTD, k_BKTD, v_BKTE = self._project(x_BTM, x_BTM)
+        if not isinstance(self.positions, Rotary):
+            keys_tokens = tokens
+            if cache is not None:
+                keys = cache.update(k_BKTD, v_BKTE, tokens)
+                k_BKTD, v_BKTE, keys_tokens = keys.k, keys.v, keys.tokens
+            return self._attend(q_BHTD, k_BKTD, v_BKTE, tokens, keys_tokens)
+        if rotation is None:
+            rotation = self.rotary_table(tokens, q_BHTD.dtype)
+        q_BHTD = rotation.apply(q_BHTD)
+        if cache is None:
+            return self._attend(q_BHTD, rotation.apply(k_BKTD), v_BKTE, tokens, tokens)
+        if not self.positions.length_dependent:
+            keys = cache.update(rotation.apply(k_BKTD), v_BKTE, tokens)
+            return self._attend(q_BHTD, keys.k, keys.v, tokens, keys.tokens)
+        # Frequencies move with the row's length: keys are kept as they are and turned when they are read.
+        keys = cache.update(k_BKTD, v_BKTE, tokens)
+        at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
+        k_BKSD = self.positions.rotate(keys.k, at, cache.length.to(device))
+        return self._attend(q_BHTD, k_BKSD, keys.v, tokens, keys.tokens)
+
+    def rotary_table(self, tokens: Tokens, dtype: torch.dtype = torch.float32) -> RotaryTable | None:
+        """Cosines and sines for these tokens; None when positions do not rotate.
+
+        Where frequencies depend on the length, it is that of each token's own row (or packed document)."""
+        return rotary_table(self.positions, tokens, self.head_dim, dtype)
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
+        k = self.k_proj(source).unflatten(-1, (-1, self.head_dim))
+        v = self.v_proj(source).unflatten(-1, (-1, self.value_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, q_tokens: Tokens, k_tokens: Tokens) -> Tensor:
+        out_BHTE = attend(
+            q,
+            k,
+            v,
+            self.pattern,
+            q_tokens=q_tokens,
+            k_tokens=k_tokens,
+            score=self.score,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        y: Tensor = self.drop_output(self.o_proj(out_BHTE.transpose(1, 2).flatten(2)))
+        return y
+
+    def _cross(
+        self,
+        x: Tensor,
+        tokens: Tokens | None,
+        cache: Cache | None,
+        memory: Tensor,
+        memory_tokens: Tokens | None,
+    ) -> Tensor:
+        if cache is not None:
+            raise ConfigError(
+                "Attention: memory is there as a whole, so cross-attention takes no cache; drop cache="
+            )
+        if self.pattern.reach != (None, None) or self.positions.marks == "queries and keys":
+            raise ConfigError(
+                "Attention: positions of x and memory are not comparable, so cross-attention needs "
+                f"pattern=Full() (or global tokens) and no rotary positions; got {self.pattern} and "
+                f"{self.positions}"
+            )
+        if memory.dim() != 3 or memory.shape[0] != x.shape[0] or memory.shape[-1] != self.width:
+            raise ConfigError(
+                f"Attention: memory must be [{x.shape[0]}, keys, {self.width}], got {list(memory.shape)}"
+            )
+        at_x = Tokens.range(x.shape[1], device=x.device) if tokens is None else tokens
+        at_memory = memory_tokens or Tokens.range(memory.shape[1], device=x.device)
+        return self._attend(*self._project(x, memory), at_x, at_memory)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, pattern={self.pattern}"
+
+
+def rotary_table(
+    positions: PositionScheme, tokens: Tokens, head_dim: int, dtype: torch.dtype
+) -> RotaryTable | None:
+    """Cosines and sines that queries and keys of these tokens are turned with; None unless `Rotary`."""
+    if not isinstance(positions, Rotary):
+        return None
+    length = token_lengths(tokens) if positions.length_dependent else None
+    return positions.table(torch.where(tokens.valid, tokens.positions, 0), head_dim, length, dtype)
+
+
+def token_lengths(tokens: Tokens) -> Tensor:
+    """How many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T].
+
+    That is the largest index of the document plus one, so a chunk that continues a cache counts the past."""
+    index = tokens.index
+    if tokens.document is None:
+        last = index.amax(1, keepdim=True) if index.shape[1] else index.new_zeros(index.shape[0], 1)
+        return (last + 1).expand_as(index)
+    document = torch.where(tokens.valid, tokens.document, -1) + 1
+    most = index.new_full((index.shape[0], int(document.max()) + 1), -1)
+    most = most.scatter_reduce(1, document, index, "amax")
+    return most.gather(1, document) + 1

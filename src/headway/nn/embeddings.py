@@ -1,0 +1,68 @@
+"""From token ids to vectors, and positions that are added to them.
+
+Legend: B rows, T slots, M width of the model.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import DataError
+from headway.positions import Learned, PositionScheme, Sinusoidal
+from headway.tokens import Tokens
+
+
+class TokenEmbedding(nn.Embedding):
+    """Row `id` of a trained table of `vocab` rows. Ids of empty slots are not looked at."""
+
+    def __init__(self, vocab: int, width: int) -> None:
+        super().__init__(vocab, width)
+
+    def forward(self, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
+        """ids [B, T] -> [B, T, M].
+
+        Raises DataError when the id of a token is not in 0..vocab-1, or `ids` are not whole numbers [B, T].
+        """
+        if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise DataError(
+                f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
+                + ("; add the batch axis: ids[None]" if ids.dim() == 1 else "")
+            )
+        if tokens is not None and tokens.start is None:
+            ids = torch.where(tokens.valid, ids, 0)
+        if not torch.compiler.is_compiling() and not ids.is_meta and ids.numel():
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.num_embeddings:
+                self._refuse(ids)
+        return super().forward(ids)
+
+    def _refuse(self, ids: Tensor) -> None:
+        wrong = (ids < 0) | (ids >= self.num_embeddings)
+        row, slot = wrong.nonzero()[0].tolist()
+        more = int(wrong.sum()) - 1
+        raise DataError(
+            f"token id {int(ids[row, slot])} (row {row}, slot {slot}{f', and {more} more' if more else ''}) is "
+            f"not in 0..{self.num_embeddings - 1}: the model's vocab is {self.num_embeddings}; use the "
+            "tokenizer that the model was trained with, and mark padding in `tokens` instead of by an id"
+        )
+
+
+class PositionEmbedding(nn.Module):
+    """What a position scheme adds to the embeddings: a trained table (`Learned`), sines (`Sinusoidal`), or
+    nothing."""
+
+    def __init__(self, positions: PositionScheme, width: int) -> None:
+        super().__init__()
+        self.positions, self.width = positions, width
+        rows = positions.rows if isinstance(positions, Learned) else None
+        self.weight = None if rows is None else nn.Parameter(torch.empty(rows, width).normal_(0, 0.02))
+
+    def forward(self, x_BTM: Tensor, tokens: Tokens) -> Tensor:
+        """x + marks of `tokens.positions`; positions of empty slots are not looked at."""
+        if self.positions.marks != "embeddings":
+            return x_BTM
+        at = torch.where(tokens.valid, tokens.positions, 0)
+        if isinstance(self.positions, Learned):
+            assert self.weight is not None
+            return x_BTM + nn.functional.embedding(self.positions.row(at), self.weight)
+        assert isinstance(self.positions, Sinusoidal)
+        return x_BTM + self.positions.embedding(at, self.width, x_BTM.dtype)

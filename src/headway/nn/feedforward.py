@@ -1,0 +1,69 @@
+"""What is done to each token alone: attention gathers, the feed-forward transforms.
+
+Legend: M width of the model, F width of the hidden layer.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.errors import ConfigError, did_you_mean
+
+
+def swish(x: Tensor, beta: float = 1.0) -> Tensor:
+    """x * sigmoid(beta * x): x / 2 at beta = 0, SiLU at 1, towards ReLU for large beta. (Ramachandran et al.
+    2017.)"""
+    return x * torch.sigmoid(beta * x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""Activations by the names that Hugging Face configs use."""
+
+
+def named_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function of that name. Raises ConfigError for a name that is not in `ACTIVATIONS`."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(
+            f"there is no activation {name!r}{did_you_mean(name, ACTIVATIONS)}; "
+            f"there are {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M)."""
+
+    def __init__(self, width: int, hidden: int, activation: str = "relu", bias: bool = False) -> None:
+        super().__init__()
+        self.act = named_activation(activation)
+        self.up_proj = nn.Linear(width, hidden, bias=bias)
+        self.down_proj = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        y: Tensor = self.down_proj(self.act(self.up_proj(x)))
+        return y
+
+
+class GatedFeedForward(nn.Module):
+    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M)."""
+
+    def __init__(self, width: int, hidden: int, activation: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        self.act = named_activation(activation)
+        self.gate_proj = nn.Linear(width, hidden, bias=bias)
+        self.up_proj = nn.Linear(width, hidden, bias=bias)
+        self.down_proj = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., M]."""
+        y: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return y
