@@ -100,8 +100,10 @@ def draw_patterns(
         draw_pattern(figure.add_subplot(rows, columns, place), pattern, tokens, name)
 
 
-def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "") -> None:
-    """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`."""
+def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", legend: bool = True) -> None:
+    """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`.
+
+    `legend` names the parts of a union below the panel."""
     import numpy as np
     from matplotlib.colors import ListedColormap
 
@@ -112,22 +114,23 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "") -
     allowed = int((cells > 0).sum())
     palette = [BLUE, ORANGE, GREEN, VIOLET, RED]
     colours = [PALE, *(palette[i % len(palette)] for i in range(len(parts)))]
-    axes.imshow(cells, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, interpolation="nearest")
-    axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=0.8)
-    axes.grid(which="major", visible=False)
-    axes.tick_params(which="both", length=0, labelsize=7)
-    step = max(1, count // 4)
-    axes.set_xticks(range(0, count, step))
-    axes.set_yticks(range(0, count, step))
+    axes.pcolormesh(
+        cells, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, edgecolors="white", linewidth=0.8
+    )
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    marks = range(0, count, max(1, count // 4))
+    axes.set_xticks([mark + 0.5 for mark in marks], marks)
+    axes.set_yticks([mark + 0.5 for mark in marks], marks)
+    axes.tick_params(length=0, labelsize=7)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_title(title, fontsize=9, loc="left", wrap=True)
     axes.set_ylabel("query", fontsize=8, color=GREY)
     share = f"{allowed} of {count * count} pairs, {allowed / count**2:.0%}"
     axes.set_xlabel(f"key          {share}", fontsize=8, color=GREY)
-    if len(parts) > 1:
+    if legend and len(parts) > 1:
         from matplotlib.patches import Patch
 
         handles = [Patch(color=c, label=str(part)) for c, part in zip(colours[1:], parts, strict=True)]

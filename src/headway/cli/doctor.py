@@ -1,0 +1,192 @@
+"""`headway doctor`: what is usable on this machine, and why not."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Annotated, Any
+
+import typer
+
+from headway.cli._shared import JsonOption, print_json, size, table
+
+OPTIONAL = {
+    "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',
+    "sentencepiece": "reads LLaMA's tokenizer.model; pip install sentencepiece",
+}
+VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "asimd", "bf16")
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "TOKENIZERS_PARALLELISM",
+    "NO_COLOR",
+)
+
+
+def command(
+    measure: Annotated[bool, typer.Option("--measure", help="measure its roofs, too (seconds)")] = False,
+    json: JsonOption = False,
+) -> int:
+    """Say what is usable on this machine, and why not. Exit code 1 when something needed is missing."""
+    report = examine(measure)
+    if json:
+        print_json(report)
+    else:
+        print(to_text(report))
+    return 1 if report["problems"] else 0
+
+
+def examine(measure: bool = False) -> dict[str, Any]:
+    """Everything that the report says, in JSON's types."""
+    import torch
+
+    from headway import hardware
+
+    report: dict[str, Any] = {
+        "headway": version("headway"),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": {
+            "name": hardware.cpu_name(),
+            "cores": hardware.cores(),
+            "level": hardware.cpu_level(),
+            "flags": sorted(f for f in hardware.cpu_flags() if f.startswith(VECTOR_FLAGS)),
+            "bf16": hardware.bf16_native(),
+            "fp16": hardware.fp16_native(),
+        },
+        "memory": {"total": hardware.memory_total(), "available": hardware.memory_available()},
+        "torch": {
+            "version": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "mkl": torch.backends.mkl.is_available(),
+            "onednn": torch.backends.mkldnn.is_available(),
+            "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "backends": backends(),
+        "packages": packages(),
+        "environment": environment(),
+    }
+    if measure:
+        report["measured"] = {
+            "float32_flops": hardware.gemm_peak(torch.float32),
+            "bfloat16_flops": hardware.gemm_peak(torch.bfloat16),
+            "read_bytes_per_second": hardware.read_bandwidth(),
+        }
+    report["problems"], report["advice"] = judge(report)
+    return report
+
+
+def backends() -> list[dict[str, Any]]:
+    """Each attention backend: whether it can be used here, and what takes over where it cannot."""
+    from headway.attention import ABILITIES
+
+    known = {
+        "dense": "the specification: any device and dtype; builds all scores",
+        "diagonal": "one product per diagonal; small and slow, for comparison",
+        "sdpa": "torch's fused kernels for full and causal patterns",
+        "banded": "windows and other sparse patterns in linear memory, with a backward",
+    }
+    absent = {
+        "native": "no C++ kernels in this version; sdpa and banded take over, at a fraction of the CPU's peak",
+        "flex": "FlexAttention is not wired in; banded takes over on CUDA too",
+    }
+    rows = [(name, True, known[name]) for name in ABILITIES]
+    rows += [(name, False, why) for name, why in absent.items() if name not in ABILITIES]
+    return [{"name": name, "usable": usable, "why": why} for name, usable, why in rows]
+
+
+def packages() -> list[dict[str, Any]]:
+    """Versions of what headway needs and of what it can use; None where a package is absent."""
+    needed = [_name(line) for line in requires("headway") or () if "extra ==" not in line]
+    rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
+    return [{"name": name, "version": _version(name), "needed": need, "use": use} for name, need, use in rows]
+
+
+def environment() -> dict[str, str]:
+    """The variables that change what headway or torch does, as far as they are set."""
+    own = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
+    return {name: os.environ[name] for name in (*own, *VARIABLES) if name in os.environ}
+
+
+def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(problems, advice): what keeps headway from working, and what makes it slower than it could be."""
+    problems = [
+        f"{package['name']} is missing: pip install {package['name']}"
+        for package in report["packages"]
+        if package["needed"] and package["version"] is None
+    ]
+    cpu, threads, advice = report["cpu"], report["torch"]["threads"], []
+    if threads > cpu["cores"]:
+        advice.append(
+            f"torch uses {threads} threads on {cpu['cores']} cores: set OMP_NUM_THREADS={cpu['cores']}"
+        )
+    if threads < cpu["cores"]:
+        advice.append(
+            f"torch uses {threads} of {cpu['cores']} cores: --threads or OMP_NUM_THREADS changes that"
+        )
+    if not cpu["bf16"]:
+        advice.append("this CPU has no bf16 products, so float32 is the faster choice")
+    if report["memory"]["available"] < 2 << 30:
+        advice.append(f"only {size(report['memory']['available'])} of memory are free")
+    return problems, advice
+
+
+def to_text(report: dict[str, Any]) -> str:
+    """The report for a terminal."""
+    cpu, torch, memory = report["cpu"], report["torch"], report["memory"]
+    half = "never used on this CPU (no hardware for it: hundreds of times slower than bf16)"
+    facts = [
+        ("headway", f"{report['headway']}, Python {report['python']}, {report['system']}"),
+        ("cpu", f"{cpu['name']}, {cpu['cores']} cores, level {cpu['level']}"),
+        ("bf16", "in hardware" if cpu["bf16"] else "not in hardware"),
+        ("fp16", "in hardware" if cpu["fp16"] else half),
+        ("memory", f"{size(memory['available'])} free of {size(memory['total'])}"),
+        ("torch", f"{torch['version']}, {torch['threads']} threads, {torch['capability']}, {_math(torch)}"),
+        ("gpu", ", ".join(torch["cuda"]) or "none"),
+    ]
+    if "measured" in report:
+        rate = report["measured"]
+        facts += [
+            ("products", f"{rate['float32_flops'] / 1e9:.0f} GFLOP/s float32, "
+                         f"{rate['bfloat16_flops'] / 1e9:.0f} GFLOP/s bfloat16 (torch, measured now)"),
+            ("reads", f"{rate['read_bytes_per_second'] / 1e9:.1f} GB/s (measured now)"),
+        ]  # fmt: skip
+    missing = [(p["name"], p["use"]) for p in report["packages"] if p["version"] is None]
+    found = ", ".join(f"{p['name']} {p['version']}" for p in report["packages"] if p["version"])
+    parts = [
+        "\n".join(f"{name:<9} {value}" for name, value in facts),
+        table(
+            ("backend", "usable", "what"),
+            [(b["name"], b["usable"], b["why"]) for b in report["backends"]],
+            "",
+        ),
+        "packages  " + found,
+        *(["absent    " + "; ".join(f"{name} ({use})" for name, use in missing)] if missing else []),
+        "variables " + (", ".join(f"{k}={v}" for k, v in report["environment"].items()) or "none set"),
+        "\n".join(f"problem   {line}" for line in report["problems"]),
+        "\n".join(f"advice    {line}" for line in report["advice"]),
+        "" if report["problems"] else "everything that headway needs is here",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _math(torch: dict[str, Any]) -> str:
+    libraries = (("mkl", "MKL"), ("onednn", "oneDNN"))
+    return ", ".join(f"{'with' if torch[key] else 'without'} {name}" for key, name in libraries)
+
+
+def _name(requirement: str) -> str:
+    for at, letter in enumerate(requirement):
+        if not (letter.isalnum() or letter in "-_."):
+            return requirement[:at]
+    return requirement
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
