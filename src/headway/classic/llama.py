@@ -1,0 +1,105 @@
+"""RMSNorm and rotary embedding as `transformers`' LLaMA code in the document has them."""
+
+import torch
+from torch import Tensor, nn
+
+
+class LlamaRMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight (+ bias), in float32, cast back: T5's layer norm.
+
+    Dividing by the root of the mean square re-scales and does not re-centre. (The documents say that norms
+    divide by the variance; it is its square root.)
+
+    hidden_size         size of the last axis
+    eps                 keeps the root away from 0
+    bias                a learnable shift, absent in LLaMA
+    cast_before_weight  False: (weight * normed).to(dtype), the listed code; one rounding in half precision.
+                        True: weight * normed.to(dtype), what `transformers` 5 does; two roundings. The same
+                        in float32
+    """
+
+    def __init__(
+        self, hidden_size: int, eps: float = 1e-6, bias: bool = False, cast_before_weight: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+        self.variance_epsilon = eps
+        self.cast_before_weight = cast_before_weight
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Any shape whose last axis is hidden_size; same dtype."""
+        input_dtype = hidden_states.dtype
+        wide = hidden_states if input_dtype == torch.float64 else hidden_states.to(torch.float32)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.cast_before_weight:
+            normed = normed.to(input_dtype)
+        out = self.weight * normed
+        if self.bias is not None:
+            out = out + self.bias
+        return out if self.cast_before_weight else out.to(input_dtype)
+
+
+class LlamaRotaryEmbedding(nn.Module):
+    """Tables cos and sin (1, 1, seq, dim) of m * theta_i, theta_i = base^(-2i/dim), each angle twice: [C C].
+
+    dim                      width of one head
+    max_position_embeddings  rows that are built at once; a longer seq_len rebuilds
+    base, device             of the angles
+
+    The listed code stores a rebuilt table in the dtype of the input that asked for it, and builds angles in
+    the module's dtype, so that one half-precision call beyond the maximum, or `.half()`, spoils all later
+    ones. Here the tables stay float32, whatever the module or its inputs are cast to, and only what is
+    returned is cast.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_position_embeddings: int = 2048,
+        base: float = 10000,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ValueError(f"rotary embedding turns coordinates in pairs: dim must be even, got {dim}")
+        self.dim, self.base = dim, base
+        self._build(max_position_embeddings, torch.device(device or "cpu"))
+
+    def _build(self, seq_len: int, device: torch.device) -> None:
+        self.max_seq_len_cached = seq_len
+        self.inv_freq = 1.0 / (self.base ** (torch.arange(0, self.dim, 2, device=device).float() / self.dim))
+        freqs = torch.outer(torch.arange(seq_len, device=device).float(), self.inv_freq)
+        emb = torch.cat((freqs, freqs), dim=-1)
+        self.cos_cached, self.sin_cached = emb.cos()[None, None], emb.sin()[None, None]
+
+    def forward(self, x: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+        """cos, sin (1, 1, seq_len, dim) in the dtype of x (b, heads, s, head_dim)."""
+        if seq_len > self.max_seq_len_cached or self.cos_cached.device != x.device:
+            self._build(max(seq_len, self.max_seq_len_cached), x.device)
+        return self.cos_cached[:, :, :seq_len].to(x.dtype), self.sin_cached[:, :, :seq_len].to(x.dtype)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """(x1, x2) -> (-x2, x1) for the two halves of the last axis."""
+    x1 = x[..., : x.shape[-1] // 2]
+    x2 = x[..., x.shape[-1] // 2 :]
+    return torch.cat((-x2, x1), dim=-1)
+
+
+def apply_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """q, k (b, heads, s, head_dim) turned by rows `position_ids` (b, s) of cos, sin (1, 1, seq, head_dim).
+
+    q * cos + rotate_half(q) * sin: coordinate i turns with i + head_dim/2. The printed formula has C of
+    width d/2 against the width d of [Y1 Y2]; C stands there twice, as in the tables.
+    """
+    if position_ids.numel() and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < cos.shape[2]:
+        raise ValueError(
+            f"position_ids {int(position_ids.min())}..{int(position_ids.max())} lie outside tables of "
+            f"{cos.shape[2]} rows; ask LlamaRotaryEmbedding for seq_len = largest position + 1"
+        )
+    cos = cos.squeeze(1).squeeze(0)[position_ids].unsqueeze(1)  # (b, 1, s, head_dim)
+    sin = sin.squeeze(1).squeeze(0)[position_ids].unsqueeze(1)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin

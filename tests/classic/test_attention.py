@@ -1,0 +1,359 @@
+"""MultiHeadMaskedSelfAttention: rows 1, 3-14, 36, 60 and the slips E5-E8, E12, E18."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.classic import MultiHeadMaskedSelfAttention, masked_softmax, precompute_freqs_cis
+from tests.classic.oracle import loops, turned
+
+D, H, S = 16, 4, 7
+KINDS = [4, 2, 1]  # MHA, GQA, MQA
+
+
+def made(g, seed=0, dtype=torch.float64, max_len=32, **options):
+    torch.manual_seed(seed)
+    layer = MultiHeadMaskedSelfAttention(D, H, g, max_len, **options).to(dtype)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    return layer
+
+
+def freqs(end, dtype=torch.complex128):
+    return precompute_freqs_cis(D // H, end, dtype=dtype)
+
+
+def inputs(b=2, s=S, seed=1, dtype=torch.float64):
+    return torch.randn(b, s, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def reference(layer, x, allowed):
+    """Four loops over heads, queries, keys and coordinates, with turned queries and keys."""
+    outs = []
+    for row, seen in zip(x.double(), allowed, strict=True):
+        q, k, v = (
+            (row @ w.weight.double().T).unflatten(-1, (-1, D // H)).transpose(0, 1)
+            for w in (layer.W_q, layer.W_k, layer.W_v)
+        )
+        out = loops(turned(q, 0), turned(k, 0), v, seen)
+        outs.append(out.transpose(0, 1).flatten(1) @ layer.W_o.weight.double().T)
+    return torch.stack(outs)
+
+
+def causal(s=S):
+    return torch.ones(s, s, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize("g", KINDS)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@torch.no_grad()
+def test_equals_four_loops_in_float64(g, dtype, limit):
+    layer, x = made(g, dtype=dtype), inputs(dtype=dtype)
+    expected = reference(layer, x, [causal()] * 2)
+    out, k, v = layer(x, freqs(S))
+    assert (out - expected).abs().max() < limit * max(1.0, expected.abs().max())
+    assert k is None
+    assert v is None
+    wrong = reference(layer, x, [torch.ones(S, S, dtype=torch.bool)] * 2)
+    assert (out - wrong).abs().max() > 1e-2
+
+
+def test_weights_are_distributions():
+    layer, seen = made(2), []
+    layer.softmax.register_forward_hook(lambda _m, _a, out: seen.append(out))
+    layer(inputs(), freqs(S))
+    assert (seen[0] >= 0).all()
+    torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, H, S, dtype=torch.float64), rtol=0, atol=1e-15)
+    assert not seen[0].triu(1).any()
+
+
+@pytest.mark.parametrize("g", KINDS)
+def test_every_shape_of_the_document(g):
+    """Row 7, by hooks."""
+    layer, shapes = made(g), {}
+
+    def note(name):
+        def hook(_module, args, out):
+            shapes.setdefault(name, []).append((tuple(args[0].shape), tuple(out.shape)))
+
+        return hook
+
+    for name, module in layer.named_children():
+        module.register_forward_hook(note(name))
+    out, k, v = layer(inputs(), freqs(S), use_kv_cache=True)
+    b, s, hd = 2, S, D // H
+    assert shapes == {
+        "W_q": [((b, s, D), (b, s, D))],
+        "split_q": [((b, s, D), (b, s, H, hd))],
+        "W_k": [((b, s, D), (b, s, g * hd))],
+        "W_v": [((b, s, D), (b, s, g * hd))],
+        "split_kv": [((b, s, g * hd), (b, s, g, hd))] * 2,
+        "repeat_kv": [((b, s, g, hd), (b, s, H, hd))] * 2,
+        "softmax": [((b, H, s, s), (b, H, s, s))],
+        "dropout_attention": [((b, H, s, s), (b, H, s, s))],
+        "W_o": [((b, s, D), (b, s, D))],
+        "dropout_output": [((b, s, D), (b, s, D))],
+    }
+    assert out.shape == (b, s, D)
+    assert k.shape == v.shape == (b, s, g, hd)
+
+
+def test_parameters_are_four_matrices_without_bias():
+    assert {n: tuple(p.shape) for n, p in made(4).named_parameters()} == {
+        f"W_{n}.weight": (D, D) for n in "qkvo"
+    }
+    assert sum(p.numel() for p in made(4).parameters()) == 4 * D * D
+    assert set(made(1).state_dict()) == {f"W_{n}.weight" for n in "qkvo"}
+    assert made(1).W_k.weight.shape == (D // H, D)
+
+
+def test_groups_share_their_own_keys():
+    """E5, row 9: query head i reads key/value head i // (h/g); equal to MHA with the heads repeated."""
+    few, many = made(2), made(4)
+    many.load_state_dict(
+        {
+            n: w if n[2] in "qo" else w.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1)
+            for n, w in few.state_dict().items()
+        }
+    )
+    torch.testing.assert_close(few(inputs(), freqs(S))[0], many(inputs(), freqs(S))[0], rtol=0, atol=1e-13)
+
+
+def test_mask_is_a_buffer_that_grows():
+    layer = made(2, max_len=5)
+    assert layer.mask.shape == (1, 1, 5, 5)
+    assert not layer.mask.requires_grad
+    assert "mask" in dict(layer.named_buffers())
+    assert (layer.mask[0, 0].diagonal() == 0).all()
+    assert torch.equal(layer.mask[0, 0] == 0, causal(5))
+    big, x = made(2, max_len=64), inputs(s=23)
+    big.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x, freqs(23))[0], big(x, freqs(23))[0])
+    assert layer.mask.shape == (1, 1, 23, 23)
+    _, k, v = layer(x, freqs(23), use_kv_cache=True)
+    layer(x[:, :1], freqs(24)[23:], cache_k=k, cache_v=v)
+    assert layer.mask.shape == (1, 1, 46, 46)
+    assert "mask" in dict(layer.named_buffers())
+
+
+@pytest.mark.parametrize("g", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.lists(st.integers(1, S - 1), unique=True, max_size=S - 1).map(sorted))
+def test_any_chunking_equals_one_shot_with_gradients(g, cuts):
+    """Row 36; gradients flow through caches, so even they are equal."""
+    results = []
+    for edges in ([0, S], [0, *cuts, S]):
+        layer, x, k, v, outs = made(g), inputs().requires_grad_(), None, None, []
+        for a, b in pairwise(edges):
+            out, k, v = layer(x[:, a:b], freqs(S)[a:b], use_kv_cache=True, cache_k=k, cache_v=v)
+            outs.append(out)
+        whole = torch.cat(outs, 1)
+        (whole * torch.arange(1.0, 1 + whole.numel()).view_as(whole)).sum().backward()
+        results.append([whole, k, v, x.grad, *(p.grad for p in layer.parameters())])
+    for one, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(chunked, one, rtol=1e-11, atol=1e-11)
+
+
+def test_use_kv_cache_false_leaves_caches_untouched():
+    layer, x = made(2), inputs()
+    full, k, _ = layer(x, freqs(S), use_kv_cache=True)
+    _, k5, v5 = layer(x[:, :5], freqs(S)[:5], use_kv_cache=True)
+    kept = k5.clone(), v5.clone()
+    out, k_back, v_back = layer(x[:, 5:], freqs(S)[5:], use_kv_cache=False, cache_k=k5, cache_v=v5)
+    assert k_back is k5
+    assert v_back is v5
+    assert torch.equal(k5, kept[0])
+    assert torch.equal(v5, kept[1])
+    torch.testing.assert_close(
+        out, full[:, 5:], rtol=0, atol=1e-13
+    )  # the cache is attended over all the same
+    assert k.shape[1] == S
+    assert torch.equal(k[:, :5], k5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("form", ["bool", "additive"])
+@pytest.mark.parametrize("g", [4, 2])
+def test_padded_batch_equals_each_row_alone(side, form, g):
+    """Rows 12, 13; E8: padding is what gets -inf."""
+    layer, lengths, alone = made(g), [7, 4, 1], []
+    x = torch.full((3, S, D), 100.0, dtype=torch.float64)
+    real = torch.zeros(3, S, dtype=torch.bool)
+    for row, n in enumerate(lengths):
+        at = slice(S - n, S) if side == "left" else slice(0, n)
+        x[row, at], real[row, at] = inputs(1, n, seed=row)[0], True
+        alone.append(layer(inputs(1, n, seed=row), freqs(n))[0][0])
+    mask = (
+        real if form == "bool" else torch.zeros(3, S, dtype=torch.float64).masked_fill(~real, float("-inf"))
+    )
+    x.requires_grad_()
+    out, _, _ = layer(x, freqs(S), padding_mask=mask)
+    torch.testing.assert_close(out[real], torch.cat(alone), rtol=0, atol=1e-12)
+    out.square().sum().backward()
+    grads = [x.grad, *(p.grad for p in layer.parameters())]
+    assert all(torch.isfinite(g).all() for g in grads)
+    if side == "left":
+        assert (out[~real] == 0).all()  # such a token sees padding only
+        assert (x.grad[~real] == 0).all()
+
+
+def test_a_row_of_padding_only():
+    layer, x = made(2, dtype=torch.float32), inputs(dtype=torch.float32).requires_grad_()
+    mask = torch.tensor([[True] * S, [False] * S])
+    out, _, _ = layer(x, freqs(S), padding_mask=mask)
+    out.sum().backward()
+    assert (out[1] == 0).all()
+    assert (x.grad[1] == 0).all()
+    assert torch.isfinite(x.grad).all()
+    assert x.grad[0].abs().max() > 0
+
+
+def test_padding_mask_covers_the_cache():
+    layer, x = made(2), inputs()
+    real = torch.tensor([[False, False] + [True] * 5, [True] * S])
+    full, _, _ = layer(x, freqs(S), padding_mask=real)
+    _, k, v = layer(x[:, :4], freqs(S)[:4], True, padding_mask=real[:, :4])
+    out, _, _ = layer(x[:, 4:], freqs(S)[4:], True, k, v, padding_mask=real)
+    torch.testing.assert_close(out, full[:, 4:], rtol=0, atol=1e-13)
+    with pytest.raises(
+        ValueError, match=r"must be \(batch, keys\) = \(2, 7\), cached keys first, got \(2, 3\)"
+    ):
+        layer(x[:, 4:], freqs(S)[4:], True, k, v, padding_mask=real[:, 4:])
+
+
+@pytest.mark.parametrize("g", KINDS)
+def test_no_leakage_of_the_future(g):
+    """Row 14: bitwise, and by gradient."""
+    layer, x = made(g), inputs(1)
+    out = layer(x, freqs(S))[0]
+    for t in range(S):
+        other = x.clone()
+        other[:, t:] = torch.randn_like(other[:, t:])
+        assert torch.equal(layer(other, freqs(S))[0][:, :t], out[:, :t])
+    jacobian = (
+        torch.autograd.functional.jacobian(lambda x: layer(x, freqs(S))[0][0].sum(-1), x)[:, 0].abs().sum(-1)
+    )
+    assert not jacobian.triu(1).any()
+    assert (jacobian.diagonal() > 0).all()  # E12: a token sees itself
+
+
+def test_gradcheck():
+    layer, x = made(2), inputs(1, 4).requires_grad_()
+    mask = torch.tensor([[False, True, True, True]])
+    assert torch.autograd.gradcheck(lambda x: layer(x, freqs(4), padding_mask=mask)[0], x)
+
+
+@pytest.mark.parametrize(("where", "at"), [("dropout_attention", 0.25), ("dropout_output", 0.5)])
+def test_each_dropout_acts_in_its_own_place(where, at):
+    """Row 6: zeros at rate p on the weights, or on the output, and nowhere else; none in eval mode."""
+    layer, seen = made(4, **{where: at}), {}
+    for name in ("dropout_attention", "dropout_output"):
+        getattr(layer, name).register_forward_hook(
+            lambda _m, args, out, name=name: seen.update({name: (args[0], out)})
+        )
+    x = inputs(24, 20)
+    layer(x, freqs(20))
+    for name, (before, after) in seen.items():
+        live = before != 0
+        n, dropped = int(live.sum()), float((after[live] == 0).double().mean())
+        if name == where:
+            assert abs(dropped - at) < 5 * (at * (1 - at) / n) ** 0.5
+            torch.testing.assert_close(after[after != 0], before[after != 0] / (1 - at))
+        else:
+            assert dropped == 0
+    layer.eval()
+    assert torch.equal(layer(x, freqs(20))[0], layer(x, freqs(20))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_float64(dtype):
+    layer, x = made(2, dtype=dtype).requires_grad_(False), inputs(dtype=dtype)
+    out, k, _ = layer(x, freqs(S, torch.complex64), use_kv_cache=True)
+    assert out.dtype == k.dtype == dtype
+    exact = reference(layer, x, [causal()] * 2)
+    low = torch.finfo(dtype).eps
+    assert (out.double() - exact).abs().max() < 8 * low * exact.abs().max()
+
+
+def test_freqs_cis():
+    """E7, row 60: (s, d // h // 2); |e^(i m theta)| = 1; where positions start does not matter."""
+    table = precompute_freqs_cis(8, 5, dtype=torch.complex128)
+    assert table.shape == (5, 4)
+    assert table[3, 1].angle().item() == pytest.approx(3 * 10000 ** (-2 / 8))
+    assert precompute_freqs_cis(8, 5).dtype == torch.complex64
+    layer, x = made(2), inputs()
+    for start in (1, 1000):
+        moved = layer(x, freqs(S + start)[start:])[0]
+        torch.testing.assert_close(moved, layer(x, freqs(S))[0], rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match="head width must be even, got 5"):
+        precompute_freqs_cis(5, 3)
+
+
+def test_masked_softmax_of_nothing_is_zero():
+    scores = torch.tensor([[float("-inf")] * 3, [0.0, float("-inf"), 0.0]], requires_grad=True)
+    out = masked_softmax(scores)
+    assert out.tolist() == [[0, 0, 0], [0.5, 0, 0.5]]
+    (out * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert scores.grad.tolist() == [[0, 0, 0], [-0.5, 0, 0.5]]
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"d = 10 must be a multiple of the h = 4"):
+        MultiHeadMaskedSelfAttention(10, 4, 2, 8)
+    with pytest.raises(ValueError, match=r"h = 4 query heads cannot share g = 3"):
+        MultiHeadMaskedSelfAttention(16, 4, 3, 8)
+    with pytest.raises(ValueError, match=r"cannot share g = 8"):
+        MultiHeadMaskedSelfAttention(16, 4, 8, 8)
+    with pytest.raises(ValueError, match=r"must be even, got 3"):
+        MultiHeadMaskedSelfAttention(12, 4, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"x": inputs()[0]}, r"x must be \(b, s, 16\), got \(7, 16\)"),
+        ({"x": inputs()[..., :8]}, r"x must be \(b, s, 16\)"),
+        (
+            {"freqs_cis": freqs(S + 1)},
+            r"complex \(7, 2\) = \(s, d // h // 2\).*got torch.complex128 \(8, 2\)",
+        ),
+        ({"freqs_cis": freqs(S).real}, r"must be complex.*got torch.float64"),
+        ({"cache_k": torch.zeros(2, 3, 2, 4)}, r"cache_k and cache_v come together"),
+        (
+            {"cache_k": torch.zeros(2, 2, 3, 4), "cache_v": torch.zeros(2, 2, 3, 4)},
+            r"\(2, n, 2, 4\) each, got \(2, 2",
+        ),
+        ({"cache_k": torch.zeros(2, 3, 2, 4), "cache_v": torch.zeros(2, 5, 2, 4)}, r"and \(2, 5, 2, 4\)"),
+        (
+            {"padding_mask": torch.ones(2, S, dtype=torch.long)},
+            r"got torch.int64; pass a 0/1 mask as mask.bool",
+        ),
+        ({"padding_mask": torch.ones(2, S)}, r"holds 0 \(real token\) and -inf \(padding\) only"),
+        ({"padding_mask": torch.full((2, S), torch.finfo(torch.float32).min)}, r"and -inf \(padding\) only"),
+        ({"padding_mask": torch.ones(2, 1, 1, S, dtype=torch.bool)}, r"\(2, 7\).*got \(2, 1, 1, 7\)"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(change, text):
+    with pytest.raises(ValueError, match=text):
+        made(2)(**{"x": inputs(), "freqs_cis": freqs(S), **change})
+
+
+def test_package_stands_alone():
+    """It imports nothing of headway but itself."""
+    import ast
+    from pathlib import Path
+
+    import headway.classic
+
+    folder = Path(headway.classic.__file__).parent
+    for file in folder.glob("*.py"):
+        assert len(file.read_text().splitlines()) <= 150, file
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] in {"torch", "headway"}
+                assert not name.startswith("headway") or name.startswith("headway.classic")
