@@ -255,6 +255,10 @@ def test_length_dependent_scalings_use_each_rows_own_length(scaling, pairing):
         both[:1], Rotary(pairing=pairing).rotate(x[:1], position[:1]) * scaling.amplitude
     )
     assert rotary.frequencies(8, torch.tensor([20, 6])).shape == (2, 4)
+    packed = rotary.rotate(x, position, torch.tensor([[20] * 20, [20] * 10 + [6] * 10]))
+    assert torch.equal(packed[:1], both[:1])
+    assert torch.equal(packed[1:, :, 10:], both[1:, :, 10:])
+    assert not torch.equal(packed[1:, :, 1:10], both[1:, :, 1:10])
     with pytest.raises(ConfigError, match=r"depends on each row's length; give length"):
         rotary.rotate(x, position)
     with pytest.raises(ConfigError, match=r"of 3 rows do not fit a batch of 2"):

@@ -80,7 +80,7 @@ class Rotary(PositionScheme):
         return dims
 
     def frequencies(self, head_dim: int, length: int | Tensor | None = None) -> Tensor:
-        """Radians per position of each pair, float64: [d/2], or [B, d/2] for a `length` of shape [B].
+        """Radians per position of each pair, float64: [d/2], or [..., d/2] for a `length` of shape [...].
 
         `length` (tokens in the row) matters only where `length_dependent`; None asks for rows within the
         trained context.
@@ -127,7 +127,8 @@ class Rotary(PositionScheme):
         """`x_BHTD`, queries or keys, turned by their positions; same dtype.
 
         position_BT   integers, [T] or [B or 1, T]
-        length        [B] or a number: tokens in each row. Required where `length_dependent`; the result is
+        length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, where
+                      documents are packed. Required where `length_dependent`; the result is
                       the same for every length elsewhere
         """
         return self.table(position_BT, x_BHTD.shape[-1], length, x_BHTD.dtype).apply(x_BHTD)

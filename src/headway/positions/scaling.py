@@ -32,7 +32,7 @@ class Scaling:
         return 1.0
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
-        """Radians per position, float64: [dims/2], or [B, dims/2] for a `length` of [B].
+        """Radians per position, float64: [dims/2], or [..., dims/2] for a `length` of [...].
 
         Without a length, a length-dependent rule answers for rows within the trained context.
         """
