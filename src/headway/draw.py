@@ -5,6 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from headway.patterns import Or, Pattern, draw, visible
 from headway.tokens import Tokens
 
@@ -41,11 +49,6 @@ def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterato
     """A matplotlib `Figure` in headway's look, written to `path` when the block ends without an error.
 
     `width` and `height` in inches. The kind of file follows the name: png, svg, pdf."""
-    import matplotlib
-    from cycler import cycler
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     colours = cycler(color=[BLUE, ORANGE, GREEN, RED, VIOLET, GREY])
     with matplotlib.rc_context({**STYLE, "axes.prop_cycle": colours}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -104,9 +107,6 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
     """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`.
 
     `legend` names the parts of a union below the panel."""
-    import numpy as np
-    from matplotlib.colors import ListedColormap
-
     parts, count = parts_of(pattern), tokens.count
     cells = np.zeros((count, count), dtype=int)
     for number, part in reversed(list(enumerate(parts, start=1))):
@@ -131,8 +131,6 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
     share = f"{allowed} of {count * count} pairs, {allowed / count**2:.0%}"
     axes.set_xlabel(f"key          {share}", fontsize=8, color=GREY)
     if legend and len(parts) > 1:
-        from matplotlib.patches import Patch
-
         handles = [Patch(color=c, label=str(part)) for c, part in zip(colours[1:], parts, strict=True)]
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(parts)}
         axes.legend(handles=handles, fontsize=7, handlelength=0.9, handleheight=0.9, columnspacing=1, **below)

@@ -19,9 +19,9 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Iterable):
-        return [plain(item) for item in value]
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+    if hasattr(value, "tolist"):  # tensors and numpy values
+        return plain(value.tolist())
+    return [plain(item) for item in value] if isinstance(value, Iterable) else str(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "  ") -> str:

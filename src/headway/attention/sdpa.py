@@ -24,7 +24,7 @@ def form(call: Call, part: Keys) -> str:
         return "mask"
     q, k = call.q_tokens, part.tokens
     pattern = simplified(call.pattern, q, k)
-    if q.start is None or k.start is None:
+    if q.start is None or k.start is None or not q.count:
         return "mask"
     if pattern == Full():
         return "full"

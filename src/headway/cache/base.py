@@ -15,7 +15,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from headway.attention.keys import Keys
+from headway.attention import Keys
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths, read_chunk
 from headway.errors import CacheError

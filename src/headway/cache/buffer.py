@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.attention.keys import Keys
+from headway.attention import Keys
 from headway.tokens import Tokens
 
 

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from headway.attention.keys import Keys
+from headway.attention import Keys
 from headway.cache.base import Cache
 from headway.cache.chunk import Chunk, Lengths
 from headway.tokens import Tokens

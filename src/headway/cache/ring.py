@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from headway.attention.keys import Keys
+from headway.attention import Keys
 from headway.cache.base import Cache
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths

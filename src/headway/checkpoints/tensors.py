@@ -61,21 +61,33 @@ class Tensors(Mapping[str, Tensor]):
     """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
     asked for."""
 
-    def __init__(self, entries: Mapping[str, Entry], loaded: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        entries: Mapping[str, Entry],
+        loaded: Mapping[str, Tensor] | None = None,
+        stored_as: Mapping[str, str] | None = None,
+    ) -> None:
         self.entries = MappingProxyType(dict(entries))
         self._loaded = dict(loaded or {})
+        self._stored_as = dict(stored_as or {})
         self._open: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.entries:
             raise CheckpointError(f"there is no tensor {name!r}{did_you_mean(name, self.entries)}")
-        if name in self._loaded:
-            return self._loaded[name]
-        file = self.entries[name].file
+        file, stored = self.entries[name].file, self._stored_as.get(name, name)
+        if stored in self._loaded:
+            return self._loaded[stored]
         if file not in self._open:
             self._open[file] = safe_open(file, framework="pt", device="cpu")
-        value: Tensor = self._open[file].get_tensor(name)
+        value: Tensor = self._open[file].get_tensor(stored)
         return value
+
+    def under(self, names: Mapping[str, str]) -> Tensors:
+        """The same values under other names: {new name: name here}. Names that are not listed are left
+        out."""
+        stored = {new: self._stored_as.get(old, old) for new, old in names.items()}
+        return Tensors({new: self.entries[old] for new, old in names.items()}, self._loaded, stored)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,8 +119,6 @@ def measure(pattern: Pattern) -> Seen:
 def draw(figure: Any, report: Report) -> None:
     """A row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones
     below."""
-    import numpy as np
-
     figure.set_size_inches(12.6, 13.4)
     axes = figure.subplots(4, 4)
     for number, (name, pattern) in enumerate(CASES):

@@ -15,8 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError, DataError
-from headway.nn import Attention, Block, GatedFeedForward, PositionEmbedding, RMSNorm, TokenEmbedding
-from headway.nn.attention import rotary_table
+from headway.nn import (
+    Attention,
+    Block,
+    GatedFeedForward,
+    PositionEmbedding,
+    RMSNorm,
+    TokenEmbedding,
+    rotary_table,
+)
 from headway.tokens import Tokens
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Layers: attention over declared patterns, norms, feed-forwards, embeddings, and the block that joins them."""
 
-from headway.nn.attention import Attention, token_lengths
+from headway.nn.attention import Attention, rotary_table, token_lengths
 from headway.nn.block import Block
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, swish
@@ -16,6 +16,7 @@ __all__ = [
     "PositionEmbedding",
     "RMSNorm",
     "TokenEmbedding",
+    "rotary_table",
     "swish",
     "token_lengths",
 ]

@@ -120,7 +120,7 @@ class Attention(nn.Module):
             memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
                 tokens; no positions, no cache).
             memory_tokens: of memory; all of it unless given.
-            rotation: `rotary_table(tokens)`, when several layers share it.
+            rotation: `rotary_table(...)` of these tokens, when several layers share it.
         """
         if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
             raise ConfigError(f"Attention: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
@@ -132,32 +132,26 @@ class Attention(nn.Module):
         if tokens is None:
             fresh = Tokens.range(count, device=device)
             tokens = fresh if cache is None else DecoderCache([cache]).next_tokens(count)
-        q_BHTD, k_BKTD, v_BKTE = self._project(x_BTM, x_BTM)
-        if not isinstance(self.positions, Rotary):
-            keys_tokens = tokens
-            if cache is not None:
-                keys = cache.update(k_BKTD, v_BKTE, tokens)
-                k_BKTD, v_BKTE, keys_tokens = keys.k, keys.v, keys.tokens
-            return self._attend(q_BHTD, k_BKTD, v_BKTE, tokens, keys_tokens)
-        if rotation is None:
-            rotation = self.rotary_table(tokens, q_BHTD.dtype)
-        q_BHTD = rotation.apply(q_BHTD)
+        q_BHTD, k_BKSD, v_BKSE = self._project(x_BTM, x_BTM)
+        rotary = self.positions if isinstance(self.positions, Rotary) else None
+        # Where frequencies move with the row's length, caches keep keys as they are: they are turned when read.
+        late = rotary is not None and rotary.length_dependent and cache is not None
+        if rotary is not None:
+            if rotation is None:
+                rotation = rotary_table(rotary, tokens, self.head_dim, q_BHTD.dtype)
+            assert rotation is not None
+            q_BHTD = rotation.apply(q_BHTD)
+            k_BKSD = k_BKSD if late else rotation.apply(k_BKSD)
+        elif rotation is not None:
+            raise ConfigError(f"Attention: rotation is given, but positions are {self.positions}")
         if cache is None:
-            return self._attend(q_BHTD, rotation.apply(k_BKTD), v_BKTE, tokens, tokens)
-        if not self.positions.length_dependent:
-            keys = cache.update(rotation.apply(k_BKTD), v_BKTE, tokens)
-            return self._attend(q_BHTD, keys.k, keys.v, tokens, keys.tokens)
-        # Frequencies move with the row's length: keys are kept as they are and turned when they are read.
-        keys = cache.update(k_BKTD, v_BKTE, tokens)
-        at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
-        k_BKSD = self.positions.rotate(keys.k, at, cache.length.to(device))
+            return self._attend(q_BHTD, k_BKSD, v_BKSE, tokens, tokens)
+        keys = cache.update(k_BKSD, v_BKSE, tokens)
+        k_BKSD = keys.k
+        if late and rotary is not None:
+            at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
+            k_BKSD = rotary.rotate(keys.k, at, cache.length)
         return self._attend(q_BHTD, k_BKSD, keys.v, tokens, keys.tokens)
-
-    def rotary_table(self, tokens: Tokens, dtype: torch.dtype = torch.float32) -> RotaryTable | None:
-        """Cosines and sines for these tokens; None when positions do not rotate.
-
-        Where frequencies depend on the length, it is that of each token's own row (or packed document)."""
-        return rotary_table(self.positions, tokens, self.head_dim, dtype)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
@@ -216,7 +210,9 @@ class Attention(nn.Module):
 def rotary_table(
     positions: PositionScheme, tokens: Tokens, head_dim: int, dtype: torch.dtype
 ) -> RotaryTable | None:
-    """Cosines and sines that queries and keys of these tokens are turned with; None unless `Rotary`."""
+    """Cosines and sines that queries and keys of these tokens are turned with; None unless `Rotary`.
+
+    Where frequencies depend on the length, it is that of each token's own row (or packed document)."""
     if not isinstance(positions, Rotary):
         return None
     length = token_lengths(tokens) if positions.length_dependent else None

@@ -50,15 +50,13 @@ class Block(nn.Module):
         rotation: RotaryTable | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M]; the arguments are those of `Attention`."""
-        given = {"tokens": tokens, "cache": cache, "rotation": rotation}
-        x = x_BTM
-        if self.order == "pre":
-            x = x + self.self_attn(self.input_layernorm(x), **given)
-            x = x + self.mlp(self.post_attention_layernorm(x))
-        else:
-            x = self.input_layernorm(x + self.self_attn(x, **given))
-            x = self.post_attention_layernorm(x + self.mlp(x))
-        return x
+        pre = self.order == "pre"
+        x = self.input_layernorm(x_BTM) if pre else x_BTM
+        x = x_BTM + self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation)
+        if not pre:
+            x = self.input_layernorm(x)
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x) if pre else x)
+        return y if pre else self.post_attention_layernorm(y)
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

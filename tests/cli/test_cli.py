@@ -1,0 +1,156 @@
+"""The command line itself: the overview, exit codes, and who hears of what."""
+
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+import typer
+
+from headway import cli
+from headway.cli import COMMANDS, run
+from headway.errors import ConfigError
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Puts a function in the place of a command called `probe`."""
+
+    def put(function: Any) -> None:
+        module = types.ModuleType("probe_command")
+        module.command = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "probe_command", module)
+        monkeypatch.setitem(COMMANDS, "probe", ("probe_command", "a probe"))
+
+    return put
+
+
+def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for ask in ([], ["--help"], ["-h"], ["help"]):
+        assert run(ask) == 0
+        text = capsys.readouterr().out
+        for name, (_, line) in COMMANDS.items():
+            assert f"  {name}" in text
+            assert line in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"headway {version('headway')}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("trian", "command", 'did you mean "train"?'),
+        ("explian", "command", '"explain"'),
+        ("--vrsion", "option", ""),
+    ],
+)
+def test_an_unknown_command_is_wrong_usage_and_told(
+    name: str, kind: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"there is no {kind} {name!r}" in err
+    assert hint in err
+    assert "demo, train" in err
+
+
+def test_what_a_command_returns_is_the_exit_code(command: Callable[[Any], None]) -> None:
+    def answer(code: Annotated[int, typer.Option("--code")] = 0) -> int | None:
+        return code or None
+
+    command(answer)
+    assert run(["probe"]) == 0
+    assert run(["probe", "--code", "1"]) == 1
+
+
+def test_a_users_error_is_one_line_on_stderr(
+    command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        print("half a result")
+        raise ConfigError("width 7: must be even; give 6 or 8")
+
+    command(fail)
+    assert run(["probe"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "half a result\n"
+    assert err == "headway: error: width 7: must be even; give 6 or 8\n"
+
+
+def test_a_missing_file_is_named(command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        open("/nowhere/at/all.txt").close()
+
+    command(fail)
+    assert run(["probe"]) == 1
+    assert capsys.readouterr().err == "headway: error: /nowhere/at/all.txt: No such file or directory\n"
+
+
+def test_an_error_of_ours_is_not_hidden(command: Callable[[Any], None]) -> None:
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    command(fail)
+    with pytest.raises(KeyError, match="a bug"):
+        run(["probe"])
+
+
+def test_ctrl_c_is_130(command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    command(stop)
+    assert run(["probe"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_wrong_usage_of_a_command_is_2_and_shown(
+    command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count(number: int) -> None:
+        """Count."""
+
+    command(count)
+    for arguments in ([], ["seven"], ["7", "--colour"], ["7", "8"]):
+        assert run(["probe", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "Usage: headway probe" in err
+
+
+def test_help_of_a_command_is_its_docstring_on_stdout(
+    command: Callable[[Any], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count(number: Annotated[int, typer.Option("--number", help="how many")] = 3) -> None:
+        """Count to a number."""
+
+    command(count)
+    assert run(["probe", "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert "Usage: headway probe" in out
+    assert "Count to a number." in out
+    assert "how many" in out
+    assert "3" in out
+    assert err == ""
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    line = f"{sys.executable} -m headway show 'Causal()' --tokens 400 | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == "Causal()\n"
+    assert done.stderr == ""
+
+
+def test_main_exits_with_the_code() -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["no-such-command"])
+    assert stop.value.code == 2

@@ -1,0 +1,143 @@
+"""The shape of explain, and the topics scale and masks against their own formulas."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from headway.cli import run
+from headway.errors import ConfigError
+from headway.explain import TOPICS, Report, explain, masks, scale
+from headway.patterns import Causal, Window, visible
+from headway.tokens import Tokens
+
+
+def report(**change: object) -> Report:
+    fields: dict[str, object] = {
+        "topic": "scale",
+        "question": "Why?",
+        "formula": "a = b\nc = d",
+        "columns": ("n", "value"),
+        "rows": ((1, 0.5), (2, 0.25), (3, 0.125)),
+        "seen": True,
+        "setting": "n = 1..3, seed 0",
+        "finding": "it halves",
+    }
+    return Report(**{**fields, **change})  # type: ignore[arg-type]
+
+
+def test_a_verdict_says_where_and_never_that_something_is_refuted() -> None:
+    assert report().verdict == "seen at this size (n = 1..3, seed 0): it halves"
+    assert report(seen=False).verdict.startswith("not seen at this size (")
+
+
+def test_the_terminal_shows_the_highlighted_rows_and_says_so() -> None:
+    text = report(highlight=(0, 2), picture="# .\n# #").to_text()
+    assert "0.5" in text
+    assert "0.125" in text
+    assert "0.25" not in text
+    assert "2 of 3 rows" in text
+    assert "  # .\n  # #" in text
+    assert "2 of 3" not in report().to_text()
+
+
+def test_a_row_must_fill_its_columns() -> None:
+    with pytest.raises(AssertionError, match="a row misses a column"):
+        report(rows=((1,),))
+
+
+def test_an_unknown_topic_is_told() -> None:
+    with pytest.raises(ConfigError, match=r'no topic \'scal\' \(did you mean "scale"\?\); topics are scale'):
+        explain("scal")
+
+
+def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain"]) == 0
+    text = capsys.readouterr().out
+    for name, (_, question) in TOPICS.items():
+        assert name in text
+        assert question in text
+    assert run(["explain", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {name: question for name, (_, question) in TOPICS.items()}
+
+
+def test_a_topic_writes_its_table_and_its_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "scale", "--json", "--out", str(tmp_path / "new")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"].startswith("seen at this size")
+    assert Path(told["figure"]).read_bytes().startswith(b"\x89PNG")
+    with Path(told["csv"]).open(newline="") as file:
+        lines = list(csv.reader(file))
+    assert lines[0] == told["columns"]
+    assert [[float(x) for x in line] for line in lines[1:]] == told["rows"]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_topic_is_a_module_with_run_and_draw(topic: str) -> None:
+    import importlib
+
+    module = importlib.import_module(TOPICS[topic][0])
+    assert callable(module.run)
+    assert callable(module.draw)
+
+
+def test_jacobian_norm_is_the_norm_of_the_jacobian() -> None:
+    scores = torch.randn(9, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda s: s.softmax(-1), scores)
+    assert float(scale.jacobian_norm(scores.softmax(-1))) == pytest.approx(float(jacobian.norm()), rel=1e-12)
+
+
+def test_scale_sees_the_collapse_only_without_the_scale() -> None:
+    found = scale.run()
+    assert found.seen
+    assert found.column("d") == list(scale.WIDTHS)
+    # 3 seeds x 256 x 64 products of shared q and k: the spread of the variance is a few percent, not ten
+    for width, variance in zip(found.column("d"), found.column("Var(q.k)"), strict=True):
+        assert variance == pytest.approx(width, rel=0.1)
+    assert found == scale.run(), "the same seeds must give the same report"
+
+
+def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:
+    rows = [(4.0, 4.0, 0.2, 0.2, 0.3), (512.0, 512.0, 0.19, 0.2, 0.3)]
+    assert not scale.judge(rows).seen
+    assert not scale.judge([(4.0, 8.0, 0.2, 0.2, 0.3), (512.0, 1024.0, 0.001, 0.2, 0.9)]).seen
+
+
+def test_masks_find_the_declared_pairs_and_no_others() -> None:
+    found = masks.run()
+    assert found.seen
+    tokens = Tokens.range(masks.COUNT).with_global(list(masks.GLOBAL))
+    counts = [int(visible(pattern, tokens, tokens).sum()) for _, pattern in masks.CASES]
+    assert found.column("pairs allowed") == found.column("with gradient") == counts
+    assert set(found.column("differing")) == set(found.column("changed from outside")) == {0}
+    assert found.column("gradient from the future")[4:] == [0.0] * 4
+
+
+def test_masks_would_notice_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = Window(5, 1)  # looks one token ahead of what is declared
+    attend = masks.attend
+
+    def leaky(q, k, v, pattern, **tokens):  # type: ignore[no-untyped-def]
+        return attend(q, k, v, wider if pattern == Window.last(6) else pattern, **tokens)
+
+    masks.measure.cache_clear()
+    monkeypatch.setattr(masks, "attend", leaky)
+    monkeypatch.setattr(masks, "CASES", (("causal", Causal()), ("causal window", Window.last(6))))
+    found = masks.run()
+    masks.measure.cache_clear()
+    assert not found.seen
+    assert found.column("differing") == [0, masks.COUNT - 1]
+    assert found.column("changed from outside") == [0, masks.COUNT - 1]
+    assert found.column("gradient from the future")[1] > 0
+
+
+@pytest.mark.parametrize("module", [scale, masks])
+def test_figures_are_labelled(module) -> None:  # type: ignore[no-untyped-def]
+    figure = Figure()
+    module.draw(figure, module.run())
+    for axes in figure.axes:
+        assert axes.get_title() or axes.get_title(loc="left")
+        assert axes.get_xlabel()

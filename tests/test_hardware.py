@@ -1,0 +1,47 @@
+"""What the machine says of itself is consistent; rates are positive and cached; nothing here asserts a
+speed."""
+
+import pytest
+import torch
+
+from headway import hardware
+from headway.errors import BackendError
+
+
+def test_memory_numbers_agree() -> None:
+    assert 0 < hardware.memory_available() <= hardware.memory_total()
+
+
+def test_peak_rss_counts_bytes_that_were_held() -> None:
+    before = hardware.peak_rss()
+    held = torch.ones(100 << 20, dtype=torch.uint8) * 2
+    after = hardware.peak_rss()
+    assert after >= held.numel()  # in bytes, not in kilobytes
+    assert before <= after < hardware.memory_total() * 2
+
+
+def test_the_level_follows_from_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {
+        "portable": {"sse2"},
+        "avx2": {"avx2", "fma"},
+        "avx512": {"avx2", "fma", "avx512f", "avx512bw", "avx512vl"},
+        "avx512-bf16": {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
+        "amx": {"avx512f", "avx512bw", "avx512vl", "avx512_bf16", "amx_bf16"},
+    }
+    monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
+    for level, flags in cases.items():
+        monkeypatch.setattr(hardware, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert hardware.cpu_level.__wrapped__() == level
+        assert hardware.bf16_native() == ("bf16" in level or level == "amx")
+        assert hardware.fp16_native() is False
+
+
+def test_rates_are_measured_once() -> None:
+    assert hardware.gemm_peak(torch.float32) > 1e8
+    assert hardware.gemm_peak(torch.float32) == hardware.gemm_peak(torch.float32)
+    assert hardware.read_bandwidth() == hardware.read_bandwidth() > 1e7
+
+
+def test_integers_have_no_gemm_peak() -> None:
+    with pytest.raises(BackendError, match=r"not torch\.int8; ask for float32 or bfloat16"):
+        hardware.gemm_peak(torch.int8)
