@@ -1,0 +1,193 @@
+"""From `config.json` to `ModelSpec`, by the tables of `families`, `rope` and `windows`. The way back is
+`config_out`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headway.checkpoints.families import FAMILIES, HARMLESS, ONLY, OURS, Family
+from headway.checkpoints.own import own_facts, spec_from_own
+from headway.checkpoints.rope import read_rope
+from headway.checkpoints.windows import from_foreign
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.patterns import Causal, Pattern, Window
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec that a `config.json` describes.
+
+    Raises ConfigError, naming key and value, for a family that is not known, a key that is not known (with
+    the nearest one that is), a key with a value that would be ignored, and values that contradict each other.
+    """
+    if config.get("model_type") == OURS:
+        return spec_from_own(config)
+    family_name = _family_of(config)
+    family = FAMILIES[family_name]
+    _check_keys(config, family_name, family)
+    facts = own_facts(config)
+    given = _Given(config, family.defaults)
+    shape = _shape(given)
+    rope = read_rope(config, max_positions=given.whole("max_position_embeddings"), head_dim=shape["head_dim"])
+    return ModelSpec(
+        family=facts.get("family", family_name),
+        **shape,
+        patterns=_patterns(given, family, shape["layers"]),
+        positions=rope.rotary,
+        qkv_bias=given.switch(family.qkv_bias),
+        out_bias=given.switch(family.out_bias),
+        mlp_bias=given.switch(family.mlp_bias),
+        qk_norm=family.qk_norm,
+        trained_context=facts.get("trained_context", rope.trained_context),
+        max_context=facts.get("max_context", rope.max_context),
+        attention_dropout=given.number("attention_dropout", 0.0),
+        init_std=given.number("initializer_range", 0.02),
+    )
+
+
+class _Given:
+    """Typed access to a config, with the family's defaults for what is absent."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.config, self.defaults = config, defaults
+
+    def get(self, key: str) -> Any:
+        return self.config[key] if key in self.config else self.defaults.get(key)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f'config.json lacks "{key}"')
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f'config.json lacks "{key}"')
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if value not in (True, False, None):
+            raise ConfigError(f'config.json: "{key}" must be true or false, got {value!r}')
+        return bool(value)
+
+    def switch(self, switch: bool | str) -> bool:
+        return self.flag(switch) if isinstance(switch, str) else switch
+
+
+def _family_of(config: Mapping[str, Any]) -> str:
+    name: Any = config.get("model_type")
+    classes = config.get("architectures") or []
+    if not isinstance(classes, list):
+        raise ConfigError(f'config.json: "architectures" must be a list, got {classes!r}')
+    by_class = {family.architecture: key for key, family in FAMILIES.items()}
+    if name is None and len(classes) == 1 and classes[0] in by_class:
+        name = by_class[classes[0]]
+    if name not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigError(
+            f"config.json: model_type {name!r} is not a family that headway knows"
+            f"{did_you_mean(str(name), FAMILIES)}; known are {known}"
+        )
+    if classes and FAMILIES[name].architecture not in classes:
+        raise ConfigError(
+            f"config.json: architectures {classes} is not a decoder of model_type {name!r} "
+            f"(expected {FAMILIES[name].architecture})"
+        )
+    return str(name)
+
+
+def _check_keys(config: Mapping[str, Any], name: str, family: Family) -> None:
+    translated = family.translated
+    for key, value in config.items():
+        if key in translated or key in HARMLESS:
+            continue
+        if key == "layer_types" and isinstance(value, list):
+            if (kinds := {str(v) for v in value}) - {"full_attention"}:
+                raise ConfigError(
+                    f"config.json: transformers ignores layer_types for model_type {name} (it lists "
+                    f"{', '.join(sorted(kinds))}); ministral, qwen2 and qwen3 honour it"
+                )
+        elif key not in ONLY:
+            hint = did_you_mean(key, [*translated, *HARMLESS, *ONLY])
+            raise ConfigError(
+                f'config.json: unknown key "{key}"{hint} for model_type {name}; remove it if it does not change '
+                "what the model computes"
+            )
+        elif value not in ONLY[key]:
+            raise ConfigError(
+                f'config.json: "{key}" is {value!r}, which means nothing to model_type {name}: it would be ignored; '
+                f"accepted is {' or '.join(map(repr, ONLY[key]))}"
+            )
+
+
+def _shape(given: _Given) -> dict[str, Any]:
+    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    if given.get("head_dim") is None and width % heads:
+        raise ConfigError(
+            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, "
+            "and head_dim is not given"
+        )
+    return {
+        "vocab": given.whole("vocab_size"),
+        "width": width,
+        "layers": given.whole("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": given.whole("num_key_value_heads", heads),
+        "head_dim": given.whole("head_dim", width // heads),
+        "hidden": given.whole("intermediate_size"),
+        "norm_eps": given.number("rms_norm_eps"),
+        "activation": given.get("hidden_act") or "silu",
+        "tied": given.flag("tie_word_embeddings"),
+    }
+
+
+def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]:
+    if family.windows == "none":
+        return (Causal(),) * layers
+    if family.windows == "late" and not given.flag("use_sliding_window"):
+        windowed: Pattern = Causal()
+    else:
+        windowed = from_foreign("huggingface sliding_window", given.get("sliding_window"))
+    if family.windows == "all":
+        return (windowed,) * layers
+    kinds = given.get("layer_types")
+    if kinds is None and family.windows == "layer":
+        return (windowed,) * layers
+    if kinds is None:
+        first = given.get("max_window_layers")
+        if first is None:
+            first = 28
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise ConfigError(f'config.json: "max_window_layers" must be a whole number, got {first!r}')
+        return tuple(windowed if i >= first else Causal() for i in range(layers))
+    if not isinstance(kinds, list):
+        raise ConfigError(
+            f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
+        )
+    if len(kinds) != layers:
+        raise ConfigError(
+            f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
+        )
+    for number, kind in enumerate(kinds):
+        if kind not in LAYER_TYPES:
+            hint = did_you_mean(str(kind), LAYER_TYPES)
+            raise ConfigError(
+                f"config.json: layer_types[{number}] is {kind!r}{hint}; known are {', '.join(LAYER_TYPES)}"
+            )
+    if "sliding_attention" in kinds and not isinstance(windowed, Window):
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention layers, but there is no window "
+            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {given.get('use_sliding_window')!r})"
+        )
+    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)

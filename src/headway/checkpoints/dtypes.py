@@ -1,0 +1,57 @@
+"""Which dtype a model runs in, chosen from what its file holds, with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from headway.choice import Choice
+from headway.errors import CheckpointError
+
+_USABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` for torch.bfloat16, as config.json spells it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
+    """Raise CheckpointError for weights that are not plain floating point numbers (quantised ones)."""
+    odd = {name: dtype for name, dtype in dtypes.items() if dtype not in _USABLE}
+    if odd:
+        name, dtype = next(iter(odd.items()))
+        raise CheckpointError(
+            f"{path}: {len(odd)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
+            f"({name} is {dtype_name(dtype)}): quantised weights are not read; get the unquantised checkpoint"
+        )
+
+
+def choose_dtype(
+    stored: Mapping[str, torch.dtype], device: torch.device, asked: torch.dtype | None = None
+) -> tuple[torch.dtype, Choice]:
+    """The dtype to run in: what was asked for, else the stored one; a mix becomes the narrowest dtype that
+    holds every stored number exactly; float16 becomes float32 on a CPU."""
+    counts = Counter(stored.values())
+    mix = ", ".join(f"{n} tensors {dtype_name(d)}" for d, n in counts.most_common())
+    slow = "float16 matrix products are several hundred times slower than bfloat16 ones on most CPUs"
+    if asked is not None:
+        warning = f"; {slow}" if asked == torch.float16 and device.type == "cpu" else ""
+        return asked, Choice(dtype_name(asked), f"asked for; the file holds {mix}{warning}")
+    widest = next(iter(counts))
+    for dtype in counts:
+        widest = torch.promote_types(widest, dtype)
+    if widest == torch.float16 and device.type == "cpu":
+        rejected = (("float16", slow), ("bfloat16", "it would round the stored weights"))
+        return torch.float32, Choice(
+            "float32", f"holds every float16 number exactly; the file holds {mix}", rejected=rejected
+        )
+    why = (
+        f"all that the file holds: {mix}"
+        if len(counts) == 1
+        else f"the narrowest that holds all of a mix: {mix}"
+    )
+    return widest, Choice(dtype_name(widest), why)

@@ -1,0 +1,119 @@
+"""The key "headway" of `config.json`: facts that transformers has no word for.
+
+In a folder of a known family it holds a few facts beside the family's own keys (`FACTS`). In a folder of
+model_type "headway", which transformers refuses rather than misreads, it holds the whole spec, field by
+field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from headway.checkpoints.families import OURS
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.patterns import Pattern, parse
+from headway.positions import (
+    DynamicNTK,
+    Learned,
+    Linear,
+    Llama3,
+    LongRope,
+    NoPositions,
+    PositionScheme,
+    Rotary,
+    Scaling,
+    Sinusoidal,
+    YaRN,
+)
+
+FORMAT = 1
+FACTS: Mapping[str, tuple[type, ...]] = {
+    "family": (str,),
+    "trained_context": (int,),
+    "max_context": (int, type(None)),
+}
+KINDS = {
+    kind.__name__: kind
+    for kind in (NoPositions, Sinusoidal, Learned, Rotary, Linear, DynamicNTK, YaRN, Llama3, LongRope)
+}
+
+
+def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts beside a known family's keys. Raises ConfigError for one that is not known or of another
+    type."""
+    facts = config.get(OURS)
+    if facts is None:
+        return {}
+    if not isinstance(facts, Mapping):
+        raise ConfigError(f'config.json: "{OURS}" must be an object, got {facts!r}')
+    for key, value in facts.items():
+        if key not in FACTS:
+            raise ConfigError(
+                f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, FACTS)}; known are {", ".join(FACTS)}'
+            )
+        if type(value) not in FACTS[key]:
+            raise ConfigError(f'config.json: "{OURS}.{key}" must be {FACTS[key][0].__name__}, got {value!r}')
+    return dict(facts)
+
+
+def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of a folder of model_type "headway". Raises ConfigError for unknown, missing or malformed
+    fields."""
+    facts = config.get(OURS)
+    if not isinstance(facts, Mapping):
+        raise ConfigError(
+            f'config.json: model_type "{OURS}" needs the key "{OURS}" with the fields of the spec'
+        )
+    facts = dict(facts)
+    if (version := facts.pop("format", None)) != FORMAT:
+        raise ConfigError(
+            f"config.json: {OURS}.format is {version!r}; this version of headway reads {FORMAT}"
+        )
+    known = [f.name for f in fields(ModelSpec) if f.init]
+    for key in facts:
+        if key not in known:
+            raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
+    try:
+        return ModelSpec(**{key: _read(value) for key, value in facts.items()})
+    except TypeError as error:
+        raise ConfigError(f"config.json: {OURS}: {error}") from error
+
+
+def own_config(spec: ModelSpec) -> dict[str, Any]:
+    """The `config.json` of a spec that no family of transformers can say."""
+    values = {f.name: _write(getattr(spec, f.name)) for f in fields(ModelSpec) if f.init}
+    return {
+        "architectures": ["HeadwayForCausalLM"],
+        "model_type": OURS,
+        "tie_word_embeddings": spec.tied,
+        OURS: {"format": FORMAT, **values},
+    }
+
+
+def _write(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Pattern):
+        return {"pattern": str(value)}
+    if isinstance(value, PositionScheme | Scaling):
+        kind: Any = type(value)
+        return {"kind": kind.__name__, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
+    if isinstance(value, tuple | list):
+        return [_write(item) for item in value]
+    raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_read(item) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"pattern"}:
+        return parse(value["pattern"])
+    kind = value.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"config.json: {OURS}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
+    return KINDS[kind](**{key: _read(item) for key, item in value.items() if key != "kind"})

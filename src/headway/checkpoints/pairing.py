@@ -1,0 +1,83 @@
+"""A whole checkpoint from one rotary pairing to another: everything that lives in the basis of a head,
+nothing else.
+
+Legend: H query heads, K kv heads, D per head, M width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.positions import Pairing, Rotary, to_pairing
+
+# module -> heads of its output: a field of the spec, or 1 for what all heads share
+_MODULES: Mapping[str, str | int] = MappingProxyType(
+    {"q_proj": "heads", "k_proj": "kv_heads", "q_norm": 1, "k_norm": 1, "qkv_proj": "fused"}
+)
+# leaves whose first axis is the module's output: weights, biases, gains, adapters' second factor, scales per row
+_OUTPUT = (
+    "weight",
+    "bias",
+    "lora_B.weight",
+    "lora_B.default.weight",
+    "lora_magnitude_vector",
+    "weight_scale",
+    "scales",
+)
+# leaves that do not touch the output basis
+_INPUT = ("lora_A.weight", "lora_A.default.weight")
+_NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
+
+
+def change_pairing(
+    state: Mapping[str, Tensor], spec: ModelSpec, to: Pairing
+) -> tuple[dict[str, Tensor], ModelSpec]:
+    """The same function in another rotary basis: (state, spec), tensors that need no change not copied.
+
+    Permutes the rows of query and key weights [H*D, M] and [K*D, M], their biases, per-head norm gains [D],
+    the output side of adapters and per-row scales, the q and k parts of a fused qkv, each with the head
+    count of that tensor; with partial rotary only the rotated prefix. Exact: there and back gives the
+    identical bits. Raises CheckpointError for a part of a query or key projection that it does not know,
+    rather than leave it in the old basis.
+    """
+    rotary = spec.positions
+    if not isinstance(rotary, Rotary):
+        raise CheckpointError(f"there is no rotary pairing to change: positions are {type(rotary).__name__}")
+    target = rotary.with_pairing(to)
+    target.rotated_dims(spec.head_dim)
+    new = {name: _changed(name, tensor, spec, rotary, target) for name, tensor in state.items()}
+    return new, replace(spec, positions=target)
+
+
+def _changed(name: str, tensor: Tensor, spec: ModelSpec, rotary: Rotary, target: Rotary) -> Tensor:
+    found = _NAME.search(name)
+    if found is None or rotary.pairing == target.pairing:
+        return tensor
+    module, leaf = found.groups()
+    if leaf in _INPUT:
+        return tensor
+    if leaf not in _OUTPUT:
+        raise CheckpointError(
+            f"cannot change the pairing of {name}: whether {leaf!r} lives in the basis of the heads is not known"
+        )
+    dims = rotary.rotated_dims(spec.head_dim)
+
+    def turned(part: Tensor, heads: int) -> Tensor:
+        return to_pairing(
+            part, heads=heads, head_dim=spec.head_dim, frm=rotary.pairing, to=target.pairing, dims=dims
+        )
+
+    if module == "qkv_proj":
+        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
+        q, k, v = tensor.split(sizes)
+        return torch.cat((turned(q, spec.heads), turned(k, spec.kv_heads), v))
+    heads = _MODULES[module]
+    return turned(tensor, heads if isinstance(heads, int) else int(getattr(spec, heads)))

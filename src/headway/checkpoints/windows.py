@@ -1,0 +1,84 @@
+"""What "window = w" means elsewhere, in one table; here a window counts *other* positions (`Window(before,
+after)`).
+
+Everything that reads or writes a foreign window goes through `from_foreign` and `to_foreign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from headway.errors import ConfigError, did_you_mean
+from headway.patterns import And, Causal, Pattern, Window
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One foreign meaning: `sides(w)` gives (before, after) in other positions, None where there is no
+    bound."""
+
+    says: str
+    sides: Callable[[int], tuple[int, int]]
+    even: bool = False
+    least: int = 1
+
+
+CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
+    {
+        "huggingface sliding_window": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
+        "huggingface attention_window": Convention(
+            "w others, half of them on each side (Longformer)", lambda w: (w // 2, w // 2), even=True
+        ),
+        "huggingface local_attention": Convention(
+            "others at distance at most w / 2 on each side (ModernBERT)",
+            lambda w: (w // 2, w // 2),
+            even=True,
+        ),
+        "longformer attention_window": Convention(
+            "others at distance at most w on each side (allenai/longformer's own files)", lambda w: (w, w)
+        ),
+        "gpt-neo window_size": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
+        "flash-attn left": Convention(
+            "w others before, causal: window_size = (w, 0)", lambda w: (w, 0), least=0
+        ),
+        "headway before": Convention("w others before, causal", lambda w: (w, 0), least=0),
+    }
+)
+
+
+def from_foreign(convention: str, value: object) -> Pattern:
+    """The pattern that `value` means under a convention of the table; None means no window: `Causal()`.
+
+    Raises ConfigError for 0 (nobody agrees on it), negative, fractional or, where it must be even, odd
+    values.
+    """
+    if convention not in CONVENTIONS:
+        raise ConfigError(f"unknown window convention {convention!r}{did_you_mean(convention, CONVENTIONS)}")
+    rule = CONVENTIONS[convention]
+    key = convention.split()[-1]
+    if value is None:
+        return Causal()
+    if isinstance(value, bool) or not isinstance(value, int) or value < rule.least:
+        raise ConfigError(
+            f"{key} must be a whole number of at least {rule.least} ({rule.says}) or null for no window, got {value!r}"
+        )
+    if rule.even and value % 2:
+        raise ConfigError(f"{key} must be even ({rule.says}), got {value}")
+    return Window(*rule.sides(value))
+
+
+def last_keys(pattern: Pattern) -> int | None:
+    """w when the pattern says "the last w keys, itself included", None when it says "all before"; else
+    ConfigError.
+
+    These two are all that `sliding_window` of transformers can say.
+    """
+    leaves = pattern.parts if isinstance(pattern, And) else (pattern,)
+    widths = [leaf.before + 1 for leaf in leaves if isinstance(leaf, Window) and leaf.step == 1]
+    causal = any(isinstance(p, Causal) or (isinstance(p, Window) and p.after == 0) for p in leaves)
+    known = all(isinstance(p, Causal) or (isinstance(p, Window) and p.step == 1) for p in leaves)
+    if not (causal and known):
+        raise ConfigError(f"{pattern} is neither Causal() nor Window.last(w): sliding_window cannot say it")
+    return min(widths) if widths else None

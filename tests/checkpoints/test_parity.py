@@ -1,0 +1,202 @@
+"""config dict -> spec -> Decoder equals transformers with the same weights: logits 1e-5, gradients 1e-4, relative.
+
+Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong angles or masks hide.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.folder import fill
+from headway.patterns import Window
+from headway.positions import Rotary
+from tests.checkpoints.hf import config_dict, off, peer, weights
+
+HALF = 4  # head_dim 8
+
+ROPES = {
+    "default v5": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "default old": {"rope_theta": 500.0, "rope_scaling": None},
+    "linear old": {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.5}},
+    "linear new": {"rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "linear v5": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}},
+    "dynamic old, short": {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "dynamic old, long": {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16},
+    "dynamic v5, long": {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0},
+        "max_position_embeddings": 16,
+    },
+    "yarn old": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    "yarn implicit original": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+        "max_position_embeddings": 16,
+    },
+    "yarn attention_factor": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "attention_factor": 0.7,
+        }
+    },
+    "yarn v5, all keys": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "mscale": 0.8,
+            "mscale_all_dim": 0.6,
+            "truncate": False,
+        }
+    },
+    "yarn factor null": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 500.0,
+            "factor": None,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "llama3 new": {
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "llama3 v5": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "longrope new, short": {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "factor": 2.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "longrope v5, long": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "longrope attention_factor": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "attention_factor": 1.3,
+            "original_max_position_embeddings": 16,
+        }
+    },
+}
+
+FAMILIES = {
+    "llama": {"num_key_value_heads": 6},
+    "llama grouped, biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "llama mqa, head_dim": {"num_key_value_heads": 1, "head_dim": 10},
+    "mistral window": {"sliding_window": 5, "head_dim": 8},
+    "mistral absent window": {"head_dim": 8},
+    "mistral null window": {"sliding_window": None, "tie_word_embeddings": True},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 5},
+    "qwen2 late windows": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen2 tied, layer types": {
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen3": {"head_dim": 16, "tie_word_embeddings": True},
+    "qwen3 biases, windows": {
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 2,
+    },
+    "ministral": {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+}
+N = 24
+
+
+def ids(rows: int = 1) -> torch.Tensor:
+    return torch.randint(0, 61, (rows, N), generator=torch.Generator().manual_seed(1))
+
+
+def both(config, spec=None, rows=1):
+    """Relative errors (logits, worst gradient) of headway against transformers."""
+    theirs = peer(config)
+    state = weights(theirs)
+    ours = fill(spec_from_config(config) if spec is None else spec, state)
+    tokens = ids(rows)
+    a, b = ours(tokens), theirs(tokens, use_cache=False).logits
+    push = torch.randn(b.shape, generator=torch.Generator().manual_seed(2))
+    (a * push).sum().backward()
+    (b * push).sum().backward()
+    grads = dict(theirs.named_parameters())
+    worst = max(off(p.grad, grads[n].grad) for n, p in ours.named_parameters())
+    return off(a.detach(), b.detach()), worst
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_every_rope_schema_and_type(name):
+    rope = ROPES[name]
+    logits, gradient = both(config_dict("llama", **rope))
+    assert logits < 1e-5
+    assert gradient < 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_and_switch(name):
+    logits, gradient = both(config_dict(name.split()[0], **FAMILIES[name]), rows=2)
+    assert logits < 1e-5
+    assert gradient < 1e-4
+
+
+MUTANTS = {
+    "window + 1": lambda spec: spec.with_patterns(Window.last(6)),
+    "window - 1": lambda spec: spec.with_patterns(Window.last(4)),
+    "pairing": lambda spec: replace(spec, positions=spec.positions.with_pairing("adjacent")),
+    "theta x 1.1": lambda spec: replace(spec, positions=Rotary(11000.0, pairing="halves")),
+    "eps": lambda spec: replace(spec, norm_eps=1e-4),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_fail_the_same_test(name):
+    config = config_dict("mistral", sliding_window=5, head_dim=8)
+    spec = spec_from_config(config)
+    assert both(config, spec)[0] < 1e-5
+    assert both(config, MUTANTS[name](spec))[0] > 1e-5
+
+
+@pytest.mark.parametrize("name", [n for n in ROPES if not n.startswith(("default", "dynamic old, short"))])
+def test_dropping_the_scaling_fails_the_same_test(name):
+    config = config_dict("llama", **ROPES[name])
+    spec = spec_from_config(config)
+    assert both(config, replace(spec, positions=replace(spec.positions, scaling=None)))[0] > 1e-4
