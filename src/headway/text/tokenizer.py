@@ -146,7 +146,7 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise DataError(f"text {i} must be a str, got {type(text).__name__}")
         try:
-            found = (self.backend if special else self._plain).encode_batch(
+            found = (self.backend if special else self._plain).encode_batch_fast(
                 list(texts), add_special_tokens=False
             )
         except (UnicodeEncodeError, TypeError) as error:

@@ -1,0 +1,24 @@
+"""Text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, order."""
+
+from headway.data.encode import Corpus, encode_corpus
+from headway.data.order import Order, Place, order
+from headway.data.packing import PackedRow, Rows, Span, pack
+from headway.data.reading import Piece, read_text, texts
+from headway.data.tokenfile import TokenFile, TokenFileWriter
+
+__all__ = [
+    "Corpus",
+    "Order",
+    "PackedRow",
+    "Piece",
+    "Place",
+    "Rows",
+    "Span",
+    "TokenFile",
+    "TokenFileWriter",
+    "encode_corpus",
+    "order",
+    "pack",
+    "read_text",
+    "texts",
+]

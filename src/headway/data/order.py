@@ -1,0 +1,101 @@
+"""The order of training rows: a pure function, so that resuming needs three integers.
+
+A Feistel network over 2b-bit numbers is a permutation whatever its round function; numbers that fall outside
+[0, n) are sent through again ("cycle walking", Black and Rogaway 2002), which leaves a permutation of [0, n).
+Nothing is stored: a corpus of any size is shuffled in constant memory, and any index is found at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from headway.errors import DataError
+
+_ROUNDS = 8
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: int) -> int:
+    """splitmix64's finaliser: 64 bits to 64 bits, each bit depending on all (Steele, Lea, Flood 2014)."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def keyed(*words: int) -> int:
+    """64 well-mixed bits that depend on all `words` and their order."""
+    state = 0x9E3779B97F4A7C15
+    for word in words:
+        state = _mix((state + (word & _MASK) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & _MASK)
+    return state
+
+
+@dataclass(frozen=True)
+class Order:
+    """A permutation of range(size): `order(i)` is the row that is read as the i-th of this epoch."""
+
+    seed: int
+    epoch: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.epoch < 0:
+            raise DataError(
+                f"order: size must be 1 or more, epoch 0 or more; got {self.size} and {self.epoch}"
+            )
+
+    @cached_property
+    def _keys(self) -> tuple[int, ...]:
+        return tuple(keyed(self.seed, self.epoch, r) for r in range(_ROUNDS))
+
+    @cached_property
+    def _half(self) -> int:
+        return max(1, ((self.size - 1).bit_length() + 1) // 2)
+
+    def __call__(self, index: int) -> int:
+        if not 0 <= index < self.size:
+            raise DataError(f"order: index {index} is outside the epoch's {self.size} rows")
+        half, low = self._half, (1 << self._half) - 1
+        x = index
+        while True:
+            left, right = x >> half, x & low
+            for key in self._keys:
+                left, right = right, left ^ (_mix(key ^ right) & low)
+            x = (left << half) | right
+            if x < self.size:
+                return x
+
+
+def order(seed: int, epoch: int, size: int) -> Order:
+    """The permutation of `size` rows that belongs to (seed, epoch)."""
+    return Order(seed, epoch, size)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in its data: `index` rows of `epoch` are read. The whole state of the order."""
+
+    seed: int
+    epoch: int = 0
+    index: int = 0
+
+    def take(self, count: int, size: int) -> tuple[list[int], Place]:
+        """The next `count` rows of a corpus of `size` rows, and the place after them.
+
+        An epoch's last rows are followed by the next epoch's first: every row is read once per epoch.
+        """
+        rows: list[int] = []
+        epoch, index = self.epoch, self.index
+        now = order(self.seed, epoch, size)
+        if index > size:
+            raise DataError(
+                f"order: {index} rows of epoch {epoch} were read, but the corpus has {size}; it is not the same one"
+            )
+        while len(rows) < count:
+            if index == size:
+                epoch, index = epoch + 1, 0
+                now = order(self.seed, epoch, size)
+            rows.append(now(index))
+            index += 1
+        return rows, Place(self.seed, epoch, index)

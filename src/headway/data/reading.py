@@ -1,0 +1,174 @@
+"""Text files as a stream of documents, with errors that name the file and the line.
+
+| path | documents |
+|---|---|
+| `x.txt` (any name but JSONL) | one |
+| `x.jsonl`, `x.jsonl.gz` | one per line: an object whose `key` ("text") is a string |
+| a folder | the files below it that end in .txt, .jsonl (or .gz of these), in the order of their names |
+
+Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay as they are. A NUL
+character,
+bytes that are not UTF-8, lone surrogates and empty files are errors: they say that something is not text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from headway.errors import DataError, did_you_mean
+
+PIECE = 1 << 16  # bytes of a long text that are handled at a time
+_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a document: `text`, whether the document ends with it, and where it is from (`file:line`)."""
+
+    text: str
+    ends: bool
+    where: str
+
+
+def read_text(
+    paths: str | Path | Iterable[str | Path], *, key: str = "text", piece: int = PIECE
+) -> Iterator[Piece]:
+    """The documents of files and folders, in pieces of about `piece` bytes: memory does not grow with the
+    corpus.
+
+    A long document is cut where a line ends and the next begins with something other than white space, so
+    that
+    byte-level tokenizers give the same ids as for the whole.
+    """
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        for file in _files(Path(path)):
+            if _is_jsonl(file):
+                yield from _lines(file, key)
+            else:
+                yield from _whole(file, piece)
+
+
+def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Iterator[str]:
+    """The same as plain strings (for training a tokenizer)."""
+    return (piece.text for piece in read_text(paths, key=key))
+
+
+def _is_jsonl(file: Path) -> bool:
+    return file.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(_SUFFIXES))
+        if not found:
+            there = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
+            raise DataError(f"{path}: no .txt or .jsonl file in this folder (it holds: {there})")
+        return found
+    if not path.exists():
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{path}: no such file or folder{did_you_mean(path.name, near)}")
+    if path.suffix == ".json":
+        raise DataError(f"{path}: JSON is read as JSONL, one object per line; rename it .jsonl if it is that")
+    return [path]
+
+
+def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
+    if file.stat().st_size == 0:
+        raise DataError(f"{file}: the file is empty")
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+
+
+def _checked(text: str, where: str) -> str:
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n")
+        raise DataError(
+            f"{where}: a NUL character{f', {line} lines further on' if line else ''}: is this text?"
+        )
+    bad = next((c for c in text if 0xD800 <= ord(c) <= 0xDFFF), None) if not text.isascii() else None
+    if bad is not None:
+        raise DataError(f"{where}: a lone surrogate U+{ord(bad):04X}, which no UTF-8 text can hold")
+    return text
+
+
+def _lines(file: Path, key: str) -> Iterator[Piece]:
+    seen = False
+    with _open(file) as lines:
+        for number, raw in enumerate(_guard(lines, file), 1):
+            where = f"{file}:{number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{where}: not UTF-8 at byte {error.start} of the line") from None
+            if line:
+                seen = True
+                yield Piece(_checked(_value(line, key, where), where), True, where)
+    if not seen:
+        raise DataError(f"{file}: no document in it, only empty lines")
+
+
+def _value(line: str, key: str, where: str) -> str:
+    if line.startswith("["):
+        raise DataError(
+            f"{where}: a JSON array; JSONL is expected, one object per line, without [ ] and commas"
+        )
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        hint = " (one object per line; this one goes on)" if line in ("{", "{ ") else ""
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}{hint}") from None
+    if not isinstance(value, dict):
+        raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
+    if key not in value:
+        hint = did_you_mean(key, value)
+        raise DataError(f'{where}: no key "{key}"{hint}; this object has {sorted(value)}')
+    if not isinstance(value[key], str):
+        raise DataError(f'{where}: "{key}" must be a string, got {type(value[key]).__name__}')
+    return str(value[key])
+
+
+def _whole(file: Path, piece: int) -> Iterator[Piece]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    held, line, at, first = "", 1, 0, True
+    with _open(file) as source:
+        blocks = iter(lambda: source.read(piece), b"")
+        for raw in _guard(blocks, file):
+            try:
+                held += decoder.decode(raw)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file}: not UTF-8 near byte {at + error.start}; is this text?") from None
+            at += len(raw)
+            cut = _cut(held, 16 * piece) if len(held) > piece else 0
+            if cut:
+                where = f"{file}:{line}"
+                yield Piece(_checked(held[:cut], where), False, where)
+                line, held, first = line + held.count("\n", 0, cut), held[cut:], False
+    try:
+        held += decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise DataError(f"{file}: not UTF-8 at its end: the last character is cut off") from None
+    if first and not held:
+        raise DataError(f"{file}: the file is empty")
+    where = f"{file}:{line}"
+    yield Piece(_checked(held, where), True, where)
+
+
+def _cut(text: str, most: int) -> int:
+    """Where to cut: after the last line end that a non-space follows; 0 when there is none (yet)."""
+    end = len(text)
+    while (end := text.rfind("\n", 0, end)) >= 0:
+        if end + 1 < len(text) and not text[end + 1].isspace():
+            return end + 1
+    return len(text) if len(text) > most else 0
+
+
+def _guard(blocks: Iterable[bytes], file: Path) -> Iterator[bytes]:
+    try:
+        yield from blocks
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{file}: a broken gzip file: {error}") from None

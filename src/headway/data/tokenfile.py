@@ -1,0 +1,189 @@
+"""Token files: a corpus as ids on disk, read through a memory map.
+
+    bytes 0..127      header (see _HEADER), little endian
+    then              count ids, uint16 when vocab <= 65536, else uint32
+    then, 8-aligned   documents x uint64: where each document ends (exclusive, in tokens)
+
+A file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.errors import DataError
+
+_MAGIC, _VERSION = b"HDWYTOKS", 1
+# magic, version, bytes per id, vocab, count, documents, UTF-8 bytes of the text, fingerprint of the tokenizer
+_HEADER = struct.Struct("<8sIIQQQQ32s")
+_ROOM = 128
+_NO_TOKENIZER = bytes(32)
+
+
+class TokenFile:
+    """A corpus on disk. Opening it reads the header; ids are paged in as they are touched.
+
+    Attributes:
+        tokens: all ids, document after document.  uint16 | uint32 [count]
+        ends: where each document ends in `tokens`, exclusive.  uint64 [documents]
+        vocab: ids are below it.   text_bytes: UTF-8 bytes of the text that the ids stand for (0: unknown).
+        fingerprint: which tokenizer made them (`Tokenizer.fingerprint`; 32 zero bytes: unknown).
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DataError(
+                f"{path}: no such token file" + (" (a folder is there)" if self.path.is_dir() else "")
+            )
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            header = file.read(_ROOM)
+        if len(header) < _ROOM or not header.startswith(_MAGIC):
+            raise DataError(
+                f"{path}: not a token file of headway ({size} bytes, it begins with {header[:8]!r})"
+            )
+        _, version, width, vocab, count, documents, text, fingerprint = _HEADER.unpack_from(header)
+        if version != _VERSION:
+            raise DataError(f"{path}: token file version {version}; this headway reads version {_VERSION}")
+        at = _aligned(_ROOM + count * width)
+        if size != at + 8 * documents:
+            raise DataError(
+                f"{path}: {size} bytes, but its header says {count} tokens of {width} bytes in {documents} "
+                f"documents, which is {at + 8 * documents}: the file is cut off or was changed"
+            )
+        self.vocab, self.text_bytes, self.fingerprint = vocab, text, fingerprint
+        self.tokens = _map(self.path, np.dtype(np.uint16 if width == 2 else np.uint32), _ROOM, count)
+        self.ends = _map(self.path, np.dtype(np.uint64), at, documents)
+
+    def __len__(self) -> int:
+        """Tokens in the file."""
+        return len(self.tokens)
+
+    @property
+    def documents(self) -> int:
+        return len(self.ends)
+
+    def document(self, i: int) -> NDArray[Any]:
+        """The ids of document i (a view of the map)."""
+        if not 0 <= i < self.documents:
+            raise DataError(f"{self.path}: document {i} of {self.documents}")
+        begin = int(self.ends[i - 1]) if i else 0
+        return self.tokens[begin : int(self.ends[i])]
+
+    def require_tokenizer(self, fingerprint: bytes) -> None:
+        """Raises DataError when the ids were made by another tokenizer."""
+        if self.fingerprint not in (fingerprint, _NO_TOKENIZER):
+            raise DataError(
+                f"{self.path}: these tokens were made by another tokenizer ({self.fingerprint.hex()[:12]}) than the "
+                f"one given ({fingerprint.hex()[:12]}); encode the text again"
+            )
+
+
+class TokenFileWriter:
+    """Writes a token file, document by document, in constant memory.
+
+    Use as a context manager: the file takes its name when the block ends, and does not exist if it fails.
+    """
+
+    def __init__(self, path: str | Path, vocab: int, *, fingerprint: bytes = _NO_TOKENIZER) -> None:
+        if not 1 <= vocab <= 1 << 32:
+            raise DataError(f"token file: vocab must lie in 1..2**32, got {vocab}")
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise DataError(f"{path}: a folder is there; a token file is one file")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.vocab, self.fingerprint = vocab, fingerprint
+        self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
+        self.count = self.documents = self.text_bytes = 0
+        self._open_document = False
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        self._file, self._temporary = os.fdopen(handle, "wb"), Path(name)
+        self._ends = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
+        self._file.write(bytes(_ROOM))
+
+    def extend(self, ids: Sequence[int] | NDArray[Any], *, text_bytes: int = 0) -> None:
+        """Adds ids to the current document; `text_bytes` is how much text they stand for."""
+        values = np.asarray(ids, dtype=np.int64)
+        if values.size:
+            low, high = int(values.min()), int(values.max())
+            if low < 0 or high >= self.vocab:
+                raise DataError(
+                    f"{self.path}: token id {low if low < 0 else high} in document {self.documents} is outside the "
+                    f"vocabulary of {self.vocab}"
+                )
+            self._file.write(values.astype(self.dtype).tobytes())
+            self.count += values.size
+            self._open_document = True
+        self.text_bytes += text_bytes
+
+    def end_document(self) -> None:
+        """Ends the current document; one without ids leaves no trace."""
+        if self._open_document:
+            self._ends.write(struct.pack("<Q", self.count))
+            self.documents += 1
+            self._open_document = False
+
+    def add(self, ids: Sequence[int] | NDArray[Any], *, text_bytes: int = 0) -> None:
+        """Adds one whole document."""
+        self.extend(ids, text_bytes=text_bytes)
+        self.end_document()
+
+    def close(self) -> None:
+        """Ends the last document, writes the header and gives the file its name."""
+        self.end_document()
+        if not self.count:
+            self.abort()
+            raise DataError(f"{self.path}: no tokens; the corpus is empty")
+        self._file.write(bytes(_aligned(self._file.tell()) - self._file.tell()))
+        self._ends.seek(0)
+        while block := self._ends.read(1 << 20):
+            self._file.write(block)
+        self._file.seek(0)
+        head = (_MAGIC, _VERSION, self.dtype.itemsize, self.vocab, self.count, self.documents)
+        self._file.write(_HEADER.pack(*head, self.text_bytes, self.fingerprint))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._ends.close()
+        self._temporary.replace(self.path)
+
+    def abort(self) -> None:
+        """Leaves nothing behind."""
+        self._file.close()
+        self._ends.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> TokenFileWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abort()
+            raise
+
+
+def _aligned(offset: int) -> int:
+    return (offset + 7) // 8 * 8
+
+
+def _map(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
+    if count == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype.newbyteorder("<"), mode="r", offset=offset, shape=(count,))

@@ -1,0 +1,72 @@
+"""A corpus of text as ids: the ids of each document alone, in memory that does not grow with the corpus."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headway.data import Piece, TokenFile, encode_corpus, read_text
+from headway.errors import DataError
+from tests.text.conftest import CORPUS, byte_level
+
+TOKENIZER = byte_level()
+
+
+def test_documents_begin_with_bos_and_end_with_eos(tmp_path: Path) -> None:
+    for i, text in enumerate(CORPUS):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    seen: list[tuple[int, int]] = []
+    corpus = encode_corpus(tmp_path, TOKENIZER, tmp_path / "x", progress=lambda t, b: seen.append((t, b)))
+    file = TokenFile(corpus.path)
+    expected = [[*TOKENIZER.encode(text), TOKENIZER.eos] for text in CORPUS]
+    assert [file.document(i).tolist() for i in range(file.documents)] == expected
+    assert corpus.text_bytes == file.text_bytes == sum(len(t.encode()) for t in CORPUS)
+    assert (corpus.documents, corpus.tokens) == (len(CORPUS), len(file))
+    assert seen == [(corpus.tokens, corpus.text_bytes)]
+    file.require_tokenizer(TOKENIZER.fingerprint)
+    bare = encode_corpus(tmp_path, TOKENIZER, tmp_path / "y", bos=False, eos=False)
+    assert bare.tokens == corpus.tokens - 2 * corpus.documents
+
+
+def test_a_document_in_pieces_has_the_ids_of_the_whole(tmp_path: Path) -> None:
+    text = "".join(CORPUS) * 3
+    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+    pieces = list(read_text(tmp_path / "x.txt", piece=16))
+    assert len(pieces) > 5
+    encode_corpus(pieces, TOKENIZER, tmp_path / "x")
+    assert TokenFile(tmp_path / "x").tokens.tolist() == [*TOKENIZER.encode(text), TOKENIZER.eos]
+
+
+def test_control_tokens_in_the_corpus_are_text(tmp_path: Path) -> None:
+    encode_corpus([Piece("a<|end|>b", True, "x:1")], TOKENIZER, tmp_path / "x")
+    assert TokenFile(tmp_path / "x").tokens.tolist().count(TOKENIZER.eos or 1) == 1
+
+
+def test_a_bad_line_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
+    with pytest.raises(DataError, match=r"x\.jsonl:2"):
+        encode_corpus(tmp_path / "x.jsonl", TOKENIZER, tmp_path / "out")
+    with pytest.raises(DataError, match="no text; every document of the corpus is empty"):
+        encode_corpus([Piece("", True, "x:1")], TOKENIZER, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.jsonl"]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """Peak memory for 16 MB of text in one file is about the peak for 4 MB."""
+    line = "the cat sat on the mat and the dog sat on the log\n"
+    peaks = []
+    for megabytes in (4, 16):
+        file = tmp_path / f"{megabytes}.txt"
+        file.write_text(line * (megabytes * (1 << 20) // len(line)))
+        code = (
+            "import resource, sys; from headway.data import encode_corpus;"
+            "from tests.text.conftest import byte_level;"
+            f"encode_corpus({str(file)!r}, byte_level(), {str(tmp_path / 'out')!r});"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        root = Path(__file__).parents[2]
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=root)
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 6 * 1024  # kB; the text alone is 12 MB more

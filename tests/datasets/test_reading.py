@@ -1,0 +1,93 @@
+"""Reading text: every document once, and errors that name the file, the line and what is wrong."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.data import read_text, texts
+from headway.errors import DataError
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b" / "z.txt", b"third")
+    write(tmp_path / "a.txt", b"first")
+    write(tmp_path / "a.jsonl", b'{"text": "zeroth"}\n')
+    write(tmp_path / "notes.md", b"not this one")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"fourth"))
+    assert list(texts(tmp_path)) == ["zeroth", "first", "third", "fourth"]
+    assert [p.ends for p in read_text(tmp_path)] == [True] * 4
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    lines = [{"text": "a\nb", "id": 1}, {"text": ""}, {"text": "猫🙂"}]
+    plain = "\r\n".join(json.dumps(x) for x in lines) + "\r\n\r\n"
+    for name, content in (("x.jsonl", plain.encode()), ("y.jsonl.gz", gzip.compress(plain.encode()))):
+        assert list(texts(write(tmp_path / name, content))) == ["a\nb", "", "猫🙂"]
+    bom = write(tmp_path / "bom.jsonl", b"\xef\xbb\xbf" + plain.encode())
+    assert list(texts(bom)) == ["a\nb", "", "猫🙂"]
+    body = write(tmp_path / "k.jsonl", b'{"body": "x"}')
+    assert list(texts(body, key="body")) == ["x"]
+
+
+def test_text_keeps_its_line_ends_and_loses_its_bom(tmp_path: Path) -> None:
+    assert list(texts(write(tmp_path / "x.txt", b"\xef\xbb\xbfa\r\nb\n\xef\xbb\xbf"))) == ["a\r\nb\n\ufeff"]
+
+
+@given(st.text(st.sampled_from("ab \n猫🙂"), min_size=1, max_size=80), st.integers(1, 12))
+def test_a_long_text_in_pieces_is_the_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int
+) -> None:
+    file = write(tmp_path_factory.mktemp("t") / "x.txt", text.encode())
+    pieces = list(read_text(file, piece=size))
+    assert "".join(p.text for p in pieces) == text
+    assert [p.ends for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    line = 1
+    for piece in pieces:
+        assert piece.where == f"{file}:{line}"
+        line += piece.text.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x.jsonl:2: not JSON: .* column"),
+        ("x.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]', r"x.jsonl:1: a JSON array; JSONL is expected"),
+        ("x.jsonl", b'{"text": "a"}\n\n{"txet": "a", "n": 1}', r"x.jsonl:3: no key \"text\" \(did you mean \"txet\""),
+        ("x.jsonl", b'{"text": ["a"]}', r"x.jsonl:1: \"text\" must be a string, got list"),
+        ("x.jsonl", b'"text"', r"x.jsonl:1: an object with \"text\" is expected, got str"),
+        ("x.jsonl", b'{"text": "a\\ud800b"}', r"x.jsonl:1: a lone surrogate U\+D800"),
+        ("x.jsonl", b'{"text": "a\\u0000b"}', r"x.jsonl:1: a NUL character"),
+        ("x.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"x.jsonl:2: not UTF-8 at byte 10"),
+        ("x.jsonl", b"\n\n", r"x.jsonl: no document in it, only empty lines"),
+        ("x.jsonl", b"", r"x.jsonl: the file is empty"),
+        ("x.txt", b"", r"x.txt: the file is empty"),
+        ("x.txt", b"\xef\xbb\xbf", r"x.txt: the file is empty"),
+        ("x.txt", b"a\nb\0c", r"x.txt:1: a NUL character, 1 lines further on"),
+        ("x.txt", b"abc\xff", r"x.txt: not UTF-8 near byte 3"),
+        ("x.txt", b"abc\xe7\x8c", r"x.txt: not UTF-8 at its end"),
+        ("x.txt.gz", b"not gzip", r"x.txt.gz: a broken gzip file"),
+        ("x.txt.gz", gzip.compress(b"text " * 99)[:-9], r"x.txt.gz: a broken gzip file"),
+        ("x.json", b"[]", r"x.json: JSON is read as JSONL"),
+    ],
+)  # fmt: skip
+def test_what_is_not_text(tmp_path: Path, name: str, content: bytes, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        list(read_text(write(tmp_path / name, content)))
+
+
+def test_paths_that_hold_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no .txt or .jsonl file in this folder \(it holds: nothing\)"):
+        list(read_text(tmp_path))
+    write(tmp_path / "corpus.txt", b"x")
+    with pytest.raises(DataError, match=r"no such file or folder \(did you mean \"corpus.txt\"\?\)"):
+        list(read_text(tmp_path / "corpsu.txt"))

@@ -1,0 +1,94 @@
+"""Token files: what goes in comes out, and only whole files have a name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.data import TokenFile, TokenFileWriter
+from headway.errors import DataError
+
+
+def write(path: Path, documents: list[list[int]], vocab: int = 100) -> TokenFile:
+    with TokenFileWriter(path, vocab) as out:
+        for document in documents:
+            out.add(document)
+    return TokenFile(path)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=9),
+    st.sampled_from([100, 1 << 16, (1 << 16) + 1, 1 << 32]),
+)
+def test_documents_come_back(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], vocab: int
+) -> None:
+    file = write(tmp_path_factory.mktemp("t") / "x.tokens", documents, vocab)
+    assert [file.document(i).tolist() for i in range(file.documents)] == documents
+    assert file.tokens.tolist() == [i for d in documents for i in d]
+    assert file.tokens.dtype == (np.uint16 if vocab <= 1 << 16 else np.uint32)
+    assert (len(file), file.vocab) == (sum(map(len, documents)), vocab)
+
+
+def test_the_largest_ids_fit(tmp_path: Path) -> None:
+    assert write(tmp_path / "a", [[65535]], 1 << 16).tokens[0] == 65535
+    assert write(tmp_path / "b", [[(1 << 32) - 1]], 1 << 32).tokens[0] == (1 << 32) - 1
+
+
+def test_the_map_is_not_the_memory(tmp_path: Path) -> None:
+    assert isinstance(write(tmp_path / "x", [[1, 2]]).tokens, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        TokenFile(tmp_path / "x").tokens[0] = 3
+
+
+def test_empty_documents_leave_no_trace(tmp_path: Path) -> None:
+    file = write(tmp_path / "x", [[], [1], [], [2, 3], []])
+    assert [file.document(i).tolist() for i in range(file.documents)] == [[1], [2, 3]]
+    with pytest.raises(DataError, match="document 2 of 2"):
+        file.document(2)
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1, 2, 3]])
+    with pytest.raises(DataError, match="token id 500"), TokenFileWriter(tmp_path / "x", 100) as out:
+        out.add([4, 500])
+    with pytest.raises(DataError, match="no tokens; the corpus is empty"), TokenFileWriter(tmp_path / "x", 9):
+        pass
+    with pytest.raises(DataError, match="token id 100 in document 1 is outside the vocabulary of 100"):
+        write(tmp_path / "x", [[1], [100]])
+    with pytest.raises(DataError, match="token id -1 in document 0"):
+        write(tmp_path / "x", [[-1]])
+    assert TokenFile(tmp_path / "x").tokens.tolist() == [1, 2, 3]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "x", [[1, 2, 3], [4]])
+    content = (tmp_path / "x").read_bytes()
+    for n in range(len(content)):
+        (tmp_path / "x").write_bytes(content[:n])
+        with pytest.raises(DataError, match=r"not a token file of headway|the file is cut off"):
+            TokenFile(tmp_path / "x")
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no such token file \(a folder is there\)"):
+        TokenFile(tmp_path)
+    with pytest.raises(DataError, match="a folder is there; a token file is one file"):
+        TokenFileWriter(tmp_path, 10)
+    write(tmp_path / "x", [[1]])
+    content = bytearray((tmp_path / "x").read_bytes())
+    content[8] = 9
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DataError, match="token file version 9; this headway reads version 1"):
+        TokenFile(tmp_path / "x")
+
+
+def test_another_tokenizer(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "x", 10, fingerprint=b"a" * 32) as out:
+        out.add([1])
+    TokenFile(tmp_path / "x").require_tokenizer(b"a" * 32)
+    with pytest.raises(DataError, match="made by another tokenizer"):
+        TokenFile(tmp_path / "x").require_tokenizer(b"b" * 32)
