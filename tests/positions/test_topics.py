@@ -1,0 +1,64 @@
+"""The topics rotary-decay (rows 65-68) and order (row 16), and that their verdicts can be otherwise."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.explain import explain, order, rotary_decay
+from headway.patterns import Causal, Full
+from headway.positions import NoPositions, Rotary
+from tests.positions.test_schemes import GOLDEN
+
+
+def test_decay_is_seen_with_the_golden_numbers(tmp_path: Path) -> None:
+    report = explain("rotary-decay", tmp_path)
+    assert report.seen
+    assert report.figure is not None
+    assert report.figure.read_bytes().startswith(b"\x89PNG")
+    assert report.csv is not None
+    with report.csv.open(newline="") as file:
+        lines = list(csv.reader(file))[1:]
+    assert len(lines) == 257
+    for m, value in GOLDEN.items():
+        assert float(lines[m][1]) == pytest.approx(value, abs=5e-7)
+        assert float(lines[m][2]) == pytest.approx(32.5, rel=1e-12)
+    assert "rises at 115 of 256 steps and is lowest at m = 236" in report.verdict
+    assert 0.45 < sum(report.column("share above m = 0")[1:]) / 256 < 0.55
+    assert 0 < max(report.column("|score| / bound, max")) <= 1
+    assert report.column("q = k: score / score(0)")[0] == 1
+
+
+def test_decay_is_not_seen_where_it_is_not() -> None:
+    flat, ones = torch.full((257,), 32.5), torch.ones(257)
+    assert not rotary_decay.judge(flat, flat, ones / 2, ones / 2, ones).seen
+    falling = torch.linspace(32.5, 6, 257)
+    assert rotary_decay.judge(falling, flat, ones / 2, ones / 2, ones).seen
+    assert not rotary_decay.judge(falling, flat, ones * 1.01, ones / 2, ones).seen
+
+
+def test_order_is_seen_only_with_positions() -> None:
+    report = explain("order")
+    assert report.seen
+    assert report.column("largest difference")[0] <= 1e-6
+    assert report.column("order is seen") == [False, True, True, True, True]
+    rows = list(report.rows)
+    assert not order.judge([(*rows[0][:3], 0.5, True), *rows[1:]]).seen
+    assert not order.judge([*rows[:2], (*rows[2][:2], 0.0, 0.0, False), *rows[3:]]).seen
+
+
+def test_shuffle_error_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    assert order.shuffle_error(NoPositions(), Full(), 0) < 1e-14
+    assert order.shuffle_error(Rotary(pairing="adjacent"), Full(), 0) > 0.01
+    assert order.shuffle_error(NoPositions(), Causal(), 0) > 0.01
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_verdicts_never_refute() -> None:
+    report = explain("order")
+    assert replace(report, seen=False).verdict.startswith("not seen at this size")
