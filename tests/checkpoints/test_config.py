@@ -1,0 +1,303 @@
+"""config.json -> spec -> config.json: the same meaning; every contradiction is named; transformers agrees."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig
+
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.families import FAMILIES
+from headway.errors import ConfigError, HeadwayError
+from headway.models import ModelSpec
+from headway.patterns import Causal, Sink, Window
+from headway.positions import DynamicNTK, Linear, Llama3, LongRope, NoPositions, Rotary, YaRN
+from tests.checkpoints.hf import config_dict
+from tests.checkpoints.test_parity import FAMILIES as FAMILY_CASES
+from tests.checkpoints.test_parity import ROPES
+
+SCALINGS = [
+    None,
+    Linear(2.0),
+    DynamicNTK(4.0, 16),
+    YaRN(4.0, 16),
+    YaRN(4.0, 16, beta_fast=8.0, attention_factor=0.5, truncate=False),
+    YaRN(2.0, 32, mscale=0.7, mscale_all_dim=0.9),
+    Llama3(8.0, 1.0, 4.0, 32),
+    LongRope((1.0, 1.5), (2.0, 3.0), 16, factor=4.0),
+    LongRope((1.0, 1.5), (2.0, 3.0), 16, factor=4.0, attention_factor=1.25),
+]
+
+
+@st.composite
+def specs(draw) -> ModelSpec:
+    layers = draw(st.integers(1, 4))
+    heads, group = draw(st.sampled_from([(2, 1), (4, 2), (3, 3)]))
+    scaling = draw(st.sampled_from(SCALINGS))
+    pairing = draw(st.sampled_from(["halves", "halves", "halves", "adjacent", ((0, 3), (2, 1))]))
+    trained = getattr(scaling, "trained_context", draw(st.sampled_from([32, 64])))
+    width_of = {"one": [Window.last(3)], "mixed": [Window.last(3), Causal()], "none": [Causal()]}
+    width_of["odd"] = [Causal() & (Window.last(3) | Sink(2)), Window.last(2, step=2), Window.last(5)]
+    kinds = width_of[draw(st.sampled_from(sorted(width_of)))]
+    positions = draw(
+        st.sampled_from(
+            [Rotary(500.0, pairing=pairing, scaling=scaling), Rotary(pairing="halves", dims=2), NoPositions()]
+        )
+    )
+    return ModelSpec(
+        family=draw(st.sampled_from(sorted(FAMILIES))),
+        vocab=17,
+        width=12,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads // group,
+        head_dim=draw(st.sampled_from([4, 4, 4, 6])) if scaling is None and isinstance(pairing, str) else 4,
+        hidden=20,
+        patterns=tuple(draw(st.sampled_from(kinds)) for _ in range(layers)),
+        positions=positions,
+        norm_eps=draw(st.sampled_from([1e-6, 1e-5])),
+        qkv_bias=draw(st.booleans()),
+        out_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        tied=draw(st.booleans()),
+        trained_context=trained,
+        max_context=draw(st.sampled_from([None, trained, 4 * trained])),
+        attention_dropout=draw(st.sampled_from([0.0, 0.1])),
+        init_std=draw(st.sampled_from([0.02, 0.5])),
+    )
+
+
+@given(specs())
+def test_every_spec_comes_back_from_its_config(spec):
+    config = config_from_spec(spec)
+    assert spec_from_config(config) == spec
+    assert (config["model_type"] == "headway") == (why_not_plain(spec) is not None)
+
+
+@given(specs())
+def test_transformers_takes_every_plain_config_without_a_word_and_refuses_the_others(spec):
+    config = config_from_spec(spec)
+    settings = copy.deepcopy(config)
+    kind = settings.pop("model_type")
+    if kind == "headway":
+        with pytest.raises((KeyError, ValueError), match="headway"):
+            AutoConfig.for_model(kind, **settings)
+        return
+    theirs = AutoConfig.for_model(kind, **settings)
+    assert theirs.rope_parameters["rope_theta"] == spec.positions.theta
+    back = theirs.to_dict()
+    again = spec_from_config({k: v for k, v in back.items() if k in config or k == "rope_parameters"})
+    facts = {"trained_context": spec.trained_context, "max_context": spec.max_context, "family": spec.family}
+    assert replace(again, **facts) == spec
+
+
+@pytest.mark.parametrize("name", [n for n in ROPES if "implicit" not in n and "null" not in n])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_transformers_logs_nothing_about_what_we_write(name, family, caplog):
+    """Both schemas are written side by side; 5.x takes them without a warning."""
+    from transformers.utils import logging
+
+    spec = spec_from_config(config_dict(family, head_dim=8, **ROPES[name]))
+    config = config_from_spec(spec)
+    root = logging.get_logger("transformers")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_warning()
+    root.addHandler(caplog.handler)
+    try:
+        settings = copy.deepcopy(config)
+        theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    finally:
+        root.removeHandler(caplog.handler)
+        logging.set_verbosity(verbosity)
+    assert [r.getMessage() for r in caplog.records] == []
+    assert spec_from_config({**theirs.to_dict(), "architectures": None}).positions == spec.positions
+
+
+@pytest.mark.parametrize("name", FAMILY_CASES)
+def test_the_configs_that_transformers_writes_are_read(name):
+    """to_dict() of a config has every key that transformers knows: all are known here."""
+    given = config_dict(name.split()[0], **FAMILY_CASES[name])
+    settings = copy.deepcopy(given)
+    theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    assert spec_from_config(theirs.to_dict()) == spec_from_config(given)
+    assert spec_from_config(theirs.to_diff_dict()) == spec_from_config(given)
+
+
+def rope(**values):
+    return {"rope_scaling": values}
+
+
+BAD = {
+    "unknown family": (
+        {"model_type": "lama"},
+        r'model_type .lama. is not a family.*did you mean "llama".*qwen3',
+    ),
+    "another task": ({"architectures": ["LlamaForSequenceClassification"]}, "expected LlamaForCausalLM"),
+    "unknown key": (
+        {"rms_norm_epsilon": 1e-5},
+        r'unknown key "rms_norm_epsilon" .did you mean "rms_norm_eps"',
+    ),
+    "missing key": ({"hidden_size": None}, 'lacks "hidden_size"'),
+    "wrong type": (
+        {"num_hidden_layers": "3"},
+        '"num_hidden_layers" must be a positive whole number, got .3.',
+    ),
+    "wrong bool": ({"tie_word_embeddings": "yes"}, '"tie_word_embeddings" must be true or false'),
+    "heads": ({"num_key_value_heads": 4}, r"6.*4|4.*6"),
+    "width": ({"hidden_size": 50}, "hidden_size 50 is not a multiple of num_attention_heads 6"),
+    "odd head_dim": ({"head_dim": 7}, "head_dim 7 is odd"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "llama with a window": (
+        {"sliding_window": 8},
+        '"sliding_window" is 8, which means nothing to model_type llama',
+    ),
+    "llama layer types": ({"layer_types": ["sliding_attention"] * 3}, "transformers ignores layer_types"),
+    "activation": ({"hidden_act": "selu"}, "activation .selu."),
+    "rope not an object": (
+        {"rope_scaling": "yarn"},
+        r"rope_scaling must be null or an object such as .*got 'yarn'",
+    ),
+    "rope type": (rope(type="yarm", factor=2.0), r'unknown rope_type .yarm. .did you mean "yarn".*longrope'),
+    "rope without type": (rope(factor=2.0), "has no rope_type"),
+    "two types": (
+        rope(type="yarn", rope_type="linear", factor=2.0),
+        "type is .yarn. but rope_type is .linear.",
+    ),
+    "rope key": (
+        rope(rope_type="yarn", factor=2.0, beta_fats=3),
+        r'unknown key "beta_fats" .did you mean "beta_fast"',
+    ),
+    "factor missing": (rope(rope_type="linear"), 'rope_type "linear" needs factor'),
+    "factor below 1": (rope(rope_type="linear", factor=0.5), "factor must be >= 1.*0.5"),
+    "factor text": (rope(rope_type="yarn", factor="4"), "factor must be a number, got .4."),
+    "yarn disagrees": (
+        rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=16),
+        r"YaRN factor is 8, but .*64 / 16 = 4",
+    ),
+    "yarn without factor": (rope(rope_type="yarn"), "rope_type yarn needs factor"),
+    "llama3 incomplete": (rope(rope_type="llama3", factor=8.0), "needs low_freq_factor, high_freq_factor"),
+    "longrope length": (
+        rope(rope_type="longrope", short_factor=[1.0], long_factor=[1.0] * 4, factor=2.0),
+        r"short_factor must list head_dim / 2 = 4 numbers, got 1 numbers",
+    ),
+    "dynamic anchor": (
+        rope(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16),
+        r"anchored at max_position_embeddings .64., but .* is 16",
+    ),
+    "two thetas": (
+        {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        r"rope_theta is 500\.0 at the top .* but 1000000\.0",
+    ),
+    "two schemas": (
+        {
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_parameters": {"rope_type": "linear", "factor": 3.0},
+        },
+        "rope_scaling and rope_parameters disagree",
+    ),
+    "partial rotary": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary",
+    ),
+    "rope by layer": (
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+        "different rotary positions",
+    ),
+    "headway fact": (
+        {"headway": {"trained_contxt": 3}},
+        r'"headway.trained_contxt" .did you mean "trained_context"',
+    ),
+}
+BAD_WINDOWS = {
+    "zero": (
+        {"sliding_window": 0},
+        "sliding_window must be a whole number of at least 1 .*or null for no window, got 0",
+    ),
+    "negative": ({"sliding_window": -1}, "got -1"),
+    "fraction": ({"sliding_window": 4.0}, "got 4.0"),
+    "layer types short": ({"layer_types": ["full_attention"]}, "lists 1 layers, but num_hidden_layers is 3"),
+    "layer types text": (
+        {"layer_types": "full_attention"},
+        "layer_types. must be a list .* got .full_attention.",
+    ),
+    "layer types kind": (
+        {"layer_types": ["full_attention", "slidng_attention", "full_attention"]},
+        r'layer_types\[1\] is .slidng_attention. .did you mean "sliding_attention"',
+    ),
+    "sliding without window": (
+        {"sliding_window": None, "layer_types": ["sliding_attention"] * 3},
+        "sliding_attention layers, but there is no window",
+    ),
+    "sliding switched off": (
+        {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},
+        "use_sliding_window False",
+    ),
+    "max_window_layers": ({"max_window_layers": "all"}, '"max_window_layers" must be a whole number'),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_configs_are_named(name):
+    changes, message = BAD[name]
+    with pytest.raises(HeadwayError, match=message):
+        spec_from_config(config_dict("llama") | changes)
+
+
+@pytest.mark.parametrize("name", BAD_WINDOWS)
+def test_bad_windows_are_named(name):
+    changes, message = BAD_WINDOWS[name]
+    base = config_dict("qwen2", use_sliding_window=True, sliding_window=4)
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config(base | changes)
+
+
+def test_null_and_switched_off_windows_are_full():
+    for family, changes in (
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 4}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": None}),
+        ("qwen2", {}),
+    ):
+        assert spec_from_config(config_dict(family, **changes)).patterns == (Causal(),) * 3
+
+
+def test_the_two_context_lengths_are_kept_apart():
+    yarn = rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+    spec = spec_from_config(config_dict("llama", **yarn))
+    assert (spec.trained_context, spec.max_context) == (16, 64)
+    spec = spec_from_config(config_dict("llama"))
+    assert (spec.trained_context, spec.max_context) == (64, 64)
+
+
+def test_theta_is_kept_when_scaling_is_added():
+    spec = spec_from_config(config_dict("llama", rope_theta=500.0, **rope(type="linear", factor=2.0)))
+    assert spec.positions == Rotary(500.0, pairing="halves", scaling=Linear(2.0))
+
+
+def test_why_a_spec_is_not_plain():
+    spec = spec_from_config(config_dict("llama"))
+    assert why_not_plain(spec) is None
+    assert why_not_plain(replace(spec, positions=spec.positions.with_pairing("adjacent"))) == "positions"
+    assert why_not_plain(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
+    assert why_not_plain(spec.with_patterns([Window.last(2), Window.last(3), Causal()])) == "its windows"
+
+
+def test_a_newer_format_is_refused():
+    spec = replace(spec_from_config(config_dict("llama")), positions=NoPositions())
+    config = config_from_spec(spec)
+    config["headway"]["format"] = 2
+    with pytest.raises(ConfigError, match=r"headway\.format is 2; this version of headway reads 1"):
+        spec_from_config(config)
+    config["headway"]["format"] = 1
+    config["headway"]["haeds"] = 2
+    with pytest.raises(ConfigError, match=r'"headway.haeds" .did you mean "heads"'):
+        spec_from_config(config)

@@ -1,0 +1,303 @@
+"""Folders: strict in, atomic out, the same logits on both sides."""
+
+import errno
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from headway.checkpoints import disk
+from headway.checkpoints.dtypes import choose_dtype
+from headway.checkpoints.folder import load_folder, load_model, save_folder
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec
+from headway.patterns import Causal, Sink, Window
+from headway.positions import Rotary
+from tests.checkpoints.hf import config_dict, off, peer
+from tests.checkpoints.test_parity import FAMILIES, ids
+
+
+def tiny(**fields) -> ModelSpec:
+    base = {"vocab": 61, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 24, "init_std": 0.3}
+    return ModelSpec.of(fields.pop("family", "llama"), **(base | fields))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = tiny().build(seed=0).eval()
+    save_folder(tmp_path / "m", model, generation={"eos_token_id": [2, 3]})
+    return tmp_path / "m", model
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny(tied=True),
+        tiny(family="mistral", patterns=Window.last(5)),
+        tiny(patterns=(Window.last(5), Causal())),
+        tiny(family="qwen2", patterns=(Causal(), Window.last(5)), qkv_bias=True),
+        tiny(family="qwen3", qk_norm=True, head_dim=6),
+        tiny(qkv_bias=True, out_bias=True, mlp_bias=True, kv_heads=1),
+        tiny(positions=Rotary(500.0, pairing="adjacent")),
+        tiny(
+            family="qwen3", qk_norm=True, qkv_bias=True, out_bias=True, positions=Rotary(pairing="adjacent")
+        ),
+    ],
+    ids=lambda s: f"{s.family}, {s.patterns[0]}",
+)
+def test_what_we_save_transformers_loads(tmp_path, spec):
+    model = spec.build(seed=1).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
+    save_folder(tmp_path / "m", model)
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        want = model(ids(2))
+        assert off(theirs(ids(2)).logits, want) < 1e-5
+        again = load_model(tmp_path / "m")
+        assert off(again(ids(2)), want) < 1e-5
+    save_folder(tmp_path / "again", again)
+    assert files(tmp_path / "again") == files(tmp_path / "m")
+
+
+def files(folder):
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_transformers_saves_in_shards_we_load(tmp_path, name):
+    theirs = peer(config_dict(name.split()[0], **FAMILIES[name]))
+    theirs.save_pretrained(tmp_path / "m", max_shard_size="20KB")
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 2
+    with torch.no_grad():
+        assert off(load_model(tmp_path / "m")(ids(2)), theirs(ids(2)).logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        tiny(positions=Rotary(pairing="adjacent")),
+        tiny(patterns=Causal() & (Window.last(3) | Sink(1))),
+        tiny(patterns=(Window.last(3), Window.last(4))),
+    ],
+    ids=["adjacent", "sinks", "two windows"],
+)
+def test_what_transformers_would_misread_it_refuses(tmp_path, spec):
+    model = spec.build(seed=1).eval()
+    save_folder(tmp_path / "m", model, keep_pairing=True)
+    again = load_model(tmp_path / "m")
+    assert again.spec == spec
+    assert torch.equal(again(ids()), model(ids()))
+    with pytest.raises(ValueError, match="headway"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+
+
+def test_shards_of_ours(tmp_path):
+    model = tiny().build(seed=0).eval()
+    save_folder(tmp_path / "m", model, shard_bytes=4000)
+    assert len(load_folder(tmp_path / "m").tensors.files) > 3
+    assert torch.equal(load_model(tmp_path / "m")(ids()), model(ids()))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert off(theirs(ids()).logits.detach(), model(ids()).detach()) < 1e-5
+
+
+def test_generation_settings_are_kept(saved):
+    folder, _ = saved
+    assert load_folder(folder).generation["eos_token_id"] == [2, 3]
+    assert json.loads((folder / "config.json").read_text())["bos_token_id"] is None
+
+
+def edit(folder, name="config.json", **changes):
+    values = json.loads((folder / name).read_text())
+    values.update(changes)
+    (folder / name).write_text(json.dumps(values))
+
+
+def rewrite(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def test_missing_unexpected_and_misshaped_are_listed_together_with_the_nearest_names(saved):
+    folder, _ = saved
+
+    def change(t):
+        t["model.layers.0.self_attn.q_prj.weight"] = t.pop(Q)
+        t["model.norm.weight"] = torch.ones(17)
+        t["optimizer.step"] = torch.ones(1)
+
+    rewrite(folder, change)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder)
+    text = str(caught.value)
+    assert "the weights do not fit config.json (4 differences)" in text
+    assert f'missing: {Q} (nearest there: "model.layers.0.self_attn.q_prj.weight")' in text
+    assert f'unexpected: model.layers.0.self_attn.q_prj.weight (did you mean "{Q}"?)' in text
+    assert "unexpected: optimizer.step" in text
+    assert "shape: model.norm.weight is [17], the config says [16]" in text
+
+
+def test_a_config_with_more_layers_than_the_file(saved):
+    edit(saved[0], num_hidden_layers=3)
+    with pytest.raises(CheckpointError, match=r"(?s)9 differences.*missing: model\.layers\.2\."):
+        load_model(saved[0])
+
+
+def test_rotary_tables_of_old_versions_are_no_weights(saved):
+    rewrite(saved[0], lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}))
+    assert torch.equal(load_model(saved[0])(ids()), saved[1](ids()))
+
+
+def test_lm_head_missing(saved):
+    rewrite(saved[0], lambda t: t.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"(?s)missing: lm_head\.weight.*say tie_word_embeddings: true"):
+        load_model(saved[0])
+    edit(saved[0], tie_word_embeddings=True)
+    assert load_model(saved[0]).lm_head is None
+
+
+def test_tied_weights_once_twice_and_different(tmp_path):
+    model = tiny(tied=True).build(seed=0).eval()
+    save_folder(tmp_path / "m", model)
+    assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
+    rewrite(tmp_path / "m", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert torch.equal(load_model(tmp_path / "m")(ids()), model(ids()))
+    rewrite(tmp_path / "m", lambda t: t.pop("model.embed_tokens.weight"))  # stored under the other name only
+    assert torch.equal(load_model(tmp_path / "m")(ids()), model(ids()))
+    rewrite(tmp_path / "m", lambda t: t.update({"model.embed_tokens.weight": t["lm_head.weight"] + 1}))
+    with pytest.raises(CheckpointError, match=r"tie_word_embeddings, but .* differ"):
+        load_model(tmp_path / "m")
+
+
+def test_dtypes_are_chosen_with_a_reason(saved, tmp_path):
+    folder, model = saved
+    save_folder(tmp_path / "bf", model, dtype=torch.bfloat16)
+    assert load_model(tmp_path / "bf").lm_head.weight.dtype == torch.bfloat16
+    assert load_model(tmp_path / "bf", dtype=torch.float64).lm_head.weight.dtype == torch.float64
+    assert load_folder(tmp_path / "bf").config["torch_dtype"] == "bfloat16"
+    rewrite(folder, lambda t: t.update({Q: t[Q].bfloat16()}))
+    assert {p.dtype for p in load_model(folder).parameters()} == {torch.float32}
+
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    half, brain, full = torch.float16, torch.bfloat16, torch.float32
+    dtype, why = choose_dtype({"a": half, "b": half}, cpu)
+    assert dtype == full
+    assert "several hundred times slower" in str(why)
+    assert choose_dtype({"a": half}, cuda)[0] == half
+    assert choose_dtype({"a": half, "b": brain}, cuda)[0] == full
+    assert "1 tensors bfloat16" in str(choose_dtype({"a": brain, "b": full, "c": full}, cpu)[1])
+    assert "several hundred times slower" in str(choose_dtype({"a": half}, cpu, half)[1])
+    rewrite(folder, lambda t: t.update({Q: t[Q].to(torch.int8)}))
+    with pytest.raises(CheckpointError, match=rf"1 of \d+ tensors are not .*{Q} is int8.*quantised"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "empty folder"])
+def test_paths_that_are_no_model(tmp_path, what):
+    path = tmp_path / "m"
+    if what == "file":
+        path.write_text("x")
+    if what == "empty folder":
+        path.mkdir()
+    message = {
+        "nothing": "is not there",
+        "file": "a file, not a folder",
+        "empty folder": "has no config.json",
+    }
+    with pytest.raises(CheckpointError, match=message[what]):
+        load_model(path)
+
+
+def test_a_config_that_is_not_understood_is_named(saved):
+    edit(saved[0], rope_theat=500.0)
+    with pytest.raises(ConfigError, match=r'"rope_theat" .did you mean "rope_theta"'):
+        load_model(saved[0])
+
+
+def test_a_pickled_model_needs_the_flag(saved):
+    folder, model = saved
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="allow_pickle=True"):
+        load_model(folder)
+    assert torch.equal(load_model(folder, allow_pickle=True)(ids()), model(ids()))
+
+
+def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
+    folder, _ = saved
+    (folder / "README.md").write_text("mine")
+    (folder / "metrics.jsonl").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "logs").mkdir()
+    (folder / "logs" / "a").write_text("a")
+    other = tiny(tied=True).build(seed=5).eval()
+    save_folder(folder, other, shard_bytes=3000)
+    assert not (folder / "model.safetensors").exists()
+    assert {"README.md", "metrics.jsonl", "tokenizer.json", "logs"} < {p.name for p in folder.iterdir()}
+    assert (folder / "logs" / "a").read_text() == "a"
+    assert torch.equal(load_model(folder)(ids()), other(ids()))
+
+    class Words:
+        bos, eos = 1, 2
+
+        def save(self, where):
+            (where / "tokenizer_config.json").write_text("{}")
+
+    save_folder(folder, other, tokenizer=Words())
+    assert not (folder / "tokenizer.json").exists()
+    assert load_folder(folder).generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+
+def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path):
+    old, new = tiny(layers=1).build(seed=0).eval(), tiny(layers=1).build(seed=1).eval()
+    calls: list[str] = []
+    save_folder(tmp_path / "probe", old)
+    with disk.watch(lambda operation, path, data: calls.append(operation)):
+        save_folder(tmp_path / "probe", new)
+    assert {"mkdir", "open", "write", "fsync", "close", "exchange"} < set(calls)
+    want = old(ids())
+    save_folder(tmp_path / "m", old)
+    for n in range(len(calls) - 1):  # the last removes the replaced folder
+        count = iter(range(10**6))
+
+        def fail(operation, path, data):
+            if next(count) == n:  # noqa: B023
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+        with disk.watch(fail), pytest.raises(CheckpointError, match="could not save"):
+            save_folder(tmp_path / "m", new)
+        assert torch.equal(load_model(tmp_path / "m")(ids()), want), calls[n]
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
+    spec = replace(tiny(layers=1), vocab=3, width=2, heads=1, kv_heads=1, head_dim=2, hidden=2)
+    old, new = spec.build(seed=0).eval(), spec.build(seed=1).eval()
+    save_folder(tmp_path / "m", old)
+    before = files(tmp_path / "m")
+    writes: list[int] = []
+    with disk.watch(lambda o, p, d: writes.append(len(d)) if o == "write" else None):
+        save_folder(tmp_path / "probe", new)
+    for cut in range(0, sum(writes), step):
+        left = [cut]
+
+        def full(operation, path, data):
+            if operation != "write":
+                return None
+            left[0] -= len(data)  # noqa: B023
+            return None if left[0] >= 0 else max(0, len(data) + left[0])  # noqa: B023
+
+        with disk.watch(full), pytest.raises(CheckpointError, match="No space left"):
+            save_folder(tmp_path / "m", new)
+        assert files(tmp_path / "m") == before
