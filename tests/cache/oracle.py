@@ -22,7 +22,7 @@ Sees = Callable[[int, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A pattern, the same in plain comparisons, and the slots of its ring, global ones aside (None: grows)."""
+    """A pattern, the same in plain comparisons, and its ring in slots, global ones aside (None: grows)."""
 
     pattern: Pattern
     sees: Sees

@@ -40,6 +40,14 @@ def poison(cache: Cache) -> None:
     cache._buffer.v.masked_fill_(empty, float("nan"))
 
 
+def check_start(tokens: Tokens) -> None:
+    """Where `start` is said, it is so."""
+    if tokens.start is not None:
+        assert torch.equal(
+            tokens.index, Tokens.range(tokens.count, tokens.start).index.expand_as(tokens.index)
+        )
+
+
 def globals_seen(rows: Rows, ends: list[int]) -> int:
     return max(int(rows.is_global[b, :end].sum()) for b, end in enumerate(ends))
 
@@ -61,6 +69,7 @@ def run(
     for counts in plan:
         q, k, v, tokens, places = rows.chunk(ends, counts, side, extra)
         keys = cache.update(k, v, tokens)
+        check_start(keys.tokens)
         got = attend_pairs(case, q, tokens, keys.k, keys.v, keys.tokens)
         b, t = (places >= 0).nonzero(as_tuple=True)
         out[b, :, places[b, t]] = got[b, :, t]
