@@ -1,0 +1,97 @@
+"""Patterns change what is seen, never what is trained (rows 103, 104, 105, 14)."""
+
+import pytest
+import torch
+
+from headway.models import Decoder, ModelSpec
+from headway.patterns import Causal, Pattern, Sink, Window, visible
+from headway.tokens import Tokens
+
+VOCAB, LENGTH = 29, 40
+
+LISTS: list[tuple[Pattern, ...]] = [
+    (Window.last(7), Window.last(5), Window.last(3)),
+    (Window.last(3), Window.last(3), Window.last(3)),
+    (Window.last(4, step=2), Window.last(3), Window.last(2, step=5)),
+    (Window.last(1), Window.last(1), Window.last(6)),
+    (Window.last(9) & Causal(), Window.last(4) | Window.last(2), Window.last(2)),
+    (Window.last(3), Causal(), Window.last(3)),
+]
+
+
+def model_of(patterns: tuple[Pattern, ...]) -> Decoder:
+    spec = ModelSpec.of_depth(3, VOCAB, context=LENGTH, patterns=patterns, group=3, init_std=0.3)
+    return spec.build(seed=0).double()
+
+
+def influence(model: Decoder) -> torch.Tensor:
+    """bool [LENGTH]: which input embeddings the last token's state depends on, by gradient."""
+    ids = torch.randint(VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+    embedded: list[torch.Tensor] = []
+
+    def keep(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        output.retain_grad()
+        embedded.append(output)
+
+    handle = model.model.embed_tokens.register_forward_hook(keep)
+    model.hidden(ids)[0, -1].pow(2).sum().backward()
+    handle.remove()
+    assert embedded[0].grad is not None
+    return embedded[0].grad[0].abs().amax(-1) > 0
+
+
+def predicted(patterns: tuple[Pattern, ...]) -> set[int]:
+    """Tokens reachable from the last one along allowed pairs, layer by layer: written out, nothing reused."""
+    at = Tokens.range(LENGTH)
+    reached = {LENGTH - 1}
+    for pattern in reversed(patterns):
+        sees = visible(pattern, at, at)[0, 0]
+        reached |= {k for q in reached for k in range(LENGTH) if sees[q, k]}
+    return reached
+
+
+@pytest.mark.parametrize("patterns", LISTS, ids=str)
+def test_the_field_is_what_the_patterns_say(patterns: tuple[Pattern, ...]) -> None:
+    model = model_of(patterns)
+    seen = influence(model).nonzero().flatten().tolist()
+    assert set(seen) == predicted(patterns)
+    field = model.spec.receptive_field()
+    if field is None:
+        assert Causal() in patterns
+        assert seen[0] == 0
+    else:
+        assert LENGTH - 1 - seen[0] == field
+
+
+def test_sinks_have_no_bound() -> None:
+    assert ModelSpec.of_depth(3, VOCAB, patterns=Causal() & Sink(2)).receptive_field() is None
+
+
+def test_layers_see_through_their_own_pattern() -> None:
+    """Row 103: the layer's pattern, not another's."""
+    model = model_of(LISTS[0])
+    assert [block.self_attn.pattern for block in model.model.layers] == list(LISTS[0])  # type: ignore[union-attr]
+
+
+def test_the_same_weights_load_in_all_patterns() -> None:
+    base = model_of((Causal(),))
+    ids = torch.randint(VOCAB, (1, LENGTH))
+    for patterns in LISTS:
+        spec = base.spec.with_patterns(patterns)
+        assert spec.parameter_count == base.spec.parameter_count
+        model = spec.build(dtype=torch.float64, seed=1)
+        model.load_state_dict(base.state_dict())
+        # As far as a window reaches past the row's start, it sees what a causal pattern sees.
+        assert torch.allclose(model(ids[:, :1]), base(ids[:, :1]), rtol=0, atol=1e-12)
+
+
+def test_no_output_depends_on_a_later_token() -> None:
+    for patterns in (LISTS[0], (Causal(),)):
+        model = model_of(patterns).float().eval()
+        ids = torch.randint(VOCAB, (1, LENGTH))
+        changed = ids.clone()
+        changed[0, 20] = (ids[0, 20] + 1) % VOCAB
+        with torch.no_grad():
+            a, b = model(ids), model(changed)
+        assert torch.equal(a[:, :20], b[:, :20])
+        assert not torch.equal(a[:, 20:], b[:, 20:])

@@ -1,0 +1,83 @@
+"""Where the norms stand (rows 27, 31)."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headway.nn import Attention, Block, FeedForward, GatedFeedForward, LayerNorm, RMSNorm
+
+
+def block_of(order: str) -> Block:
+    torch.manual_seed(0)
+    attn = Attention(16, 4, 2, dropout=0.0)
+    block = Block(attn, GatedFeedForward(16, 24), partial(RMSNorm, 16), order)  # type: ignore[arg-type]
+    for name, parameter in block.named_parameters():
+        nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
+    return block.double()
+
+
+X = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def order_of_calls(block: Block) -> list[str]:
+    calls: list[str] = []
+    for name, module in block.named_children():
+        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    block(X)
+    return calls
+
+
+def test_pre_norm_norms_before_each_sub_layer() -> None:
+    assert order_of_calls(block_of("pre")) == [
+        "input_layernorm",
+        "self_attn",
+        "post_attention_layernorm",
+        "mlp",
+    ]
+
+
+def test_post_norm_norms_after_each_residual() -> None:
+    assert order_of_calls(block_of("post")) == [
+        "self_attn",
+        "input_layernorm",
+        "mlp",
+        "post_attention_layernorm",
+    ]
+
+
+def test_the_two_orders_are_the_documented_formulas_with_the_same_weights() -> None:
+    pre, post = block_of("pre"), block_of("post")
+    post.load_state_dict(pre.state_dict())
+
+    def parts(b: Block) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
+        return b.input_layernorm, b.post_attention_layernorm, b.self_attn, b.mlp
+
+    norm1, norm2, attn, mlp = parts(pre)
+    x = X + attn(norm1(X))
+    assert torch.equal(pre(X), x + mlp(norm2(x)))
+    norm1, norm2, attn, mlp = parts(post)
+    x = norm1(X + attn(X))
+    assert torch.equal(post(X), norm2(x + mlp(x)))
+    assert not torch.allclose(pre(X), post(X))
+
+
+def test_the_residual_passes_through_pre_norm_alone() -> None:
+    """With sub-layers that give 0, pre-norm is the identity and post-norm is not."""
+    for order, same in (("pre", True), ("post", False)):
+        block = block_of(order)
+        for layer in (block.self_attn.o_proj, block.mlp.down_proj):
+            nn.init.zeros_(layer.weight)
+        assert torch.equal(block(X), X) == same
+
+
+def test_other_norms_and_feed_forwards_fit() -> None:
+    block = Block(Attention(16, 4), FeedForward(16, 64), partial(LayerNorm, 16), "post")
+    y: Tensor = block(X.float())
+    assert torch.allclose(y.mean(-1), torch.zeros(2, 5), atol=1e-6)
+
+
+def test_a_wrong_order_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"order is \"pre\" or \"post\".*got 'sandwich'"):
+        block_of("sandwich")

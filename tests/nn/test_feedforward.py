@@ -1,0 +1,52 @@
+"""Feed-forwards (rows 20, 32)."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway.nn import FeedForward, GatedFeedForward, swish
+
+
+def test_the_formulas() -> None:
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    plain = FeedForward(8, 20, "relu", bias=True).double()
+    up, down = plain.up_proj, plain.down_proj
+    want = F.relu(x @ up.weight.T + up.bias) @ down.weight.T + down.bias
+    assert torch.allclose(plain(x), want, rtol=0, atol=1e-13)
+    gated = GatedFeedForward(8, 20, "silu").double()
+    gate = x @ gated.gate_proj.weight.T
+    want = (gate * torch.sigmoid(gate) * (x @ gated.up_proj.weight.T)) @ gated.down_proj.weight.T
+    assert torch.allclose(gated(x), want, rtol=0, atol=1e-13)
+
+
+def test_biases_only_when_asked_for() -> None:
+    for kind, matrices in ((FeedForward, 2), (GatedFeedForward, 3)):
+        assert sum(p.numel() for p in kind(8, 20).parameters()) == matrices * 8 * 20
+        assert sum(p.dim() == 1 for p in kind(8, 20, bias=True).parameters()) == matrices
+
+
+def test_a_token_does_not_see_another() -> None:
+    x = torch.randn(1, 6, 8)
+    other = x.clone()
+    other[0, 3] += 1
+    for layer in (FeedForward(8, 20), GatedFeedForward(8, 20)):
+        same = (layer(x) == layer(other)).all(-1)[0]
+        assert same.tolist() == [True, True, True, False, True, True]
+
+
+def test_swish_between_half_of_x_and_relu() -> None:
+    x = torch.tensor([-3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    assert torch.equal(swish(x, 0.0), x / 2)
+    assert torch.allclose(swish(x, 1.0), F.silu(x), rtol=0, atol=1e-15)
+    assert abs(float(swish(x, 100.0)[1])) < 1e-40
+    assert torch.allclose(swish(x, 1000.0), F.relu(x), rtol=0, atol=1e-12)
+    assert math.isclose(float(swish(torch.tensor(2.0), 0.0)), 1.0)
+
+
+def test_an_unknown_activation_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(
+        ValueError, match=r"no activation 'gelu_tanh' \(did you mean \"gelu_pytorch_tanh\"\?\).*silu"
+    ):
+        GatedFeedForward(8, 20, "gelu_tanh")

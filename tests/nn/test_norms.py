@@ -1,0 +1,74 @@
+"""RMSNorm (row 29), and LayerNorm beside it."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from headway.nn import LayerNorm, RMSNorm
+
+WIDTH = 48
+
+
+def pair(dtype: torch.dtype, eps: float) -> tuple[RMSNorm, LlamaRMSNorm]:
+    ours, theirs = RMSNorm(WIDTH, eps), LlamaRMSNorm(WIDTH, eps)
+    gain = torch.randn(WIDTH)
+    with torch.no_grad():
+        ours.weight.copy_(gain)
+        theirs.weight.copy_(gain)
+    return ours.to(dtype), theirs.to(dtype)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_bit_equal_to_transformers(dtype: torch.dtype, eps: float) -> None:
+    ours, theirs = pair(dtype, eps)
+    for size in (1e-4, 1.0, 300.0):
+        x = (torch.randn(3, 7, WIDTH) * size).to(dtype)
+        assert torch.equal(ours(x), theirs(x))
+        assert ours(x).dtype == dtype
+
+
+def test_casting_after_the_gain_is_another_function() -> None:
+    """The test above can fail: the other order of cast and gain gives other bits in bf16."""
+    ours, _ = pair(torch.bfloat16, 1e-6)
+    x = torch.randn(64, WIDTH).bfloat16()
+    wide = x.float()
+    other = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * ours.weight.float()).bfloat16()
+    assert not torch.equal(ours(x), other)
+
+
+def test_the_formula_in_float64() -> None:
+    norm = RMSNorm(WIDTH, 1e-6, bias=True).double()
+    torch.nn.init.normal_(norm.weight)
+    assert norm.bias is not None
+    torch.nn.init.normal_(norm.bias)
+    x = torch.randn(5, WIDTH, dtype=torch.float64)
+    want = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
+    assert torch.allclose(norm(x), want, rtol=0, atol=1e-14)
+
+
+@torch.no_grad()
+def test_invariant_to_rescaling_but_not_to_recentring() -> None:
+    norm = RMSNorm(WIDTH, 1e-6).double()
+    x = torch.randn(5, WIDTH, dtype=torch.float64)
+    assert torch.allclose(norm(x), norm(1000 * x), rtol=0, atol=1e-5)
+    assert float((norm(x) - norm(x + 1)).abs().max()) > 0.1
+    layer = LayerNorm(WIDTH, elementwise_affine=False, dtype=torch.float64)
+    assert torch.allclose(layer(x), layer(x + 1), rtol=0, atol=1e-12)
+
+
+def test_bias_is_trained_only_when_asked_for() -> None:
+    assert [n for n, _ in RMSNorm(WIDTH).named_parameters()] == ["weight"]
+    assert [n for n, _ in RMSNorm(WIDTH, bias=True).named_parameters()] == ["weight", "bias"]
+
+
+def test_gradients_are_those_of_the_formula() -> None:
+    norm = RMSNorm(4, 1e-6).double()
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = norm(x)
+        return y
+
+    assert torch.autograd.gradcheck(run, x)
