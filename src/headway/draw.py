@@ -82,6 +82,7 @@ def draw_patterns(
     count: int = 24,
     tokens: Tokens | None = None,
     titles: Sequence[str] | None = None,
+    legend: bool = True,
 ) -> None:
     """Paint patterns side by side on `figure`, at most four a row: queries down, keys to the right.
 
@@ -100,7 +101,7 @@ def draw_patterns(
     rows = -(-len(panels) // columns)
     figure.set_size_inches(3.1 * columns + 0.2, 3.55 * rows + 0.1)
     for place, (pattern, name) in enumerate(panels, start=1):
-        draw_pattern(figure.add_subplot(rows, columns, place), pattern, tokens, name)
+        draw_pattern(figure.add_subplot(rows, columns, place), pattern, tokens, name, legend)
 
 
 def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", legend: bool = True) -> None:
@@ -134,3 +135,24 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
         handles = [Patch(color=c, label=str(part)) for c, part in zip(colours[1:], parts, strict=True)]
         below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": len(parts)}
         axes.legend(handles=handles, fontsize=7, handlelength=0.9, handleheight=0.9, columnspacing=1, **below)
+
+
+def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int = 4) -> str:
+    """Titled blocks of text next to each other, as many a row as `width` characters hold."""
+    boxes = []
+    for title, block in blocks:
+        lines = [title, *block.splitlines()]
+        wide = max(map(len, lines))
+        boxes.append([line.ljust(wide) for line in lines])
+    rows: list[list[list[str]]] = [[]]
+    for box in boxes:
+        used = sum(len(other[0]) + gap for other in rows[-1])
+        if rows[-1] and used + len(box[0]) > width:
+            rows.append([])
+        rows[-1].append(box)
+    text = []
+    for row in rows:
+        height = max(map(len, row))
+        filled = [box + [" " * len(box[0])] * (height - len(box)) for box in row]
+        text.append("\n".join((" " * gap).join(line).rstrip() for line in zip(*filled, strict=True)))
+    return "\n\n".join(text)
