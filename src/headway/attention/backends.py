@@ -57,6 +57,7 @@ def obstacle(name: str, call: Call, lse: bool) -> str | None:
         (wide and not ability.value_width, "it needs values as wide as keys"),
         (needs_lse and device not in (*ability.lse, "meta"), f"it returns no logsumexp on {device}"),
         (needs_lse and call.needs_grad and not ability.lse_gradient, "its logsumexp has no gradient"),
+        (name == "sdpa" and call.scale <= 0, "a causal mask with a scale of 0 or less gives NaN there"),
     )
     for failed, reason in checks:
         if failed:

@@ -1,0 +1,176 @@
+"""torch's own attention function, by its signature and with its meaning, on headway's engine.
+
+This is the one place besides `headway.classic` where a causal mask is aligned to the top left, where masks are
+tensors, and where additive masks exist.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.attention import attend
+from headway.patterns import Causal, Full
+from headway.scores import Bias
+from headway.tokens import Tokens
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(query key^T * scale + mask) value, as `torch.nn.functional.scaled_dot_product_attention`.
+
+    query [..., H, T, D], key [..., K, S, D], value [..., K, S, Dv] -> [..., H, T, Dv]; leading axes, as many as
+    there are, broadcast; K = H unless `enable_gqa`, then K divides H.
+
+    Args:
+        attn_mask: broadcasts to [..., H, T, S]. bool: True where a key is seen. Floating point: added to the
+            scaled product (-inf hides); it receives a gradient when it asks for one.
+        dropout_p: always applied, as torch does; which weights drop differs from torch's choice.
+        is_causal: query slot i sees key slots 0 .. i, also when T != S (aligned to the top left).
+        scale: D ** -0.5 unless given.
+
+    Differs from torch in two points: a query that sees nothing is 0 on every path, and what no query sees does
+    not matter, NaN included. float16 on a CPU is computed in float32 and rounded back.
+
+    Raises: what torch raises for the same wrong input, in torch's words.
+    """
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    if not _plain(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        _let_torch_refuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if query.dtype == torch.float16 and query.device.type == "cpu":
+        q, k, v = query.float(), key.float(), value.float()
+        wide = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
+        return _attend(q, k, v, wide, dropout_p, is_causal, scale, enable_gqa).half()
+    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> Tensor:
+    """Checked arguments in the shapes of `attend`, and its result in theirs."""
+    lead = torch.broadcast_shapes(query.shape[:-2], *([] if gqa else [key.shape[:-2], value.shape[:-2]]))
+    heads = lead[-1] if lead else 1
+    batch = torch.broadcast_shapes(lead[:-1], key.shape[:-3], value.shape[:-3])
+    kv_heads = _heads(key) if _heads(key) == _heads(value) else heads
+    key, value = (_repeated(t, kv_heads) for t in (key, value))
+    q, k, v = (_rows(t, batch, n) for t, n in ((query, heads), (key, kv_heads), (value, kv_heads)))
+    mask = None if attn_mask is None else _mask_rows(attn_mask, batch)
+    keep = mask if mask is not None and mask.dtype == torch.bool else None
+    positive = scale is None or scale > 0
+    fused = keep is not None and dropout == 0 and positive and q.shape[-1] == v.shape[-1]
+    out = attend(
+        q,
+        k,
+        v,
+        Causal() if causal else Full(),
+        q_tokens=Tokens.range(q.shape[2], device=q.device),
+        k_tokens=Tokens.range(k.shape[2], device=q.device),
+        keep=keep,
+        score=() if mask is None or keep is not None else Bias(mask),
+        scale=scale if query.shape[-1] else 1.0,
+        dropout=dropout if dropout < 1 else 0.0,
+        backend="sdpa" if fused else "auto",
+    )
+    if dropout == 1:
+        out = out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0)
+    return out.reshape(*batch, *lead[-1:], *out.shape[-2:])
+
+
+def _plain(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool
+) -> bool:
+    """True for what is surely right: four axes, nothing broadcast but the mask. The rest is left to torch."""
+    q, k, v = query.shape, key.shape, value.shape
+    if not (len(q) == len(k) == len(v) == 4) or not 0 <= dropout <= 1 or (causal and mask is not None):
+        return False
+    if not query.is_floating_point() or not (query.dtype == key.dtype == value.dtype):
+        return False
+    if not (q[0] == k[0] == v[0]) or k[1:3] != v[1:3] or q[3] != k[3]:
+        return False
+    if k[1] == 0 or (q[1] % k[1] if gqa else q[1] != k[1]):
+        return False
+    if mask is None:
+        return True
+    full = (*q[:3], k[2])
+    fits = 2 <= mask.dim() <= 4 and all(
+        n in (1, m) for n, m in zip(mask.shape[::-1], full[::-1], strict=False)
+    )
+    return fits and mask.dtype in (torch.bool, query.dtype)
+
+
+def _let_torch_refuse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+) -> None:
+    """Runs torch's function on shapes and dtypes alone: wrong input raises torch's own error."""
+    if dropout < 0:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout}")
+    with torch.no_grad():
+        q, k, v = (t.detach().to("meta") for t in (query, key, value))
+        m = None if mask is None else mask.detach().to("meta")
+        F.scaled_dot_product_attention(q, k, v, m, dropout, causal, scale=scale, enable_gqa=gqa)
+
+
+def _autocast(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Under `torch.autocast` torch's function runs in the lower precision; float64 and bool stay."""
+    device = query.device.type
+    if not torch.is_autocast_enabled(device):
+        return query, key, value, mask
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(t: Tensor) -> Tensor:
+        return t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t
+
+    return cast(query), cast(key), cast(value), None if mask is None else cast(mask)
+
+
+def _heads(t: Tensor) -> int:
+    return t.shape[-3] if t.dim() > 2 else 1
+
+
+def _repeated(t: Tensor, kv_heads: int) -> Tensor:
+    """Key and value heads that differ in number (torch allows it) as equally many."""
+    return t if _heads(t) in (1, kv_heads) else t.repeat_interleave(kv_heads // _heads(t), -3)
+
+
+def _rows(t: Tensor, batch: torch.Size, heads: int) -> Tensor:
+    """[..., heads or 1, N, D] -> [rows, heads, N, D], a view where that is possible."""
+    tail = t.shape[-2:]
+    return t.expand(*batch, heads, *tail).reshape(math.prod(batch), heads, *tail)
+
+
+def _mask_rows(mask: Tensor, batch: torch.Size) -> Tensor:
+    """A mask as [rows or 1, H or 1, T or 1, S or 1]."""
+    mask = mask if mask.dim() > 2 else mask.reshape(1, *(1,) * (2 - mask.dim()), *mask.shape)
+    return (
+        _rows(mask, batch, mask.shape[-3])
+        if math.prod(mask.shape[:-3]) != 1
+        else mask.reshape(1, *mask.shape[-3:])
+    )
