@@ -131,7 +131,18 @@ def test_shift_by_1000_changes_scores_by_rounding_only():
 def test_gradients(pairing):
     x = vectors(6, 2, 2, 3, 6).requires_grad_()
     position = torch.tensor([[0, 4, 9], [1, 1, -3]])
-    assert torch.autograd.gradcheck(lambda x: Rotary(pairing=pairing).rotate(x, position), x)
+    rotary = Rotary(pairing=pairing, scaling=YaRN(4.0, 32))
+    assert torch.autograd.gradcheck(lambda x: rotary.rotate(x, position), x)
+    assert torch.autograd.gradgradcheck(lambda x: rotary.rotate(x, position).square(), x)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS[:2])
+def test_gradients_of_half_precision_have_its_dtype(pairing):
+    x = vectors(6, 1, 2, 3, 8).bfloat16().requires_grad_()
+    grad = vectors(7, 1, 2, 3, 8).bfloat16()
+    rotary = Rotary(pairing=pairing)
+    rotary.rotate(x, torch.tensor([1, 5, 9])).backward(grad)
+    assert torch.equal(x.grad, rotary.rotate(grad, -torch.tensor([1, 5, 9])))
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS[:2])
@@ -280,3 +291,6 @@ def test_compiles_without_complex_numbers():
     table = rotary.table(torch.arange(5), 8, dtype=torch.float64)
     real = RotaryTable(table.cos, table.sin, "adjacent", 8)
     torch.testing.assert_close(real.apply(x), table.apply(x), rtol=0, atol=1e-15)
+    halves = Rotary(pairing="halves").table(torch.arange(5), 8, dtype=torch.float64)
+    plain = halves._turn(x, halves.cos, halves.sin)
+    torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)
