@@ -1,5 +1,6 @@
 """Pictures: one look for every figure that headway writes. matplotlib's Agg canvas, no window."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +108,8 @@ def draw_patterns(
 def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", legend: bool = True) -> None:
     """One panel: the cells of the (query, key) pairs that `pattern` allows on row 0 of `tokens`.
 
-    `legend` names the parts of a union below the panel."""
+    The first line of `title` is its name, the rest is set small; `legend` names the parts of a union
+    below."""
     parts, count = parts_of(pattern), tokens.count
     cells = np.zeros((count, count), dtype=int)
     for number, part in reversed(list(enumerate(parts, start=1))):
@@ -127,7 +129,12 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
     axes.tick_params(length=0, labelsize=7)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_title(title, fontsize=9, loc="left", wrap=True)
+    name, _, declared = title.partition("\n")
+    lines = textwrap.wrap(declared, 38, break_long_words=False)
+    axes.set_title("\n".join(textwrap.wrap(name, 38)), fontsize=9, loc="left", pad=6 + 10 * len(lines))
+    axes.text(
+        0, 1.015, "\n".join(lines), transform=axes.transAxes, fontsize=7, family="monospace", va="bottom"
+    )
     axes.set_ylabel("query", fontsize=8, color=GREY)
     share = f"{allowed} of {count * count} pairs, {allowed / count**2:.0%}"
     axes.set_xlabel(f"key          {share}", fontsize=8, color=GREY)

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,8 @@ class Equality:
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
-        return f"{name}: largest difference {self.difference:.1e} over {self.tokens} tokens (logits up to {self.largest:.1f})"
+        reach = f"{self.tokens} tokens, logits up to {self.largest:.1f}"
+        return f"{name}: largest difference {self.difference:.1e} ({reach})"
 
 
 @torch.inference_mode()
@@ -40,7 +42,7 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> Equal
     count = ids.shape[1]
     cuts = [0, count // 7, count // 5, count // 2, *range(count // 2 + 1, count + 1)]
     cache = model.make_cache(1)
-    parts = [model(ids[:, a:b], cache=cache) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    parts = [model(ids[:, a:b], cache=cache) for a, b in pairwise(cuts) if b > a]
     difference = float((torch.cat(parts, 1) - full).abs().max())
     return Equality(count, dtype, difference, float(full.abs().max()))
 

@@ -1,0 +1,99 @@
+"""Acts 1 and 3 on small models: the numbers are what they say they are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.demo import look, trust
+from headway.draw import side_by_side
+from headway.models import Decoder, ModelSpec, catalog
+from headway.patterns import Causal, Sink, Window, visible
+from headway.tokens import Tokens
+
+
+def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]
+    spec = ModelSpec.of_depth(2, 64, width=32, heads=4, kv_heads=2, head_dim=8, hidden=64, patterns=list(patterns),
+                              family="ministral")  # fmt: skip
+    model = spec.build(seed=0, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(15)  # weights of deviation 0.3: at 0.02 every prediction is alike
+    return model
+
+
+def test_the_pictures_show_every_pattern_with_its_name() -> None:
+    text = look.pictures(11)
+    for name, _ in look.PATTERNS:
+        assert name in text
+    assert max(map(len, text.splitlines())) <= 100
+    tokens = Tokens.range(11).with_global(list(look.GLOBAL))
+    allowed = sum(int(visible(pattern, tokens, tokens).sum()) for _, pattern in look.PATTERNS)
+    assert text.count("■") == allowed
+    assert "#" not in text
+    assert look.pictures(11, unicode=False).count("#") == allowed
+
+
+def test_blocks_of_different_heights_stand_side_by_side() -> None:
+    text = side_by_side([("a", "1\n2\n3"), ("bb", "4")], gap=2)
+    assert text.splitlines() == ["a  bb", "1  4", "2", "3"]
+    assert side_by_side([("a" * 30, "x"), ("b" * 30, "y")], width=40).splitlines()[:2] == ["a" * 30, "x"]
+
+
+def test_the_picture_file_is_a_picture(tmp_path: Path) -> None:
+    look.save_pictures(tmp_path / "patterns.png", count=6)
+    assert (tmp_path / "patterns.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_kv_bytes_are_those_of_the_model_card() -> None:
+    mha, gqa, alternating, windowed = look.kv_bytes()
+    spec = catalog.spec("llama-2-7b")
+    per_token = 2 * 32 * 32 * 128 * 2  # keys and values, layers, heads, dims, bytes
+    assert spec.kv_bytes_per_token(torch.bfloat16) == per_token
+    assert mha.stored == (1024 * per_token, 32768 * per_token)
+    assert gqa.stored == tuple(n // 4 for n in mha.stored)
+    assert alternating.stored[1] == (gqa.stored[1] + windowed.stored[1]) // 2
+    assert windowed.stored[1] == windowed.stored[0] == 1024 * per_token // 4
+    text = look.kv_table()
+    assert "16.00 GiB" in text
+    assert "0.8%" in text
+
+
+def test_cached_equals_full_up_to_rounding_and_notices_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(Window.last(8), Causal())
+    ids = torch.randint(0, 64, (1, 41))
+    single, double = (trust.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64))
+    assert single.tokens == 41
+    assert single.largest == pytest.approx(double.largest, rel=1e-3)
+    assert 0 < double.difference < 1e-11
+    assert double.difference < single.difference < 1e-3
+    assert "float64: largest difference" in str(double)
+
+    make = Decoder.make_cache
+
+    def narrower(self, batch=1, **rest):  # type: ignore[no-untyped-def]
+        return make(small(Window.last(7), Causal()), batch, **rest)
+
+    monkeypatch.setattr(Decoder, "make_cache", narrower)
+    assert trust.cached_equals_full(model, ids, torch.float64).difference > 1e-3
+
+
+def test_the_ring_stays_and_the_full_layer_grows() -> None:
+    rows = trust.ring_stays(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
+    assert [row.tokens for row in rows] == [8, 16, 32, 64]
+    assert [row.growing for row in rows] == [8, 16, 32, 64]
+    assert rows[0].ring == 8
+    assert {row.ring for row in rows[1:]} == {10}  # the last 8 and 2 sinks: bounded from here on
+    per_slot = 2 * 2 * 8 * 8  # keys and values, kv heads, dims, bytes of float64
+    assert [row.nbytes for row in rows] == [per_slot * (row.ring + row.tokens) for row in rows]
+    assert [row.nbytes_growing for row in rows] == [per_slot * 2 * row.tokens for row in rows]
+    assert "slots, windowed layer" in trust.held_table(rows)
+
+
+def test_the_window_is_timed_against_an_equal_result() -> None:
+    timing = trust.time_window(tokens=600, window=50, heads=2, head_dim=16, repeats=1)
+    assert timing.difference < 1e-5
+    assert timing.ratio == timing.masked / timing.ours > 0
+    assert "mask of 600 x 600" in str(timing)
+    assert "Window.last(50)" in str(timing)

@@ -1,0 +1,119 @@
+"""The demo's corpus: what is held out is never trained on, and compressors are measured as stated."""
+
+import gzip
+import io
+import lzma
+import math
+from pathlib import Path
+
+import pytest
+
+from headway.demo import corpus
+from headway.errors import DataError
+
+
+def fill(root: Path, names: list[str], size: int = 3000) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n" + "value = 1\n" * (size // 10))
+
+
+def test_the_standard_library_is_split_by_top_level_package() -> None:
+    found = corpus.standard_library()
+    trained, held = ({document.group for document in part} for part in (found.train, found.held_out))
+    assert not trained & held
+    assert all(corpus.is_held_out(group) for group in held)
+    assert not any(corpus.is_held_out(group) for group in trained)
+    assert found.train_bytes > 5_000_000
+    assert 0.02 < len(found.held_out_bytes) / found.train_bytes < 0.2
+    assert {"argparse", "typing", "asyncio"} <= trained | held
+
+
+def test_tests_tables_and_other_peoples_packages_are_left_out() -> None:
+    found = corpus.standard_library()
+    parts = {part for document in (*found.train, *found.held_out) for part in Path(document.name).parts}
+    assert not parts & {
+        "test",
+        "tests",
+        "idle_test",
+        "encodings",
+        "pydoc_data",
+        "site-packages",
+        "lib-dynload",
+    }
+    assert not any(part.startswith(("_sysconfigdata", "config-")) for part in parts)
+
+
+def test_the_split_is_a_pure_function_of_the_name() -> None:
+    assert [name for name in ("json", "html", "pdb", "email", "abc", "re") if corpus.is_held_out(name)] == [
+        "json",
+        "html",
+        "pdb",
+    ]
+
+
+def test_a_file_is_in_the_corpus_with_its_text(tmp_path: Path) -> None:
+    fill(
+        tmp_path,
+        [f"module_{i}.py" for i in range(40)] + ["test/x.py", "package/tests/y.py", "_sysconfigdata_z.py"],
+    )
+    (tmp_path / "broken.py").write_bytes(b"\xff\xfe\x00")
+    found = corpus.standard_library(tmp_path)
+    documents = {document.name: document for document in (*found.train, *found.held_out)}
+    assert set(documents) == {f"module_{i}.py" for i in range(40)}
+    assert documents["module_7.py"].text == (tmp_path / "module_7.py").read_text()
+    assert documents["module_7.py"].group == "module_7"
+
+
+def test_ones_own_text_holds_out_its_end_at_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "my.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(4000)))
+    found = corpus.own_text(path)
+    whole = found.train[0].text + found.held_out[0].text
+    assert whole == path.read_text()
+    assert found.train[0].text.endswith("\n")
+    assert len(found.held_out[0].text) == pytest.approx(len(whole) / 10, abs=20)
+
+
+def test_a_folder_of_texts_is_split_by_file(tmp_path: Path) -> None:
+    fill(tmp_path, ["a.txt", "b.md", "c/d.txt", "c/e.txt", "f.bin"], size=9000)
+    found = corpus.own_text(tmp_path)
+    names = {document.name for document in (*found.train, *found.held_out)}
+    assert names == {"a.txt", "b.md", "c/d.txt", "c/e.txt"}
+    assert found.train
+    assert found.held_out
+    assert not {d.group for d in found.train} & {d.group for d in found.held_out}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "no such file or folder"),
+        (lambda path: path.write_bytes(b"\xff\xfe" * 20000), "not UTF-8 text"),
+        (lambda path: path.write_text("short\n"), "6 bytes are too few"),
+        (lambda path: path.mkdir(), "0 bytes in 0 files are too few"),
+        (lambda path: fill(path, ["one/a.txt", "one/b.txt"], 20000), "all files share a top-level name"),
+    ],
+)
+def test_what_cannot_be_a_corpus_is_told(make, message: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "given"
+    make(path)
+    with pytest.raises(DataError, match=message):
+        corpus.own_text(path)
+
+
+def test_compressors_are_measured_as_the_commands_would() -> None:
+    data = Path(corpus.__file__).read_bytes() * 3
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0) as file:
+        file.write(data)
+    assert corpus.gzip_bits(data) == 8 * len(buffer.getvalue()) / len(data)
+    assert corpus.xz_bits(data) == 8 * len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)) / len(data)
+    assert corpus.xz_bits(data) < corpus.gzip_bits(data) < corpus.unigram_bits(data)
+
+
+def test_unigram_bits_is_the_entropy_of_the_bytes() -> None:
+    assert corpus.unigram_bits(b"ab" * 50) == 1.0
+    assert corpus.unigram_bits(b"aaab") == pytest.approx(-(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25)))
+    assert corpus.unigram_bits(bytes(range(256))) == 8.0
