@@ -1,0 +1,46 @@
+"""Training of a causal language model: settings, loop, evaluation. Importing this imports no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headway.train.config import TrainConfig
+from headway.train.sources import config_yaml, read_config
+
+if TYPE_CHECKING:
+    from headway.train.evaluation import Evaluation, evaluate
+    from headway.train.hooks import Every, Interrupted, Moment, TrainResult
+    from headway.train.loop import train
+    from headway.train.step import TrainingError
+
+_LATER = {
+    "Evaluation": "evaluation",
+    "evaluate": "evaluation",
+    "Every": "hooks",
+    "Interrupted": "hooks",
+    "Moment": "hooks",
+    "TrainResult": "hooks",
+    "train": "loop",
+    "TrainingError": "step",
+}
+
+__all__ = [
+    "Evaluation",
+    "Every",
+    "Interrupted",
+    "Moment",
+    "TrainConfig",
+    "TrainResult",
+    "TrainingError",
+    "config_yaml",
+    "evaluate",
+    "read_config",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        value = getattr(import_module(f"headway.train.{_LATER[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

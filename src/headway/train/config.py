@@ -1,0 +1,310 @@
+"""What a training run is, in one flat list of settings: the source of the flags and of the YAML keys.
+
+    TrainConfig.of({"data": "text/", "steps": 1000}, where="run.yaml")   # ConfigError names key and file
+
+Reading and writing YAML, and overrides, are in `headway.train.sources`. Imports no torch, so that
+`headway train --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headway.errors import ConfigError, did_you_mean
+
+
+def setting(default: Any, description: str, *, group: str, unit: str | None = None, **limits: Any) -> Any:
+    """A field with its one description, its unit and the group under which `--help` lists it."""
+    extra: dict[str, Any] = {"group": group} | ({"unit": unit} if unit else {})
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
+class TrainConfig(BaseModel):
+    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    data: str = setting(
+        ...,
+        "training text: a file, a folder of text files, or a token file (.tokens) made by headway.data",
+        group="Data",
+    )
+    validation: str | None = setting(
+        None, "held-out text, of the same kinds; its bits per byte are reported", group="Data"
+    )
+    validation_share: float = setting(
+        0.0,
+        "share of `data` that is held out when no `validation` is given: whole documents, or the end of a "
+        "single one",
+        group="Data",
+        ge=0.0,
+        lt=1.0,
+    )
+    tokenizer: str | None = setting(
+        None,
+        "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
+        group="Data",
+    )
+    vocab: int | None = setting(
+        None,
+        "size of the byte-level BPE that is trained on `data` when there is no tokenizer [default: 4096]",
+        group="Data",
+        unit="tokens",
+        ge=257,
+    )
+
+    model: str | None = setting(
+        None,
+        "a name of the catalog (fresh weights), or a Hugging Face folder to continue from [default: a model "
+        "made by `depth`]",
+        group="Model",
+    )
+    family: str | None = setting(
+        None,
+        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3 [default: llama, or ministral "
+        "where patterns differ from Causal()]",
+        group="Model",
+    )
+    depth: int | None = setting(
+        None,
+        "the one dial of a home-made model: width and heads follow [default: 6]",
+        group="Model",
+        unit="layers",
+        ge=1,
+    )
+    width: int | None = setting(
+        None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
+    )
+    heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
+    kv_heads: int | None = setting(
+        None,
+        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4]",
+        group="Model",
+        ge=1,
+    )
+    hidden: int | None = setting(
+        None, "width of the gated feed-forward [default: from width]", group="Model", unit="features", ge=8
+    )
+    patterns: str | None = setting(
+        None,
+        "attention pattern of each layer, alternating, separated by ';' [default: Causal()]; for example "
+        "'Window.last(128); Causal()'",
+        group="Model",
+    )
+    tied: bool | None = setting(
+        None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
+    )
+
+    context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
+    batch_tokens: int = setting(
+        8192,
+        "tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`",
+        group="Batch",
+        unit="tokens",
+        ge=2,
+    )
+    micro_batch: int | None = setting(
+        None,
+        "rows of one forward pass; the step's gradient is the same for any value [default: all rows]",
+        group="Batch",
+        unit="rows",
+        ge=1,
+    )
+    steps: int | None = setting(
+        None,
+        "length of the run; one of steps, epochs, max_seconds",
+        group="Length",
+        unit="optimizer steps",
+        ge=1,
+    )
+    epochs: int | None = setting(
+        None, "length of the run, as passes over the data [default: 1]", group="Length", unit="passes", ge=1
+    )
+    max_seconds: float | None = setting(
+        None,
+        "length of the run by the clock; the schedule follows the elapsed share, so such a run resumes, but "
+        "not bit for bit",
+        group="Length",
+        unit="s",
+        gt=0,
+    )
+
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw",
+        "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest",
+        group="Optimizer",
+    )
+    lr: float = setting(3e-3, "peak learning rate of AdamW", group="Optimizer", gt=0)
+    matrix_lr: float | None = setting(
+        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", group="Optimizer", gt=0
+    )
+    warmup: float = setting(0.02, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
+    lr_floor: float = setting(
+        0.1, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
+    )
+    weight_decay: float = setting(
+        0.1, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
+    )
+    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
+    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
+    eps: float = setting(1e-8, "AdamW's epsilon", group="Optimizer", gt=0)
+    clip: float = setting(
+        1.0, "largest norm of a step's gradient; inf for no clipping", group="Optimizer", gt=0
+    )
+
+    dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
+        "auto",
+        "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
+        "it, else fp32. fp16 is refused on a CPU",
+        group="Machine",
+    )
+    gradient_checkpointing: bool = setting(
+        False,
+        "keep only each block's input and compute the block again in the backward pass",
+        group="Machine",
+    )
+    backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
+    threads: int | None = setting(None, "CPU threads [default: torch's]", group="Machine", ge=1)
+    seed: int = setting(0, "seed of weights and order of the data", group="Machine", ge=0, lt=2**63)
+
+    out: str = setting("runs/train", "folder of the run", group="Output")
+    log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)
+    eval_every: int | None = setting(
+        None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
+    )
+    eval_tokens: int | None = setting(
+        None,
+        "evaluations during the run use the first N held-out tokens [default: all]; the last uses all",
+        group="Output",
+        unit="tokens",
+        ge=1,
+    )
+    save_every: int | None = setting(
+        None,
+        "write a checkpoint every N steps [default: only at the end]",
+        group="Output",
+        unit="steps",
+        ge=1,
+    )
+    keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
+    sample_prompts: tuple[str, ...] = setting(
+        (), "texts that are continued every `sample_every` steps and at the end", group="Output"
+    )
+    sample_every: int | None = setting(
+        None,
+        "continue the prompts every N steps [default: only at the end]",
+        group="Output",
+        unit="steps",
+        ge=1,
+    )
+    sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainConfig:
+        for problem in _contradictions(self):
+            raise ValueError(problem)
+        return self
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of `context` tokens in one optimizer step."""
+        return self.batch_tokens // self.context
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "the settings") -> TrainConfig:
+        """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
+        unknown = [str(key) for key in values if key not in cls.model_fields]
+        if unknown:
+            said = ", ".join(f'"{key}"{_known_as(key, cls.model_fields)}' for key in unknown)
+            raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(f"{where}: " + "; ".join(_explain(error, cls.model_fields))) from None
+
+
+# What other trainers call it, where no similarity of letters would find ours.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "max_lr": "lr",
+    "grad_clip": "clip",
+    "max_grad_norm": "clip",
+    "max_steps": "steps",
+    "max_iters": "steps",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch",
+    "micro_batch_size": "micro_batch",
+    "batch_size": "batch_tokens",
+    "gradient_accumulation_steps": "batch_tokens",
+    "output_dir": "out",
+    "out_dir": "out",
+    "model_name_or_path": "model",
+    "data_path": "data",
+    "block_size": "context",
+    "model_max_length": "context",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup",
+    "logging_steps": "log_every",
+    "eval_steps": "eval_every",
+    "save_steps": "save_every",
+    "save_total_limit": "keep_last",
+    "num_layers": "depth",
+    "n_layer": "depth",
+    "bf16": "dtype",
+    "vocab_size": "vocab",
+}
+
+
+def _known_as(key: str, fields: Mapping[str, Any]) -> str:
+    ours = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
+    return f' (here it is "{ours}": {fields[ours].description})' if ours else did_you_mean(key, fields)
+
+
+def _contradictions(config: TrainConfig) -> Iterable[str]:
+    lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(config, name) is not None]
+    if len(lengths) > 1:
+        yield f"{' and '.join(lengths)} all say how long the run is; give one of them"
+    if config.batch_tokens < config.context:
+        yield (
+            f"batch_tokens {config.batch_tokens} holds no row of context {config.context}; raise it "
+            f"to at least {config.context} or lower context"
+        )
+    if config.micro_batch is not None and config.micro_batch > config.rows_per_step:
+        yield (
+            f"micro_batch {config.micro_batch} is more than the {config.rows_per_step} rows of a step "
+            f"(batch_tokens {config.batch_tokens} / context {config.context})"
+        )
+    home_made = ("family", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "tied")
+    shaped = [name for name in home_made if getattr(config, name) is not None]
+    if config.model is not None and shaped:
+        yield (
+            f"model {config.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model"
+        )
+    if config.tokenizer is not None and config.vocab is not None:
+        yield "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them"
+    if config.validation is not None and config.validation_share:
+        yield "validation and validation_share both say what is held out; give one of them"
+    if config.matrix_lr is not None and config.optimizer != "muon":
+        yield f"matrix_lr is Muon's learning rate, but optimizer is {config.optimizer}; use lr"
+    if config.sample_every is not None and not config.sample_prompts:
+        yield "sample_every is given without sample_prompts: there is nothing to continue"
+
+
+def _explain(error: ValidationError, fields: Mapping[str, Any]) -> Iterable[str]:
+    for item in error.errors():
+        if not item["loc"]:
+            yield item["msg"].removeprefix("Value error, ")
+            continue
+        name = str(item["loc"][0])
+        if item["type"] == "missing":
+            yield f"{name} is missing: {fields[name].description}"
+            continue
+        unit = (fields[name].json_schema_extra or {}).get("unit")
+        message = item["msg"][0].lower() + item["msg"][1:]
+        yield f"{name} = {item['input']!r}: {message}" + (f" ({unit})" if unit else "")

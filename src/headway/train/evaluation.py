@@ -1,0 +1,122 @@
+"""Held-out text: bits per byte, perplexity, loss by position."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.data import Rows, TokenFile
+from headway.errors import DataError
+from headway.models import Decoder
+from headway.train.loss import IGNORED, cross_entropy_sum
+
+BATCH_TOKENS = 8192
+LEAST_BUCKET = 16
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Mean loss of predictions that had `first`..`last` tokens of their own document before them in the row."""
+
+    first: int
+    last: int
+    tokens: int
+    nats: float
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per token; None where there is no token."""
+        return self.nats / self.tokens if self.tokens else None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss of a model on a token file.
+
+    Attributes:
+        nats: sum of -ln p over all predicted tokens.
+        tokens: predicted tokens: all but the first of each document.
+        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known.
+        seconds: of computing.
+        positions: the same loss by the number of tokens that the prediction could look back on.
+    """
+
+    nats: float
+    tokens: int
+    text_bytes: int
+    seconds: float
+    positions: tuple[Bucket, ...]
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / max(self.tokens, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss): per token, so it depends on the tokenizer."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors."""
+        return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+
+@torch.no_grad()
+def evaluate(model: Decoder, file: TokenFile, context: int, *, limit: int | None = None) -> Evaluation:
+    """Predict every token of `file` but the first of each document, in rows of `context` tokens.
+
+    Rows do not overlap, so a prediction looks back on 1 to `context` tokens: the number is an upper bound of
+    what a longer look back would give. With `limit`, only about the first `limit` tokens are predicted, and
+    the bytes are those of the whole file times the share of tokens.
+
+    Raises DataError when no token can be predicted.
+    """
+    rows = Rows(file, context)
+    count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // context)))
+    per_batch = max(1, BATCH_TOKENS // context)
+    nats, tokens, seconds = 0.0, 0, 0.0
+    sums, counts = torch.zeros(context, dtype=torch.float64), torch.zeros(context, dtype=torch.int64)
+    training = model.training
+    model.eval()
+    try:
+        for start in range(0, count, per_batch):
+            ids, targets, described = rows.batch(range(start, min(start + per_batch, count)))
+            begin = time.perf_counter()
+            hidden = model.hidden(ids, tokens=described)
+            _, losses = cross_entropy_sum(hidden, output_weight(model), targets)
+            seconds += time.perf_counter() - begin
+            keep = targets != IGNORED
+            at = described.index.expand(targets.shape)[keep]
+            sums.index_add_(0, at, losses[keep].double())
+            counts.index_add_(0, at, torch.ones_like(at))
+            nats += float(losses.double().sum())
+            tokens += int(keep.sum())
+    finally:
+        model.train(training)
+    if not tokens:
+        raise DataError(f"{file.path}: no token to predict: every document has a single token")
+    total = len(file) - file.documents if file.documents else len(file) - 1
+    whole = count == len(rows)
+    text_bytes = file.text_bytes if whole else round(file.text_bytes * tokens / max(total, 1))
+    return Evaluation(nats, tokens, text_bytes, seconds, _buckets(sums, counts))
+
+
+def output_weight(model: Decoder) -> Tensor:
+    """The matrix [V, M] that logits are made with."""
+    return model.model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+
+
+def _buckets(sums: Tensor, counts: Tensor) -> tuple[Bucket, ...]:
+    """Doubling ranges of positions: 0-15, 16-31, 32-63, ..."""
+    found, first, size = [], 0, LEAST_BUCKET
+    while first < len(sums):
+        stop = min(size, len(sums))
+        found.append(Bucket(first, stop - 1, int(counts[first:stop].sum()), float(sums[first:stop].sum())))
+        first, size = stop, 2 * size
+    return tuple(found)

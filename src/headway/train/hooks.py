@@ -1,0 +1,58 @@
+"""What goes in and out of a run besides settings and text: results, callbacks, interruption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headway.models import Decoder
+from headway.text import Tokenizer
+from headway.train.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run left behind: `model` is a Hugging Face folder; losses of the last step and of held-out text."""
+
+    out: Path
+    model: Path
+    metrics: Path
+    curve: Path
+    steps: int
+    trained_tokens: int
+    seconds: float
+    loss: float | None
+    validation: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a callback may look at. `model` computes (in the run's dtype) and must be left as it is."""
+
+    step: int
+    seconds: float
+    last: bool
+    record: dict[str, Any]
+    model: Decoder
+    tokenizer: Tokenizer
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Every:
+    """Call `run(moment)` after a step when `seconds` have gone by since the last call (or the start), or every
+    `steps` steps, and after the last step."""
+
+    run: Callable[[Moment], None]
+    seconds: float | None = None
+    steps: int | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, after the state was saved in `checkpoint`."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(str(checkpoint))
+        self.checkpoint = checkpoint

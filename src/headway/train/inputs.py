@@ -1,0 +1,187 @@
+"""What a run reads: tokenizer, token files, spec and first weights, made or found as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from headway.checkpoints.folder import load_model
+from headway.data import Corpus, Piece, TokenFile, encode_corpus, order, read_text
+from headway.errors import ConfigError, DataError, PatternError, did_you_mean
+from headway.models import Decoder, ModelSpec, catalog
+from headway.patterns import Causal, Pattern, parse
+from headway.text import Tokenizer, train_bpe
+from headway.train.config import TrainConfig
+
+TOKENS = ".tokens"
+VOCAB, DEPTH = 4096, 6
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tokenizer and token files of a run; `validation` is None when nothing is held out."""
+
+    tokenizer: Tokenizer
+    train: TokenFile
+    validation: TokenFile | None
+
+
+def prepare(config: TrainConfig, folder: Path) -> Inputs:
+    """Load or train the tokenizer, and encode the text into `folder`/data. Files that are there are reused:
+    they have their names only when they are complete.
+
+    Raises DataError and ConfigError for text and settings that do not fit together.
+    """
+    tokenizer = _tokenizer(config, folder)
+    token_file = Path(config.data).suffix == TOKENS
+    if token_file and config.validation_share:
+        raise ConfigError(
+            f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
+        )
+    train = _encoded(config.data, tokenizer, folder / "data" / f"train{TOKENS}", config, held_out=False)
+    validation: TokenFile | None = None
+    if config.validation is not None or config.validation_share:
+        source = config.validation or config.data
+        name = folder / "data" / f"validation{TOKENS}"
+        validation = _encoded(source, tokenizer, name, config, held_out=config.validation is None)
+    return Inputs(tokenizer, train, validation)
+
+
+def _tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
+    if config.tokenizer is not None:
+        return Tokenizer.load(config.tokenizer)
+    if config.model is not None and Path(config.model).is_dir():
+        return Tokenizer.load(config.model)
+    if config.model is not None:
+        raise ConfigError(
+            f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
+        )
+    own = folder / "tokenizer"
+    if (own / "tokenizer.json").exists():
+        return Tokenizer.load(own)
+    if Path(config.data).suffix == TOKENS:
+        raise ConfigError(
+            f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
+        )
+    texts = (piece.text for piece in _pieces(config.data, config, held_out=False))
+    tokenizer = train_bpe(texts, config.vocab or VOCAB)
+    tokenizer.save(own)
+    return Tokenizer.load(own)  # the one that a resumed run will have
+
+
+def _encoded(
+    source: str, tokenizer: Tokenizer, path: Path, config: TrainConfig, *, held_out: bool
+) -> TokenFile:
+    if Path(source).suffix == TOKENS:
+        file = TokenFile(source)
+    else:
+        if not path.exists():
+            _write(source, tokenizer, path, config, held_out=held_out)
+        file = TokenFile(path)
+    file.require_tokenizer(tokenizer.fingerprint)
+    return file
+
+
+def _write(source: str, tokenizer: Tokenizer, path: Path, config: TrainConfig, *, held_out: bool) -> Corpus:
+    if source == config.validation:
+        return encode_corpus(source, tokenizer, path)
+    return encode_corpus(_pieces(source, config, held_out=held_out), tokenizer, path)
+
+
+def _pieces(source: str, config: TrainConfig, *, held_out: bool) -> Iterator[Piece]:
+    """The documents of `source` that are trained on, or those that are held out."""
+    if not config.validation_share:
+        return read_text(source)
+    return hold_out(lambda: read_text(source), config.validation_share, config.seed, held_out=held_out)
+
+
+def hold_out(
+    read: Callable[[], Iterable[Piece]], share: float, seed: int, *, held_out: bool
+) -> Iterator[Piece]:
+    """Split documents: `share` of them, at least one, drawn by `seed`, are held out; of a single document, its
+    end, cut at a line end.
+
+    `read()` gives the pieces and is called twice, so that nothing is kept in memory.
+    """
+    documents = size = 0
+    for piece in read():
+        documents += piece.ends
+        size += len(piece.text)
+    if documents > 1:
+        count = min(documents - 1, max(1, round(share * documents)))
+        pick = order(seed, 0, documents)
+        chosen = {pick(i) for i in range(count)}
+        number = 0
+        for piece in read():
+            if (number in chosen) == held_out:
+                yield piece
+            number += piece.ends
+        return
+    cut, at = int(size * (1 - share)), 0
+    done = False
+    for piece in read():
+        inside = max(0, cut - at)
+        at += len(piece.text)
+        if done or at <= cut:
+            if held_out == done:
+                yield piece
+            continue
+        line = piece.text.rfind("\n", 0, inside) + 1 or inside
+        done = True
+        part = piece.text[line:] if held_out else piece.text[:line]
+        if part:
+            yield Piece(part, piece.ends or not held_out, piece.where)
+    if not done:
+        raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
+
+
+def layer_patterns(text: str | None) -> list[Pattern]:
+    """`Window.last(128); Causal()` as patterns, one per layer, to be repeated."""
+    try:
+        return [parse(part) for part in (text or "Causal()").split(";")]
+    except PatternError as error:
+        raise ConfigError(f"patterns: {error}") from None
+
+
+def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
+    """The spec of a run with fresh weights: from the catalog, or made by depth."""
+    if config.model is not None:
+        spec = catalog.spec(config.model)
+        if spec.vocab < vocab:
+            raise ConfigError(
+                f"the tokenizer has {vocab} tokens, but {config.model} has an embedding of {spec.vocab}"
+            )
+        return spec
+    patterns = layer_patterns(config.patterns)
+    given = {
+        name: value
+        for name in ("width", "heads", "kv_heads", "hidden", "tied")
+        if (value := getattr(config, name)) is not None
+    }
+    depth = config.depth or DEPTH
+    width = given.get("width", 64 * depth)
+    heads = given.get("heads", max(1, width // 64) if "width" in given else depth)
+    if width % heads:
+        raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
+    given |= {"width": width, "heads": heads, "head_dim": width // heads}
+    given.setdefault("kv_heads", next(k for k in (heads // 4, heads // 2, heads) if k and heads % k == 0))
+    given.setdefault("hidden", -(-8 * width // 3 // 64) * 64)
+    # transformers says "a window in some layers" in ministral's config only (plain llama has none).
+    family = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
+    return ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
+
+
+def first_model(config: TrainConfig, vocab: int) -> Decoder:
+    """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
+    if config.model is not None and Path(config.model).is_dir():
+        return load_model(config.model, dtype=torch.float32, backend=config.backend).train()
+    if config.model is not None and ("/" in config.model or Path(config.model).exists()):
+        raise ConfigError(
+            f"model {config.model!r} is neither a folder nor a name of the catalog"
+            f"{did_you_mean(config.model, catalog.names())}"
+        )
+    spec = make_spec(config, vocab)
+    return spec.build(dtype=torch.float32, seed=config.seed, backend=config.backend)

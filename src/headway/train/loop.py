@@ -1,0 +1,303 @@
+"""The training loop.
+
+result = train(TrainConfig(data="text/", out="runs/mine", steps=1000))
+result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from headway.checkpoints.files import atomic_write
+from headway.checkpoints.folder import save_folder
+from headway.data import Rows
+from headway.errors import ConfigError
+from headway.hardware import gemm_peak, peak_rss
+from headway.train.config import TrainConfig
+from headway.train.evaluation import Evaluation, evaluate
+from headway.train.hooks import Every, Interrupted, Moment, TrainResult
+from headway.train.inputs import Inputs, first_model, prepare
+from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
+from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.plan import Plan
+from headway.train.precision import DTYPES, Twin, choose_precision
+from headway.train.progress import Reporter, clock
+from headway.train.schedule import learning_rate
+from headway.train.sources import config_yaml
+from headway.train.state import Progress, State, checkpoints, load_checkpoint, save_checkpoint
+from headway.train.step import Window, compute_window
+
+CONFIG, FINAL = "config.yaml", "final"
+
+
+def train(
+    config: TrainConfig, *, resume: str = "never", callbacks: Sequence[Every] = (), quiet: bool = False
+) -> TrainResult:
+    """Train as `config` says, in the folder `config.out`.
+
+    Args:
+        config: the settings; they are saved as config.yaml in the folder.
+        resume: "never" (the folder must hold no run), "auto" (go on from its last checkpoint, or begin), or the
+            path of a checkpoint. A resumed run ends with the very bits of one that was never stopped, at equal
+            settings, threads and torch; not with `max_seconds`, where the clock drives the schedule.
+        callbacks: called between steps, e.g. to sample text.
+        quiet: no progress on stderr.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: before anything is trained. TrainingError: a loss or gradient that
+        is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
+    """
+    out = Path(config.out)
+    start = _where_to_begin(out, resume)
+    precision = choose_precision(config.dtype)
+    before = torch.get_num_threads()
+    try:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if start is None:
+            for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
+                shutil.rmtree(out / left, ignore_errors=True)
+            out.mkdir(parents=True, exist_ok=True)
+        atomic_write(out / CONFIG, config_yaml(config))
+        run = _Run(config, prepare(config, out), DTYPES[precision.what], callbacks, quiet)
+        run.say(f"{precision.what}: {precision.why}")
+        return run.go(start)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _where_to_begin(out: Path, resume: str) -> Path | None:
+    there = checkpoints(out)
+    if resume == "auto":
+        return there[-1] if there else None
+    if resume != "never":
+        return Path(resume)
+    if there or (out / CONFIG).exists() or (out / METRICS).exists():
+        what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
+        raise ConfigError(
+            f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
+            "with --out (out=...)"
+        )
+    return None
+
+
+class _Run:
+    def __init__(
+        self, config: TrainConfig, inputs: Inputs, dtype: torch.dtype, callbacks: Sequence[Every], quiet: bool
+    ) -> None:
+        self.config, self.inputs, self.dtype = config, inputs, dtype
+        self.out = Path(config.out)
+        self.rows = Rows(inputs.train, config.context)
+        self.plan = Plan.of(config, len(self.rows))
+        model = first_model(config, inputs.tokenizer.vocab_size)
+        inputs.tokenizer.require_fits(model.spec.vocab)
+        self.state = State(model, Optimizer(parameter_groups(model), config), Progress())
+        self.callbacks = list(callbacks)
+        self.quiet = quiet
+        self.reporter = Reporter(self.plan.steps, config.log_every, quiet=quiet)
+        self.stop = False
+        self._called: dict[int, float] = {}
+        self.flops = model.spec.train_flops(config.context)
+        self.bytes_per_token = inputs.train.text_bytes / max(1, len(inputs.train) - inputs.train.documents)
+
+    def say(self, text: str) -> None:
+        self.reporter.note(text)
+
+    def go(self, start: Path | None) -> TrainResult:
+        state = self.state
+        if start is not None:
+            for remark in load_checkpoint(start, state, config=self.config, data=self.inputs.train):
+                self.say(f"not bit for bit the same run: {remark}")
+            self.say(f"going on from {start}: step {state.progress.step}")
+        self.twin = Twin(state.model, self.dtype)
+        self.twin.compute.train()
+        self.twin.compute.checkpoint_blocks = self.config.gradient_checkpointing
+        self.peak = gemm_peak(self.dtype)
+        self.log = MetricsLog(self.out / METRICS, after=state.progress.step if start is not None else None)
+        self.began = time.monotonic() - state.progress.seconds
+        record: dict[str, Any] = {}
+        try:
+            if start is None:
+                self.save()  # shows, before any work is done, that saving works
+            with self._signals():
+                while not self._done():
+                    record = self._step()
+                    self._after(record)
+            return self._finish(record)
+        finally:
+            self.log.close()
+            self.reporter.close()
+
+    def save(self) -> Path:
+        self.state.progress.seconds = time.monotonic() - self.began
+        return save_checkpoint(
+            self.out, self.state, config=self.config, tokenizer=self.inputs.tokenizer, data=self.inputs.train
+        )
+
+    def _done(self) -> bool:
+        if self.plan.steps is not None:
+            return self.state.progress.step >= self.plan.steps
+        assert self.config.max_seconds is not None
+        return time.monotonic() - self.began >= self.config.max_seconds
+
+    def _share(self) -> float:
+        """The share of the run that is done when the present step ends."""
+        if self.plan.steps is not None:
+            return (self.state.progress.step + 1) / self.plan.steps
+        assert self.config.max_seconds is not None
+        return (time.monotonic() - self.began) / self.config.max_seconds
+
+    def _step(self) -> dict[str, Any]:
+        progress, config = self.state.progress, self.config
+        begin = time.monotonic()
+        window = compute_window(
+            self.twin,
+            self.rows,
+            self.plan.micro_batches(progress.step),
+            clip=config.clip,
+            step=progress.step + 1,
+        )
+        factor = learning_rate(self._share(), warmup=config.warmup, floor=config.lr_floor)
+        if window.tokens:
+            self.state.optimizer.step(factor)
+            self.twin.refresh()
+        progress.step += 1
+        progress.trained_tokens += window.tokens
+        record = self._record(window, factor, time.monotonic() - begin)
+        self.log.write(record)
+        self.reporter.step(record)
+        return record
+
+    def _record(self, window: Window, factor: float, seconds: float) -> dict[str, Any]:
+        progress = self.state.progress
+        rate = window.tokens / seconds
+        bits = None
+        if window.loss is not None and self.bytes_per_token:
+            bits = window.loss / 0.6931471805599453 / self.bytes_per_token
+        left = self.plan.steps - progress.step if self.plan.steps is not None else None
+        elapsed = time.monotonic() - self.began
+        eta = self.config.max_seconds - elapsed if self.config.max_seconds else (left or 0) * seconds
+        return {
+            "step": progress.step,
+            "epoch": self.plan.epoch(progress.step),
+            "loss": window.loss,
+            "bits_per_byte": bits,
+            "tokens": window.tokens,
+            "trained_tokens": progress.trained_tokens,
+            "tokens_per_s": rate,
+            "lr": self.config.lr * factor,
+            "grad_norm": window.grad_norm,
+            "peak_memory_bytes": peak_rss(),
+            "share_of_gemm_peak": rate * self.flops / self.peak,
+            "seconds": elapsed,
+            "eta_s": max(0.0, eta),
+        }
+
+    def _after(self, record: dict[str, Any]) -> None:
+        config, step, last = self.config, self.state.progress.step, self._done()
+        if config.eval_every and step % config.eval_every == 0 and not last:
+            self._evaluate(config.eval_tokens)
+        if config.save_every and step % config.save_every == 0 and not last:
+            self.save()
+        if self.stop and not last:
+            raise Interrupted(self.save())
+        for number, callback in enumerate(self.callbacks):
+            now = time.monotonic()
+            due = (
+                callback.seconds is not None
+                and now - self._called.get(number, self.began) >= callback.seconds
+            )
+            due = due or (callback.steps is not None and step % callback.steps == 0)
+            if due or last:
+                self._called[number] = now
+                self._call(callback, record, last)
+
+    def _call(self, callback: Every, record: dict[str, Any], last: bool) -> None:
+        model, kept = self.twin.compute, torch.get_rng_state()
+        model.eval()
+        try:
+            with torch.no_grad():
+                callback.run(
+                    Moment(
+                        step=self.state.progress.step,
+                        seconds=time.monotonic() - self.began,
+                        last=last,
+                        record=record,
+                        model=model,
+                        tokenizer=self.inputs.tokenizer,
+                        say=self.say,
+                    )
+                )
+        finally:
+            model.train()
+            torch.set_rng_state(kept)  # looking changes nothing
+
+    def _evaluate(self, limit: int | None) -> Evaluation | None:
+        if self.inputs.validation is None:
+            return None
+        found = evaluate(self.twin.compute, self.inputs.validation, self.config.context, limit=limit)
+        bits = found.bits_per_byte
+        said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {found.loss:.4f}"
+        self.say(f"held out, step {self.state.progress.step}: {said} over {found.tokens} tokens")
+        self.log.write(
+            {
+                "step": self.state.progress.step,
+                "val_loss": found.loss,
+                "val_tokens": found.tokens,
+                "val_bits_per_byte": bits,
+            }
+        )
+        return found
+
+    def _finish(self, record: dict[str, Any]) -> TrainResult:
+        validation = self._evaluate(None)
+        self.save()
+        save_folder(self.out / FINAL, self.state.model, tokenizer=self.inputs.tokenizer)
+        progress = self.state.progress
+        if validation is not None and validation.bits_per_byte is not None:
+            self.log.write({"val_bits_per_byte": validation.bits_per_byte})
+        spec = self.state.model.spec
+        title = f"{spec.parameter_count / 1e6:.1f} M parameters, {progress.trained_tokens:,} tokens"
+        draw_curve(read_metrics(self.out / METRICS), self.out / CURVE, title)
+        self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
+        return TrainResult(
+            out=self.out,
+            model=self.out / FINAL,
+            metrics=self.out / METRICS,
+            curve=self.out / CURVE,
+            steps=progress.step,
+            trained_tokens=progress.trained_tokens,
+            seconds=progress.seconds,
+            loss=record.get("loss"),
+            validation=validation,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run after the present step; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.stop:
+                raise KeyboardInterrupt
+            self.stop = True
+            self.say("stopping after this step (once more to stop at once, without saving)")
+
+        old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, previous in old.items():
+                signal.signal(number, previous)

@@ -1,0 +1,97 @@
+"""Cross entropy over a large vocabulary without ever holding all of its logits."""
+
+# Legend: N tokens, M model width, V vocabulary.
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100
+CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
+
+
+def chunk_rows(vocab: int) -> int:
+    """Tokens whose fp32 logits fit in `CHUNK_BYTES`; at least 64, so that the product stays a matrix product."""
+    return max(64, CHUNK_BYTES // (4 * vocab))
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NM: Tensor, weight_VM: Tensor, targets_N: Tensor, rows: int, grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(hidden_NM.dtype, torch.float32)
+        losses_N = hidden_NM.new_zeros(len(targets_N), dtype=exact)
+        want_h, want_w = (needed and grad for needed in ctx.needs_input_grad[:2])
+        grad_h = torch.zeros_like(hidden_NM) if want_h else None
+        grad_w = torch.zeros_like(weight_VM, dtype=exact) if want_w else None
+        for start in range(0, len(targets_N), rows):
+            h, target = hidden_NM[start : start + rows], targets_N[start : start + rows]
+            keep = target != IGNORED
+            logits = (h @ weight_VM.T).to(exact)
+            lse = torch.logsumexp(logits, dim=-1)
+            index = target.clamp_min(0)[:, None]
+            picked = logits.gather(1, index)[:, 0]
+            losses_N[start : start + rows] = torch.where(keep, lse - picked, 0.0)
+            if not (want_h or want_w):
+                continue
+            # d loss / d logits = softmax - onehot, 0 for ignored tokens; in place of the logits.
+            logits.sub_(lse[:, None]).exp_()
+            logits.scatter_add_(1, index, torch.full_like(logits[:, :1], -1.0))
+            d_logits = logits.masked_fill_(~keep[:, None], 0.0).to(h.dtype)
+            if grad_h is not None:
+                torch.mm(d_logits, weight_VM, out=grad_h[start : start + rows])
+            if grad_w is not None:
+                grad_w += d_logits.T @ h
+        ctx.weight_dtype = weight_VM.dtype
+        ctx.save_for_backward(grad_h, grad_w)
+        ctx.mark_non_differentiable(losses_N)
+        return losses_N.sum(dtype=torch.float64).to(exact), losses_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_h, grad_w = ctx.saved_tensors
+        h = None if grad_h is None else grad_h * grad_total.to(grad_h.dtype)
+        w = None if grad_w is None else (grad_w * grad_total).to(ctx.weight_dtype)
+        return h, w, None, None, None
+
+
+def cross_entropy_sum(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, rows: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum over tokens of -log softmax(hidden @ weight.T)[target], and the same per token.
+
+    The logits exist for `rows` tokens at a time (by default about 32 MiB of them); their gradient is formed
+    at once, while they are there, so the backward pass multiplies by one number (the idea of fused linear
+    cross entropy, Liger-Kernel). Logits are in the dtype of `hidden` times `weight`, the softmax in float32
+    (float64 for float64).
+
+    Args:
+        hidden: `[..., M]`, the last hidden states. weight: `[V, M]`, the output matrix, same dtype.
+        targets: `[...]` token ids; `IGNORED` (-100) is not trained on.
+    Returns:
+        total: float32 scalar in nats, differentiable in `hidden` and `weight` (once).
+        losses: `[...]` float32 nats per token, 0 where ignored, not differentiable.
+    """
+    flat = targets.reshape(-1)
+    total, losses = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.reshape(len(flat), -1),
+        weight,
+        flat,
+        rows or chunk_rows(len(weight)),
+        torch.is_grad_enabled(),
+    )
+    return total, losses.view(targets.shape)
+
+
+def plain_cross_entropy_sum(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """What `cross_entropy_sum` computes, with all logits at once: the reference."""
+    logits = F.linear(hidden, weight).flatten(0, -2)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")

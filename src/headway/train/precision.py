@@ -1,0 +1,65 @@
+"""Which number format computes, why, and the fp32 weights behind it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from headway.choice import Choice
+from headway.errors import ConfigError
+from headway.hardware import bf16_native, cpu_name
+from headway.models import Decoder
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def choose_precision(asked: str) -> Choice:
+    """The dtype of matrix products for `dtype=asked`; `what` is "bf16" or "fp32".
+
+    Raises ConfigError for fp16: CPUs without native fp16 products are some 500 times slower in it than in
+    bf16, and its range needs loss scaling.
+    """
+    if asked == "fp16":
+        raise ConfigError(
+            "dtype=fp16 was asked for, but training on a CPU in fp16 is some 500 times slower than in bf16 and "
+            "overflows at 65504; use dtype=bf16 (same size, range of fp32) or dtype=fp32"
+        )
+    if asked == "fp32":
+        return Choice("fp32", "asked for")
+    if asked == "bf16":
+        slow = "" if bf16_native() else f", although {cpu_name()} has no bf16 instructions: slower than fp32"
+        return Choice("bf16", "asked for" + slow)
+    if bf16_native():
+        return Choice("bf16", "this CPU multiplies bf16 natively", rejected=(("fp32", "slower here"),))
+    return Choice("fp32", "this CPU has no bf16 instructions", rejected=(("bf16", "emulated here"),))
+
+
+class Twin:
+    """fp32 weights that are trained, and the module that computes: the same one, or a copy in bf16.
+
+    A bf16 copy rather than autocast: under autocast every activation is cast on its way into every product
+    and the residual stream stays fp32, which costs more time than the products of a small model. Gradients
+    of each micro batch are added up in fp32.
+    """
+
+    def __init__(self, master: Decoder, dtype: torch.dtype) -> None:
+        self.master = master
+        self.compute = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        self._pairs = list(zip(master.parameters(), self.compute.parameters(), strict=True))
+
+    def collect(self) -> None:
+        """After a backward: move the copy's gradients into the fp32 weights', added to what is there."""
+        if self.compute is self.master:
+            return
+        for own, copied in self._pairs:
+            if copied.grad is not None:
+                own.grad = copied.grad.float() if own.grad is None else own.grad.add_(copied.grad)
+                copied.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """After an optimizer step: the copy takes the new weights."""
+        if self.compute is not self.master:
+            for own, copied in self._pairs:
+                copied.copy_(own)

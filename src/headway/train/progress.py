@@ -1,0 +1,77 @@
+"""Progress on stderr: a live bar on a terminal, one line every N steps elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Reporter:
+    """Says where the run is. `quiet` says nothing at all."""
+
+    def __init__(
+        self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self.total, self.every, self.quiet = total, every, quiet
+        self.stream = stream or sys.stderr
+        self._bar: Progress | None = None
+        if not quiet and self.stream.isatty():
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                *([MofNCompleteColumn()] if total else [TextColumn("step {task.completed}")]),
+                TimeElapsedColumn(),
+            ]
+            self._bar = Progress(*columns, console=Console(file=self.stream), transient=False)
+            self._task = self._bar.add_task("", total=total)
+            self._bar.start()
+
+    def step(self, record: dict[str, Any]) -> None:
+        """After a step; `record` is its line of metrics.jsonl."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["step"], description=summary(record))
+            return
+        if record["step"] % self.every == 0 or record["step"] == self.total:
+            of = f"/{self.total}" if self.total else ""
+            self.note(f"step {record['step']}{of}  {summary(record)}")
+
+    def note(self, text: str) -> None:
+        """A remark on a line of its own."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """End the live bar, if there is one."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def summary(record: dict[str, Any]) -> str:
+    """`loss 3.412  1.71 bits/byte  5 321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`."""
+    parts = ["loss -" if record.get("loss") is None else f"loss {record['loss']:.3f}"]
+    if record.get("bits_per_byte") is not None:
+        parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
+    parts += [
+        f"{record['tokens_per_s']:.0f} tok/s",
+        f"lr {record['lr']:.2e}",
+        f"|g| {record['grad_norm']:.2f}",
+    ]
+    if record.get("eta_s") is not None:
+        parts.append(f"eta {clock(record['eta_s'])}")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """3:20, or 1:03:20."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

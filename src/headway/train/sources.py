@@ -1,0 +1,83 @@
+"""Where the settings of a run come from: a YAML file, `key=value` overrides, flags; and back to YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headway.errors import ConfigError
+from headway.train.config import TrainConfig
+
+
+def read_config(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """A YAML file, then `key=value` overrides, then flags; each may be absent, later ones win.
+
+    Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
+    an override and as a flag, and everything that `TrainConfig.of` refuses.
+    """
+    values: dict[str, Any] = read_yaml(path) if path is not None else {}
+    given, flags = parse_overrides(overrides), flags or {}
+    for key in sorted(given.keys() & flags.keys()):
+        raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
+    sources = [str(path)] if path is not None else []
+    sources += ["the command line"] if given or flags or not sources else []
+    return TrainConfig.of(values | given | dict(flags), where=" + ".join(sources))
+
+
+def config_yaml(config: TrainConfig) -> str:
+    """The resolved settings as commented YAML, which `read_config` reads back."""
+    lines: list[str] = []
+    group = None
+    for name, field in TrainConfig.model_fields.items():
+        extra: Any = field.json_schema_extra
+        if extra["group"] != group:
+            group = extra["group"]
+            lines += ["", f"# {group}"] if lines else [f"# {group}"]
+        value = getattr(config, name)
+        plain = list(value) if isinstance(value, tuple) else value
+        text = yaml.safe_dump({name: plain}, allow_unicode=True, default_flow_style=True, width=10**6)
+        unit = f" [{extra['unit']}]" if "unit" in extra else ""
+        lines.append(f"{text.strip()[1:-1]:<34}  # {field.description}{unit}")
+    return "\n".join(lines) + "\n"
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML mapping; ConfigError names the file, and the line where it is not YAML."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read the settings {path}: {reason}") from None
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold `name: value` lines, but holds a {type(values).__name__}")
+    return {str(key): value for key, value in values.items()}
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`["lr=1e-3", "tied=false"]` as a mapping; values are read as YAML."""
+    values: dict[str, Any] = {}
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise ConfigError(f"{item!r} is not an override; write key=value, for example lr=1e-3")
+        if key in values:
+            raise ConfigError(f"{key} is given twice: {values[key]!r} and {text!r}; give it once")
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            values[key] = text  # such as a pattern, which need not be YAML
+    return values

@@ -1,0 +1,80 @@
+"""One optimizer step: the gradient of the mean loss over all trained tokens of the window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.data import Rows
+from headway.errors import HeadwayError
+from headway.tokens import Tokens
+from headway.train.evaluation import output_weight
+from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.train.precision import Twin
+
+Batch = tuple[Tensor, Tensor, Tokens]
+
+
+class TrainingError(HeadwayError):
+    """A run that cannot go on: a loss or gradient that is not a number."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one step saw: summed loss in nats, trained tokens, norm of the gradient before clipping."""
+
+    nats: float
+    tokens: int
+    grad_norm: float
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per trained token; None when there was none."""
+        return self.nats / self.tokens if self.tokens else None
+
+
+def accumulate(twin: Twin, batches: Sequence[Batch]) -> tuple[float, int]:
+    """Add the window's gradient to `.grad` of the fp32 weights; returns (nats, trained tokens).
+
+        gradient of (sum of losses over all micro batches) / (count of trained tokens over all micro batches)
+
+    however the rows are cut into micro batches. A window without a trained token has no gradient.
+    """
+    count = sum(int((targets != IGNORED).sum()) for _, targets, _ in batches)
+    nats = 0.0
+    for ids, targets, described in batches:
+        if not count:
+            break
+        hidden = twin.compute.hidden(ids, tokens=described)
+        total, _ = cross_entropy_sum(hidden, output_weight(twin.compute), targets)
+        (total / count).backward()
+        twin.collect()
+        nats += float(total.detach())
+    return nats, count
+
+
+def compute_window(
+    twin: Twin, rows: Rows, micro_batches: Sequence[Sequence[int]], *, clip: float, step: int
+) -> Window:
+    """Accumulate and clip. Raises TrainingError, before anything is changed by it, for a loss or a gradient that
+    is not finite: the message has the step, its rows and their documents."""
+    nats, tokens = accumulate(twin, [rows.batch(part) for part in micro_batches])
+    norm = float(nn.utils.clip_grad_norm_(twin.master.parameters(), clip)) if tokens else 0.0
+    if not (math.isfinite(nats) and math.isfinite(norm)):
+        what = "loss" if not math.isfinite(nats) else "gradient"
+        bad = [name for name, p in twin.master.named_parameters() if not _finite(p.grad)]
+        raise TrainingError(
+            f"step {step}: the {what} is not finite (loss sum {nats}, gradient norm {norm}); no step was made. "
+            f"Rows {', '.join(str(r) for part in micro_batches for r in part)} of {rows.file.path}"
+            + (f"; not finite: {', '.join(bad[:5])}" if bad else "")
+            + ". The last checkpoint is whole: resume it with a lower lr, or look at these rows"
+        )
+    return Window(nats, tokens, norm)
+
+
+def _finite(grad: Tensor | None) -> bool:
+    return grad is None or bool(torch.isfinite(grad).all())
