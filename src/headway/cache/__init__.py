@@ -1,9 +1,9 @@
 """Where past keys and values live: growing or ring, chosen from what a pattern lets later queries see."""
 
 from headway.cache.base import Cache
-from headway.cache.choose import choose_cache, make_cache
+from headway.cache.choose import Kind, choose_cache, make_cache
 from headway.cache.decoder import DecoderCache
 from headway.cache.growing import GrowingCache
 from headway.cache.ring import RingCache
 
-__all__ = ["Cache", "DecoderCache", "GrowingCache", "RingCache", "choose_cache", "make_cache"]
+__all__ = ["Cache", "DecoderCache", "GrowingCache", "Kind", "RingCache", "choose_cache", "make_cache"]
