@@ -294,3 +294,17 @@ def test_compiles_without_complex_numbers():
     halves = Rotary(pairing="halves").table(torch.arange(5), 8, dtype=torch.float64)
     plain = halves._turn(x, halves.cos, halves.sin)
     torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("scaling", [None, *SCALED[:1]])
+def test_traces_as_one_graph(pairing, scaling):
+    x, position = vectors(13, 2, 2, 5, 6), torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
+    rotary = Rotary(pairing=pairing, scaling=scaling)
+    traced = torch.compile(rotary.rotate, backend="eager", fullgraph=True)
+    length = torch.tensor([5, 20])
+    torch.testing.assert_close(
+        traced(x, position, length), rotary.rotate(x, position, length), rtol=0, atol=2e-15
+    )
