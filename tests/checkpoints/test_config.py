@@ -286,9 +286,9 @@ def test_theta_is_kept_when_scaling_is_added():
 def test_why_a_spec_is_not_plain():
     spec = spec_from_config(config_dict("llama"))
     assert why_not_plain(spec) is None
-    assert why_not_plain(replace(spec, positions=spec.positions.with_pairing("adjacent"))) == "positions"
+    assert why_not_plain(replace(spec, positions=spec.positions.with_pairing("adjacent"))) == "rotary pairing"
     assert why_not_plain(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
-    assert why_not_plain(spec.with_patterns([Window.last(2), Window.last(3), Causal()])) == "its windows"
+    assert why_not_plain(spec.with_patterns([Window.last(2), Window.last(3), Causal()])) == "windows"
 
 
 def test_a_newer_format_is_refused():

@@ -45,6 +45,7 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     if config_from_spec(spec)["model_type"] != OURS:
         return None
     spec = _shortest(spec)
+    turned = isinstance(spec.positions, Rotary) and spec.positions.pairing != "halves"
     best: list[str] | None = None
     for name, family in FAMILIES.items():
         config = _plain(replace(spec, positions=_sayable(spec.positions)), name, family)
@@ -54,7 +55,7 @@ def why_not_plain(spec: ModelSpec) -> str | None:
         differ = [d for d in _differences(spec, back) if d not in FACTS]
         if best is None or len(differ) < len(best):
             best = differ
-    return ", ".join(best or ["its windows"])
+    return ", ".join(["rotary pairing" if turned and d == "positions" else d for d in best or ["windows"]])
 
 
 def _sayable(positions: Any) -> Rotary:

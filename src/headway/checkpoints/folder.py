@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SHARD_BYTES = 4_000_000_000
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")  # written by old versions; a function of the config
 _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated).*\.(safetensors|bin|pth|index\.json)$")
-_TOKENIZER = re.compile(
+TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|vocab\..*|merges\.txt)$"
 )
 
@@ -34,8 +34,13 @@ _TOKENIZER = re.compile(
 class SavesItself(Protocol):
     """What `save_folder` needs of a tokenizer: its files, and the ids that begin and end a text."""
 
-    bos: int | None
-    eos: int | None
+    @property
+    def bos(self) -> int | None:
+        """Id that begins a text."""
+
+    @property
+    def eos(self) -> int | None:
+        """Id that ends a text."""
 
     def save(self, folder: Path) -> object:
         """Write the tokenizer's files into a folder."""
@@ -168,8 +173,14 @@ def save_state(
     dtype: torch.dtype | None = None,
     keep_pairing: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    before_publishing: Callable[[Path], None] | None = None,
 ) -> None:
-    """`save_folder` for weights that are not in a module: `state` has the names of `Decoder.state_dict()`."""
+    """`save_folder` for weights that are not in a module: `state` has the names of `Decoder.state_dict()`.
+
+    `before_publishing` is called with the finished folder before it takes its name; if it raises, `path`
+    stays as it was.
+    """
+    state = _strict_state(state, spec)
     rotary = spec.positions
     if isinstance(rotary, Rotary) and rotary.pairing != "halves" and not keep_pairing:
         state, spec = change_pairing(state, spec, "halves")
@@ -185,7 +196,7 @@ def save_state(
 
     def stays(name: str) -> bool:
         ours = name in ("config.json", "generation_config.json") or _WEIGHTS.match(name) is not None
-        return not ours and (tokenizer is None or _TOKENIZER.match(name) is None)
+        return not ours and (tokenizer is None or TOKENIZER_FILES.match(name) is None)
 
     with atomic_folder(path, keep=stays) as folder:
         write_file(folder / "config.json", json_text(config))
@@ -193,6 +204,26 @@ def save_state(
         if tokenizer is not None:
             tokenizer.save(folder)
         write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
+        if before_publishing is not None:
+            before_publishing(folder)
+
+
+def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """The weights in the one order of `Decoder`. Raises CheckpointError when names or shapes are not the
+    spec's."""
+    wanted = _shapes(spec)
+    wrong = [
+        *(wanted.keys() ^ state.keys()),
+        *(n for n in wanted.keys() & state.keys() if state[n].shape != wanted[n]),
+    ]
+    if wrong:
+        raise CheckpointError(f"these weights are not those of the spec: {', '.join(sorted(wrong)[:8])}")
+    return {name: state[name] for name in wanted}
+
+
+def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(value.shape) for name, value in Decoder(spec).state_dict().items()}
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,8 +234,7 @@ def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _strict(tensors: Tensors, spec: ModelSpec, path: Path) -> Tensors:
     """The tensors under exactly the names of the spec, or an error that lists what differs."""
-    with torch.device("meta"):
-        wanted = {name: tuple(value.shape) for name, value in Decoder(spec).state_dict().items()}
+    wanted = _shapes(spec)
     found = {name: entry for name, entry in tensors.entries.items() if not _DERIVED.search(name)}
     stored = dict(zip(wanted, wanted, strict=True))
     if spec.tied and HEAD in found:

@@ -1,0 +1,231 @@
+"""Convert a checkpoint and show that it is the same function: nothing is left at the target unless that was
+seen.
+
+The source is evaluated by its own forward pass (Meta's formats: a plain one on their names, independent of
+`Decoder`) and the target by loading the folder that was just written, before it takes its name.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints import llama2c, meta
+from headway.checkpoints.config_out import why_not_plain
+from headway.checkpoints.folder import (
+    SHARD_BYTES,
+    TOKENIZER_FILES,
+    SavesItself,
+    build_model,
+    load_folder,
+    load_model,
+    save_state,
+)
+from headway.checkpoints.pairing import change_pairing
+from headway.checkpoints.tensors import Tensors, open_tensors
+from headway.errors import CheckpointError
+from headway.models import Decoder, ModelSpec
+from headway.positions import Pairing, Rotary
+
+Format = Literal["auto", "hf", "llama2c", "meta", "torchtune"]
+FORMATS: tuple[Format, ...] = ("auto", "hf", "llama2c", "meta", "torchtune")
+PROBE = 64
+FLOAT32_BOUND = 1e-5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of logits: the largest difference between source and target, and how much is allowed.
+
+    `bound` is 1e-5 of the largest logit in float32; in bfloat16 it is twice what bfloat16 itself costs the
+    source (its distance from the source in float32)."""
+
+    dtype: str
+    tokens: int
+    difference: float
+    largest_logit: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within the bound (a NaN is not)."""
+        return self.difference <= self.bound
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted, and the evidence that it is the same function."""
+
+    source: Path
+    target: Path
+    format: str
+    spec: ModelSpec
+    source_pairing: str
+    target_pairing: str
+    transformers: str
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class _Source:
+    format: str
+    spec: ModelSpec
+    state: dict[str, Tensor] | Tensors
+    logits: Callable[[Tensor, torch.dtype], Tensor]
+    tokenizer: SavesItself | None = None
+    generation: dict[str, Any] | None = None
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    *,
+    frm: Format = "auto",
+    to_pairing: Pairing = "halves",
+    tokenizer: SavesItself | None = None,
+    heads: int | None = None,
+    norm_eps: float | None = None,
+    allow_pickle: bool = False,
+    overwrite: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> Conversion:
+    """Write `source` as a folder at `target`, with rotary pairing `to_pairing`, and compare their logits.
+
+    `frm` "auto" tells the format from the file. `tokenizer` is saved along; a folder's own is copied.
+    `heads` and `norm_eps` are for pickles without params.json. Raises CheckpointError, leaving `target` as
+    it was, when the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be
+    read.
+    """
+    source, target = Path(source), Path(target)
+    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
+        )
+    found = _open(source, frm, heads, norm_eps, allow_pickle)
+    state, spec = dict(found.state), found.spec
+    if isinstance(spec.positions, Rotary):
+        state, spec = change_pairing(state, spec, to_pairing)
+    checks: list[Check] = []
+
+    def compare(folder: Path) -> None:
+        ids = _probe(spec)
+        checks.extend(_checks(found.logits, lambda dtype: load_model(folder, dtype=dtype), ids))
+        for check in checks:
+            if not check.passed:
+                raise CheckpointError(
+                    f"{source} and its conversion differ: logits by up to {check.difference:.3g} in {check.dtype} "
+                    f"(allowed {check.bound:.3g}, largest logit {check.largest_logit:.3g}); {target} was not written"
+                )
+
+    save_state(
+        target,
+        spec,
+        state,
+        tokenizer=tokenizer or found.tokenizer,
+        generation=found.generation,
+        keep_pairing=True,
+        shard_bytes=shard_bytes,
+        before_publishing=compare,
+    )
+    reason = why_not_plain(spec)
+    reads = "loads it" if reason is None else f"refuses it: it cannot say its {reason}"
+    return Conversion(
+        source, target, found.format, spec, _pairing(found.spec), _pairing(spec), reads, tuple(checks)
+    )
+
+
+def _open(
+    source: Path, frm: Format, heads: int | None, norm_eps: float | None, allow_pickle: bool
+) -> _Source:
+    if frm not in FORMATS:
+        raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
+    if not source.exists():
+        raise CheckpointError(f"there is no file or folder {source}")
+    frm = _tell(source, allow_pickle) if frm == "auto" else frm
+    if frm == "hf":
+        folder = load_folder(source, allow_pickle=allow_pickle)
+        ids = dict(folder.generation)
+        own = _Files(folder.path, ids.get("bos_token_id"), ids.get("eos_token_id"))
+        return _Source(
+            frm, folder.spec, folder.tensors, _model_logits(lambda d: build_model(folder, dtype=d)), own, ids
+        )
+    if frm == "llama2c":
+        model = llama2c.read(source)
+    else:
+        model = meta.read_pickled(
+            source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
+        )
+
+    def logits(ids: Tensor, dtype: torch.dtype) -> Tensor:
+        cast = {name: value.to(dtype) for name, value in model.weights.items()}
+        return meta.MetaModel(model.spec, cast).logits(ids)
+
+    generation = dict(llama2c.GENERATION) if frm == "llama2c" else None
+    return _Source(frm, model.spec, model.state(), logits, generation=generation)
+
+
+def _tell(source: Path, allow_pickle: bool) -> Format:
+    if source.is_dir():
+        return "hf"
+    if source.suffix == ".bin" and llama2c.looks_like(source):
+        return "llama2c"
+    if source.suffix in (".pt", ".pth", ".bin"):
+        names = list(open_tensors(source, allow_pickle=allow_pickle))
+        if any(".attention.wq." in name for name in names):
+            return "meta"
+        if any(".attn.q_proj." in name for name in names):
+            return "torchtune"
+    raise CheckpointError(
+        f"{source} is not a format that headway can tell (a Hugging Face folder, llama2.c's .bin, a pickle of Meta or "
+        f"torchtune); say --from {', '.join(FORMATS[1:])}"
+    )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The tokenizer files of a folder, as they are."""
+
+    folder: Path
+    bos: int | None
+    eos: int | None
+
+    def save(self, folder: Path) -> None:
+        for file in sorted(self.folder.iterdir()):
+            if TOKENIZER_FILES.match(file.name):
+                shutil.copy(file, folder / file.name)
+
+
+def _model_logits(load: Callable[[torch.dtype], Decoder]) -> Callable[[Tensor, torch.dtype], Tensor]:
+    return lambda ids, dtype: load(dtype)(ids[None])[0]
+
+
+def _probe(spec: ModelSpec) -> Tensor:
+    """One row of token ids, each drawn evenly from the whole vocabulary."""
+    length = min(PROBE, spec.trained_context, spec.context_limit or PROBE)
+    return torch.randint(spec.vocab, (length,), generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _checks(
+    source: Callable[[Tensor, torch.dtype], Tensor], load: Callable[[torch.dtype], Decoder], ids: Tensor
+) -> list[Check]:
+    exact = source(ids, torch.float32)
+    checks = []
+    for dtype in (torch.float32, torch.bfloat16):
+        theirs = exact if dtype == torch.float32 else source(ids, dtype).float()
+        ours = load(dtype)(ids[None])[0].float()
+        largest = float(exact.abs().max())
+        bound = FLOAT32_BOUND * largest if dtype == torch.float32 else 2 * float((theirs - exact).abs().max())
+        difference = float((ours - (theirs if dtype == torch.float32 else exact)).abs().max())
+        checks.append(Check(str(dtype).removeprefix("torch."), len(ids), difference, largest, bound))
+    return checks
+
+
+def _pairing(spec: ModelSpec) -> str:
+    return str(spec.positions.pairing) if isinstance(spec.positions, Rotary) else "none"
