@@ -1,0 +1,256 @@
+"""The generation loop.
+
+A batch of ragged prompts is read together; each step feeds every live row its last token. Rows that end leave
+the batch. Row i of a batch is what row i is alone: positions and masks belong to the row, and noise to
+(seed, request, step).
+
+Legend: B live rows, V vocab.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, HeadwayError
+from headway.generate.reader import Reader
+from headway.generate.sampling import uniform
+from headway.generate.settings import Settings, check_prompts, rooms
+from headway.generate.stop import StopScanner
+from headway.models import Decoder
+from headway.text import StreamDecoder, Tokenizer
+
+Reason = Literal["stop", "length", "eos"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One new token of one request.
+
+    text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
+    finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
+    seconds: since the call began.   token: None only in the single delta of a request that gets no token.
+    """
+
+    request: int
+    token: int | None
+    text: str
+    finish_reason: Reason | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What became of one prompt.
+
+    ids: all new tokens, an EOS included.   text: without EOS and stop string ("" without a tokenizer).
+    """
+
+    request: int
+    prompt_tokens: int
+    ids: list[int]
+    text: str
+    finish_reason: Reason
+    seconds_to_first_token: float | None
+    seconds: float = field(repr=False)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens after the first, per second of decoding; None for fewer than two."""
+        if self.seconds_to_first_token is None or len(self.ids) < 2:
+            return None
+        return (len(self.ids) - 1) / max(self.seconds - self.seconds_to_first_token, 1e-9)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Row:
+    """A request in progress."""
+
+    def __init__(
+        self, request: int, prompt: list[int], room: int, settings: Settings, tokenizer: Tokenizer | None
+    ) -> None:
+        self.request, self.room, self.settings = request, room, settings
+        self.last, self.count = -1, 0
+        self.decoder: StreamDecoder | None = tokenizer.stream(after=prompt) if tokenizer else None
+        self.scanner = StopScanner(settings.stop)
+
+    def take(self, token: int) -> tuple[str, Reason | None]:
+        """Adds a token; returns the text that may be shown, and why the row ends if it does."""
+        self.last, self.count = token, self.count + 1
+        reason: Reason | None = None
+        text = ""
+        if token in self.settings.eos:
+            reason = "eos"
+        else:
+            if self.decoder is not None:
+                text = self.scanner.push(self.decoder.push(token))
+            if self.scanner.hit is not None:
+                return text, "stop"
+            if self.count == self.room:
+                reason = "length"
+        if reason is not None and self.decoder is not None:
+            text += self.scanner.push(self.decoder.flush())
+            if self.scanner.hit is not None:
+                return text, "stop"
+            text += self.scanner.flush()
+        return text, reason
+
+
+def stream(
+    model: Decoder,
+    prompts: Sequence[Sequence[int] | Tensor],
+    settings: Settings | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    requests: Sequence[int] | None = None,
+) -> Iterator[Delta]:
+    """Generates for all prompts together, one Delta per new token, as they come.
+
+    `requests` number the prompts (0, 1, ... unless given): the number decides a prompt's noise. Arguments are
+    checked when this is called, before the first delta is asked for.
+    Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
+    naming the step when the model returns logits that are no numbers.
+    """
+    settings = settings or Settings()
+    ids = check_prompts(prompts, model.spec.vocab)
+    numbers = list(range(len(ids))) if requests is None else list(requests)
+    if len(numbers) != len(ids):
+        raise ConfigError(f"requests: {len(numbers)} numbers for {len(ids)} prompts")
+    if settings.stop and tokenizer is None:
+        raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
+    bad = [i for i in settings.forbidden if not 0 <= i < model.spec.vocab]
+    if bad:
+        raise ConfigError(
+            f"forbidden: token id {bad[0]} is outside the model's vocabulary of {model.spec.vocab}"
+        )
+    room = rooms(ids, settings, model.spec)
+    return _run(model, ids, numbers, room, settings, tokenizer)
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int] | Tensor],
+    settings: Settings | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    requests: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> list[Generation]:
+    """`stream`, collected: one Generation per prompt, in their order.
+
+    `batch_size`: at most so many prompts at once (all unless given); it does not change any text.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+    settings = settings or Settings()
+    ids = check_prompts(prompts, model.spec.vocab)
+    rooms(ids, settings, model.spec)
+    numbers = list(range(len(ids))) if requests is None else list(requests)
+    size = batch_size or len(ids)
+    found: list[Generation] = []
+    for at in range(0, len(ids), size):
+        part, names = ids[at : at + size], numbers[at : at + size]
+        deltas: dict[int, list[Delta]] = {n: [] for n in names}
+        if len(deltas) != len(part):
+            raise ConfigError(f"requests must differ from each other, one per prompt, got {names}")
+        for delta in stream(model, part, settings, tokenizer=tokenizer, requests=names):
+            deltas[delta.request].append(delta)
+        found += [collect(deltas[n], len(prompt)) for n, prompt in zip(names, part, strict=True)]
+    return found
+
+
+def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
+    """All deltas of one request as one value."""
+    last = deltas[-1]
+    assert last.finish_reason is not None
+    ids = [d.token for d in deltas if d.token is not None]
+    return Generation(
+        request=last.request,
+        prompt_tokens=prompt_tokens,
+        ids=ids,
+        text="".join(d.text for d in deltas),
+        finish_reason=last.finish_reason,
+        seconds_to_first_token=deltas[0].seconds if ids else None,
+        seconds=last.seconds,
+    )
+
+
+def _run(
+    model: Decoder,
+    prompts: list[list[int]],
+    requests: list[int],
+    room: list[int],
+    settings: Settings,
+    tokenizer: Tokenizer | None,
+) -> Iterator[Delta]:
+    begun = time.perf_counter()
+    every = zip(requests, prompts, room, strict=True)
+    for request, _, n in every:
+        if n == 0:
+            yield Delta(request, None, "", "length", time.perf_counter() - begun)
+    live = [i for i, n in enumerate(room) if n > 0]
+    if not live:
+        return
+    rows = [_Row(requests[i], prompts[i], room[i], settings, tokenizer) for i in live]
+    history = _History(model, [prompts[i] for i in live], settings)
+    reader = Reader(model, len(rows), use_cache=settings.use_cache)
+    logits = reader.read([prompts[i] for i in live], settings.prefill_chunk)
+    while True:
+        tokens = history.choose(logits, rows)
+        going = []
+        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            text, reason = row.take(token)
+            yield Delta(row.request, token, text, reason, time.perf_counter() - begun)
+            if reason is None:
+                going.append(i)
+        if not going:
+            return
+        if len(going) < len(rows):
+            rows = [rows[i] for i in going]
+            reader.keep(going)
+            history.keep(going)
+        logits = reader.read([[row.last] for row in rows])
+
+
+class _History:
+    """Chooses tokens, and remembers which each row has when the sampling needs it."""
+
+    def __init__(self, model: Decoder, prompts: list[list[int]], settings: Settings) -> None:
+        self.settings = settings
+        device = model.model.embed_tokens.weight.device
+        self.forbidden = torch.tensor(list(settings.forbidden), dtype=torch.int64, device=device)
+        needed = settings.sampling.needs_history
+        self.seen = torch.zeros(
+            len(prompts) if needed else 0, model.spec.vocab, dtype=torch.bool, device=device
+        )
+        for seen, prompt in zip(self.seen, prompts, strict=False):
+            seen[torch.tensor(prompt, device=device)] = True
+
+    def choose(self, logits: Tensor, rows: list[_Row]) -> list[int]:
+        peak = logits.amax(-1)
+        if not bool(peak.isfinite().all()):
+            row = rows[int((~peak.isfinite()).nonzero()[0])]
+            raise HeadwayError(
+                f"the model's logits for request {row.request} at step {row.count} are not numbers (NaN or "
+                "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
+            )
+        logits = logits.index_fill(-1, self.forbidden, float("-inf"))
+        if bool((logits.amax(-1) == float("-inf")).any()):
+            raise ConfigError("forbidden: no token is left to choose")
+        noise = [uniform(self.settings.seed, row.request, row.count) for row in rows]
+        chosen = self.settings.sampling.choose(logits, self.seen, noise)
+        if len(self.seen):
+            self.seen.scatter_(1, chosen.unsqueeze(1), True)
+        tokens: list[int] = chosen.tolist()
+        return tokens
+
+    def keep(self, rows: list[int]) -> None:
+        if len(self.seen):
+            self.seen = self.seen[rows]

@@ -1,0 +1,105 @@
+"""What is asked of a generation, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from headway.errors import ConfigError, DataError
+from headway.generate.sampling import Sampling
+from headway.generate.stop import StopScanner
+from headway.models import ModelSpec
+
+USUAL_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything about a generation but model and prompts.
+
+    max_new_tokens: at most so many; None is 128, or what the context has room for if that is less.
+    sampling, seed: how tokens are chosen; equal settings, seed and request number give equal text.
+    eos: ids that end a text (and are not part of it).
+    stop: strings that end a text (and are not part of it), also when they are split across tokens.
+    forbidden: ids that are never chosen.
+    use_cache: False computes every step from the whole text: slow, the same text. For checking.
+    prefill_chunk: prompts are read in chunks of so many tokens (less memory); None reads them at once.
+    beyond_context: allow more tokens than the model was trained on.
+    """
+
+    max_new_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    eos: Sequence[int] = ()
+    stop: Sequence[str] = ()
+    forbidden: Sequence[int] = ()
+    use_cache: bool = True
+    prefill_chunk: int | None = None
+    beyond_context: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}")
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk must be 1 or more, got {self.prefill_chunk}")
+        if self.prefill_chunk is not None and not self.use_cache:
+            raise ConfigError(
+                "prefill_chunk needs the cache: without it every step reads the whole text at once"
+            )
+        if isinstance(self.stop, str):
+            raise ConfigError(
+                f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]"
+            )
+        StopScanner(self.stop)
+
+
+def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list[list[int]]:
+    """The prompts as lists of ids; DataError names the first that is empty or has an id outside the vocab."""
+    if isinstance(prompts, (str, bytes)) or prompts is None:
+        raise DataError(f"prompts are lists of token ids, got {type(prompts).__name__}")
+    if len(prompts) == 0:
+        raise DataError("no prompts: the batch is empty")
+    checked: list[list[int]] = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, Tensor) and prompt.dim() == 1:
+            prompt = prompt.tolist()
+        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
+            raise DataError(f"prompt {i} must be a list of token ids, got {type(prompt).__name__}")
+        if not prompt:
+            raise DataError(f"prompt {i} is empty: a model continues at least one token; begin with BOS")
+        for place, token in enumerate(prompt):
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise DataError(f"prompt {i}: token {place} must be an integer id, got {token!r}")
+            if not 0 <= token < vocab:
+                raise DataError(
+                    f"prompt {i}: token id {token} at place {place} is outside the model's vocabulary of {vocab} "
+                    f"(0..{vocab - 1}); was it made by another tokenizer?"
+                )
+        checked.append(list(prompt))
+    return checked
+
+
+def rooms(prompts: list[list[int]], settings: Settings, spec: ModelSpec) -> list[int]:
+    """How many new tokens each prompt may get; ConfigError when the context has no room for what is asked."""
+    hard = spec.context_limit
+    limit = hard if settings.beyond_context else min(spec.trained_context, hard or spec.trained_context)
+    found = []
+    for i, prompt in enumerate(prompts):
+        asked = settings.max_new_tokens
+        room = None if limit is None else limit - len(prompt)
+        need = asked or 0
+        if room is not None and (room < need or room < 0):
+            what = "can take" if limit == hard else "was trained on"
+            more = (
+                "" if limit == hard else ", or beyond_context=True (--beyond-context) to go on all the same"
+            )
+            fewer = f"at most {room} new tokens" if room > 0 else "a shorter prompt"
+            raise ConfigError(
+                f"prompt {i} has {len(prompt)} tokens, {need} more were asked for: {len(prompt) + need} in all, but "
+                f"this model {what} {limit}; ask for {fewer}{more}"
+            )
+        usual = USUAL_NEW_TOKENS if room is None else min(USUAL_NEW_TOKENS, room)
+        found.append(usual if asked is None else asked)
+    return found

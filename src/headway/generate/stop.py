@@ -1,0 +1,49 @@
+"""Stop strings in a stream of text, wherever the pieces are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.errors import ConfigError
+
+
+class StopScanner:
+    """Passes text on until a stop string is complete.
+
+    Law: what comes out of any way to cut a text into pieces is the text up to the stop string that is
+    complete first (of those that end together, the longest), or all of it. Text that may still become a stop
+    string is held back, so nothing of a stop string is ever passed on.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        for stop in stops:
+            if not isinstance(stop, str) or not stop:
+                raise ConfigError(f"stop strings must be non-empty strings, got {stop!r}")
+        self.stops = tuple(stops)
+        self.hit: str | None = None
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now; when a stop string is complete `hit` names it."""
+        if self.hit is not None:
+            return ""
+        self._held += text
+        found = [(self._held.find(s) + len(s), -len(s), s) for s in self.stops if s in self._held]
+        if found:
+            end, _, self.hit = min(found)
+            shown, self._held = self._held[: end - len(self.hit)], ""
+            return shown
+        keep = max((_overlap(self._held, s) for s in self.stops), default=0)
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of `text` that `stop` begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,254 @@
+"""The loop: a row of a batch is the row alone, cached is uncached, streamed is collected."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import ConfigError, DataError, HeadwayError
+from headway.generate import Generation, Sampling, Settings, generate, stream
+from headway.models import Decoder
+from headway.text import Tokenizer
+from tests.generate.conftest import MIXED, small
+from tests.text.conftest import byte_level
+
+MODEL, TOKENIZER = small(MIXED), byte_level()
+PROMPTS = [[0, 5, 9], [0], [0, *range(20, 39)], [0, 7, 7, 7, 7, 7, 7]]
+HOT = Sampling(temperature=1.2, top_k=50, top_p=0.95, repetition_penalty=1.1)
+
+
+def greedy_by_hand(model: Decoder, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_greedy_is_the_argmax_of_full_forward_passes() -> None:
+    for found, prompt in zip(generate(MODEL, PROMPTS, Settings(max_new_tokens=12)), PROMPTS, strict=True):
+        assert found.ids == greedy_by_hand(MODEL, prompt, 12)
+        assert (found.finish_reason, found.prompt_tokens) == ("length", len(prompt))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_cached_is_uncached(sampling: Sampling) -> None:
+    for seed in range(3):
+        cached = generate(MODEL, PROMPTS, Settings(max_new_tokens=14, sampling=sampling, seed=seed))
+        plain = generate(
+            MODEL, PROMPTS, Settings(max_new_tokens=14, sampling=sampling, seed=seed, use_cache=False)
+        )
+        assert [g.ids for g in cached] == [g.ids for g in plain]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
+    settings = Settings(max_new_tokens=14, sampling=sampling, seed=11, eos=[3, 40, 41, 42, 43, 44])
+    together = generate(MODEL, PROMPTS, settings)
+    assert len({g.finish_reason for g in together} | {len(g.ids) for g in together}) > 1  # rows end apart
+    for size in (1, 2, 3):
+        assert [g.ids for g in generate(MODEL, PROMPTS, settings, batch_size=size)] == [
+            g.ids for g in together
+        ]
+    for i, prompt in enumerate(PROMPTS):
+        assert generate(MODEL, [prompt], settings, requests=[i])[0].ids == together[i].ids
+
+
+def test_the_request_number_and_the_seed_decide_the_noise() -> None:
+    def texts(seed: int, requests: list[int]) -> list[list[int]]:
+        settings = Settings(max_new_tokens=10, sampling=HOT, seed=seed)
+        return [g.ids for g in generate(MODEL, [PROMPTS[0]] * len(requests), settings, requests=requests)]
+
+    first = texts(0, [0, 1, 2])
+    assert len({tuple(x) for x in first}) == 3
+    assert texts(0, [2, 1, 0]) == first[::-1]
+    assert texts(1, [0, 1, 2]) != first
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 19, 20, 100])
+def test_prefill_in_chunks(chunk: int) -> None:
+    whole = generate(MODEL, PROMPTS, Settings(max_new_tokens=8))
+    parts = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, prefill_chunk=chunk))
+    assert [g.ids for g in parts] == [g.ids for g in whole]
+
+
+def test_streamed_is_collected() -> None:
+    settings = Settings(max_new_tokens=20, sampling=HOT, stop=["e"], eos=[40])
+    texts, ids = dict.fromkeys(range(4), ""), {i: [] for i in range(4)}  # type: dict[int, str], dict[int, list[int]]
+    for delta in stream(MODEL, PROMPTS, settings, tokenizer=TOKENIZER):
+        texts[delta.request] += delta.text
+        ids[delta.request].append(delta.token)
+    for i, whole in enumerate(generate(MODEL, PROMPTS, settings, tokenizer=TOKENIZER)):
+        assert (texts[i], ids[i]) == (whole.text, whole.ids)
+
+
+def test_text_is_what_follows_the_prompt() -> None:
+    for sampling in (Sampling(), HOT):
+        for g, prompt in zip(
+            generate(MODEL, PROMPTS, Settings(max_new_tokens=20, sampling=sampling), tokenizer=TOKENIZER),
+            PROMPTS,
+            strict=True,
+        ):
+            assert g.text == TOKENIZER.decode(g.ids, after=prompt) == str(g)
+
+
+def test_eos_ends_a_row_and_is_not_text() -> None:
+    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=10))[0].ids
+    eos = free[4]
+    found = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=10, eos=[999999, eos]), tokenizer=TOKENIZER)[
+        0
+    ]
+    first = free.index(eos)
+    assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
+    assert found.text == TOKENIZER.decode(free[:first])
+
+
+@functools.cache
+def free_text(seed: int) -> Generation:
+    settings = Settings(max_new_tokens=10, sampling=HOT, seed=seed)
+    return generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
+
+
+@given(st.data())
+def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 2))
+    free = free_text(seed)
+    begin = data.draw(st.integers(0, len(free.text) - 1))
+    stop = free.text[begin : begin + data.draw(st.integers(1, 6))]
+    found = generate(
+        MODEL,
+        [[0, 5]],
+        Settings(max_new_tokens=10, sampling=HOT, seed=seed, stop=[stop]),
+        tokenizer=TOKENIZER,
+    )[0]
+    assert found.finish_reason == "stop"
+    assert found.text == free.text[: free.text.index(stop)]
+    assert found.ids == free.ids[: len(found.ids)]
+    assert stop in TOKENIZER.decode(found.ids)
+
+
+def test_no_and_one_new_token() -> None:
+    none = generate(MODEL, PROMPTS, Settings(max_new_tokens=0), tokenizer=TOKENIZER)
+    assert [(g.ids, g.text, g.finish_reason, g.seconds_to_first_token) for g in none] == [
+        ([], "", "length", None)
+    ] * 4
+    one = generate(MODEL, PROMPTS, Settings(max_new_tokens=1))
+    assert [g.ids for g in one] == [greedy_by_hand(MODEL, p, 1) for p in PROMPTS]
+    assert one[0].tokens_per_second is None
+
+
+def test_as_many_as_fit() -> None:
+    found = generate(MODEL, [[0] * 60, [0] * 64], Settings())
+    assert [len(g.ids) for g in found] == [4, 0]
+    assert len(generate(MODEL, [[0]], Settings(beyond_context=True))[0].ids) == 128
+
+
+def test_beyond_the_context() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"prompt 1 has 60 tokens, 10 more .* was trained on 64; ask for at most 4 new tokens, or",
+    ):
+        generate(MODEL, [[0], [0] * 60], Settings(max_new_tokens=10))
+    with pytest.raises(ConfigError, match=r"prompt 0 has 65 tokens.*trained on 64; ask for a shorter prompt"):
+        generate(MODEL, [[0] * 65], Settings(max_new_tokens=0))
+    found = generate(MODEL, [[0, 3] * 30], Settings(max_new_tokens=10, beyond_context=True))[0]
+    assert found.ids == greedy_by_hand(MODEL, [0, 3] * 30, 10)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "match"),
+    [
+        ([], "no prompts: the batch is empty"),
+        ([[0], []], "prompt 1 is empty: a model continues at least one token; begin with BOS"),
+        ([None], "prompt 0 must be a list of token ids, got NoneType"),
+        (None, "prompts are lists of token ids, got NoneType"),
+        ("hello", "prompts are lists of token ids, got str"),
+        (["hello"], "prompt 0 must be a list of token ids, got str"),
+        ([[0, -1]], r"prompt 0: token id -1 at place 1 is outside the model's vocabulary of 330 \(0..329\)"),
+        ([[0], [330]], "prompt 1: token id 330 at place 0 is outside"),
+        ([[0, 1.5]], "prompt 0: token 1 must be an integer id, got 1.5"),
+        ([[True]], "prompt 0: token 0 must be an integer id, got True"),
+    ],
+)
+def test_prompts_that_are_none(prompts: object, match: str) -> None:
+    for call in (generate, stream):  # before the first delta is asked for
+        with pytest.raises(DataError, match=match):
+            call(MODEL, prompts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
+        ({"prefill_chunk": 0}, "prefill_chunk must be 1 or more, got 0"),
+        ({"prefill_chunk": 4, "use_cache": False}, "prefill_chunk needs the cache"),
+        ({"stop": "abc"}, r"stop is a list of strings, got the string 'abc'; write \['abc'\]"),
+        ({"stop": ["a"]}, "stop strings need a tokenizer"),
+        ({"forbidden": [330]}, "forbidden: token id 330 is outside"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        generate(MODEL, PROMPTS, Settings(**given))  # type: ignore[arg-type]
+
+
+def test_other_arguments_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="batch_size must be 1 or more, got 0"):
+        generate(MODEL, PROMPTS, batch_size=0)
+    with pytest.raises(ConfigError, match="requests: 1 numbers for 4 prompts"):
+        stream(MODEL, PROMPTS, requests=[0])
+    with pytest.raises(ConfigError, match="requests must differ from each other"):
+        generate(MODEL, PROMPTS, requests=[0, 0, 1, 2])
+
+
+def test_logits_that_are_no_numbers() -> None:
+    for bad in (float("nan"), float("inf")):
+        model = small()
+        first = greedy_by_hand(model, [0, 5], 1)[0]
+        with torch.no_grad():
+            model.model.embed_tokens.weight[first] = bad  # reached when the first new token is read
+        with pytest.raises(HeadwayError, match="logits for request 7 at step 1 are not numbers"):
+            generate(model, [[0, 5]], Settings(max_new_tokens=5), requests=[7])
+
+
+def test_forbidden_tokens_never_come() -> None:
+    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=8))
+    forbidden = sorted({i for g in free for i in g.ids})
+    found = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, forbidden=forbidden))
+    assert not {i for g in found for i in g.ids} & set(forbidden)
+    with pytest.raises(ConfigError, match="no token is left to choose"):
+        generate(MODEL, PROMPTS, Settings(forbidden=range(330)))
+
+
+def test_repetition_penalty_sees_prompt_and_text(tokenizer: Tokenizer) -> None:
+    """A huge penalty: no token of the prompt or the text so far comes again."""
+    settings = Settings(max_new_tokens=30, sampling=Sampling(repetition_penalty=1e6))
+    for g, prompt in zip(generate(MODEL, PROMPTS, settings), PROMPTS, strict=True):
+        assert len({*g.ids, *prompt}) == len(g.ids) + len(set(prompt))
+
+
+def test_a_model_in_training_is_sampled_in_evaluation_mode() -> None:
+    model = small().train()
+    expected = greedy_by_hand(small(), [0, 5], 6)
+    assert generate(model, [[0, 5]], Settings(max_new_tokens=6))[0].ids == expected
+    assert model.training
+    assert all(m.training for m in model.modules())
+
+
+def test_a_stream_may_be_left() -> None:
+    deltas = stream(MODEL, PROMPTS, Settings(max_new_tokens=30))
+    assert next(deltas).request == 0
+    assert not torch.is_inference_mode_enabled()
+    deltas.close()  # type: ignore[attr-defined]
+    assert generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=3))[0].ids == greedy_by_hand(
+        MODEL, PROMPTS[0], 3
+    )
+
+
+def test_seconds_are_in_order() -> None:
+    g = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=5))[0]
+    assert g.seconds_to_first_token is not None
+    assert 0 < g.seconds_to_first_token < g.seconds
+    assert g.tokens_per_second == pytest.approx(4 / (g.seconds - g.seconds_to_first_token))

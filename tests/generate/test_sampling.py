@@ -1,0 +1,177 @@
+"""Sampling: identities, exact counts of what stays, Hugging Face's processors as the oracle, and the noise."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.generate import MinP, RepetitionPenalty, Sampling, Temperature, TopK, TopP, uniform
+from headway.generate.sampling import Step, draw
+
+NONE = torch.zeros(0, 0, dtype=torch.bool)
+SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 40), st.integers(0, 2**31))
+
+
+def some(shape: tuple[int, int, int], ties: bool = False) -> Tensor:
+    rows, vocab, seed = shape
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+    return logits.round() if ties else logits
+
+
+def kept(step: Step, logits: Tensor) -> Tensor:
+    return step(logits, NONE) > float("-inf")
+
+
+@given(SHAPES, st.booleans(), st.floats(0, 1, exclude_max=True))
+def test_top_1_is_greedy(shape: tuple[int, int, int], ties: bool, noise: float) -> None:
+    logits = some(shape, ties)
+    greedy = Sampling().choose(logits, NONE, [noise] * shape[0])
+    assert torch.equal(greedy, logits.argmax(-1))
+    for sampling in (
+        Sampling(temperature=1.3, top_k=1),
+        Sampling(temperature=1.0, top_p=1e-9, top_k=1),
+        Sampling(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1),
+    ):
+        assert torch.equal(sampling.choose(logits, NONE, [noise] * shape[0]), greedy)
+    if not ties:
+        for sampling in (Sampling(temperature=1.0, top_p=1e-9), Sampling(temperature=1.0, min_p=1.0)):
+            assert torch.equal(sampling.choose(logits, NONE, [noise] * shape[0]), greedy)
+
+
+@given(SHAPES, st.booleans())
+def test_what_is_no_filter(shape: tuple[int, int, int], ties: bool) -> None:
+    logits = some(shape, ties)
+    for step in (TopK(shape[1]), TopK(10**6), TopP(1.0), MinP(0.0), Temperature(1.0), RepetitionPenalty(1.0)):
+        assert torch.equal(step(logits, torch.ones_like(logits, dtype=torch.bool)), logits)
+    assert Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0).steps == ()
+
+
+@given(SHAPES, st.booleans(), st.integers(1, 50))
+def test_top_k_keeps_exactly_k_of_the_largest(shape: tuple[int, int, int], ties: bool, k: int) -> None:
+    logits = some(shape, ties)
+    keep = kept(TopK(k), logits)
+    assert keep.sum(-1).tolist() == [min(k, shape[1])] * shape[0]
+    for row, kept_row in zip(logits, keep, strict=True):
+        if not kept_row.all():
+            assert row[kept_row].min() >= row[~kept_row].max()
+
+
+@given(SHAPES, st.floats(0.01, 0.99))
+def test_top_p_keeps_the_fewest_that_reach_p(shape: tuple[int, int, int], p: float) -> None:
+    logits = some(shape)
+    keep = kept(TopP(p), logits)
+    for probabilities, kept_row in zip(logits.double().softmax(-1), keep, strict=True):
+        inside = probabilities[kept_row]
+        assert inside.sum() >= p - 1e-12
+        assert inside.sum() - inside.min() < p + 1e-12
+        if not kept_row.all():
+            assert inside.min() >= probabilities[~kept_row].max()
+
+
+@given(SHAPES, st.floats(0.01, 0.99))
+def test_min_p_by_its_definition(shape: tuple[int, int, int], p: float) -> None:
+    logits = some(shape)
+    ratio = logits.double().softmax(-1) / logits.double().softmax(-1).amax(-1, keepdim=True)
+    clear = (ratio - p).abs() > 1e-5
+    assert torch.equal(kept(MinP(p), logits)[clear], (ratio >= p)[clear])
+
+
+@given(
+    SHAPES,
+    st.floats(0.3, 2.0),
+    st.integers(1, 10),
+    st.floats(0.1, 0.95),
+    st.floats(0.01, 0.5),
+    st.floats(0.8, 1.5),
+)
+def test_the_processors_of_transformers_agree(
+    shape: tuple[int, int, int], temperature: float, k: int, p: float, m: float, penalty: float
+) -> None:
+    from transformers.generation import logits_process as theirs
+
+    logits = some(shape)
+    ids = torch.randint(0, shape[1], (shape[0], 5), generator=torch.Generator().manual_seed(shape[2]))
+    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+    expected = logits
+    for processor in (
+        theirs.RepetitionPenaltyLogitsProcessor(penalty),
+        theirs.TemperatureLogitsWarper(temperature),
+        theirs.TopKLogitsWarper(k),
+        theirs.TopPLogitsWarper(p),
+        theirs.MinPLogitsWarper(m),
+    ):
+        expected = processor(ids, expected)
+    found = logits
+    sampling = Sampling(temperature=temperature, top_k=k, top_p=p, min_p=m, repetition_penalty=penalty)
+    for step in sampling.steps:
+        found = step(found, seen)
+    # a token whose cumulative probability meets p to rounding may fall on either side
+    differ = (found == float("-inf")) != (expected == float("-inf"))
+    assert differ.sum(-1).max() == 0 or _on_the_edge(logits, differ, sampling, seen)
+    both = (found > float("-inf")) & (expected > float("-inf"))
+    assert torch.allclose(found[both], expected[both], rtol=1e-6, atol=0)
+
+
+def _on_the_edge(logits: Tensor, differ: Tensor, sampling: Sampling, seen: Tensor) -> bool:
+    for step in sampling.steps:
+        if isinstance(step, TopP):
+            break
+        logits = step(logits, seen)
+    ordered = logits.double().softmax(-1).sort(dim=-1, descending=True).values.cumsum(-1)
+    return bool(((ordered - sampling.top_p).abs().amin(-1) < 1e-5)[differ.any(-1)].all())
+
+
+def test_a_draw_follows_the_probabilities() -> None:
+    """Chi-square over 20000 keyed draws; the bound is its mean + 5 deviations."""
+    logits = torch.tensor([[2.0, 0.0, float("-inf"), 1.0, -1.0]])
+    n = 20000
+    drawn = draw(logits.expand(n, -1), [uniform(7, 3, step) for step in range(n)])
+    counts = Counter(drawn.tolist())
+    assert counts[2] == 0
+    expected = (logits.double().softmax(-1)[0] * n).tolist()
+    statistic = sum((counts[i] - e) ** 2 / e for i, e in enumerate(expected) if e)
+    assert statistic < 3 + 5 * 6**0.5
+
+
+def test_extremes_of_the_noise_draw_what_can_be_drawn() -> None:
+    inf = float("inf")
+    logits = torch.tensor([[-inf, 1.0, -inf, 2.0, -inf]]).expand(3, -1)
+    assert draw(logits, [0.0, 1 - 2**-53, 0.5]).tolist() == [1, 3, 3]
+    tiny = torch.tensor([[0.0, -800.0, -inf]])  # a probability that underflows
+    assert draw(tiny, [1 - 2**-53]).tolist() == [0]
+
+
+def test_noise_is_a_function_of_its_key() -> None:
+    numbers = {uniform(s, r, t) for s in range(10) for r in range(10) for t in range(10)}
+    assert len(numbers) == 1000
+    assert all(0 <= u < 1 for u in numbers)
+    assert abs(sum(numbers) / 1000 - 0.5) < 5 / (12 * 1000) ** 0.5
+    assert uniform(1, 2, 3) == uniform(1, 2, 3) != uniform(2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"temperature": -0.1}, r"temperature must be 0 \(greedy\) or more, got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be .* got nan"),
+        ({"temperature": float("inf")}, "temperature must be .* got inf"),
+        ({"top_k": -1}, r"top_k must be 0 \(no filter\) or a count, got -1"),
+        ({"top_k": 1.5}, "top_k must be .* got 1.5"),
+        ({"top_p": 0.0}, "top_p must be more than 0 and at most 1 .* got 0.0"),
+        ({"top_p": 1.1}, "top_p must be .* got 1.1"),
+        ({"min_p": -0.1}, r"min_p must be 0 to 1 \(0 is no filter\), got -0.1"),
+        ({"min_p": 1.1}, "min_p must be .* got 1.1"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty must be more than 0 \(1 is none\), got 0.0"),
+    ],
+)
+def test_values_out_of_range(given: dict[str, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Sampling(**given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"0 is greedy: Sampling\(temperature=0\)"):
+        Temperature(0.0)
+    with pytest.raises(ConfigError, match="top_k must be a whole number, 1 or more, got 0"):
+        TopK(0)
