@@ -88,6 +88,8 @@ def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 @pytest.fixture(autouse=True, scope="session")
 def _poison() -> Iterator[None]:
     """Memory that is read before it is written shows as NaN, not as whatever was there."""
+    with torch.device("meta"):
+        torch.empty(1)  # `with torch.device(...)` collects the constructors it knows when first used
     with pytest.MonkeyPatch.context() as patch:
         for name in ("empty", "empty_like", "empty_strided"):
             patch.setattr(torch, name, poisoned(getattr(torch, name)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
@@ -16,6 +17,8 @@ from headway.models.shape import Shape
 from headway.patterns import Pattern, pairs, visible
 from headway.positions import Learned
 from headway.tokens import Tokens
+
+Scores = Literal["recomputed", "stored"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +71,12 @@ class Arithmetic(Shape):
         return self.parameter_count * dtype.itemsize
 
     def weight_bytes_read(self, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
-        """Bytes of weights that one forward step reads: all but the embedding's rows that are not looked up."""
-        looked_up = batch * self.width
-        table = (self.parameters()["embedding"]) if not self.tied else 0
-        return (self.parameter_count - table + looked_up) * dtype.itemsize
+        """Bytes of weights that a step of one token per row reads: everything once, but of an embedding that is
+        not also the output layer only `batch` rows."""
+        rows = 0 if self.tied else batch
+        rows += batch if isinstance(self.positions, Learned) else 0
+        table = self.parameters()["embedding"] - (self.vocab * self.width if self.tied else 0)
+        return (self.parameter_count - table + rows * self.width) * dtype.itemsize
 
     # -- operations --------------------------------------------------------------------------------------
 
@@ -138,6 +143,70 @@ class Arithmetic(Shape):
         return 2 * self.head_dim * dtype.itemsize * batch * read
 
     # -- training memory -----------------------------------------------------------------------------------
+
+    def activation_bytes(
+        self,
+        context: int,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        *,
+        scores: Scores = "recomputed",
+        checkpoint_blocks: bool = False,
+    ) -> dict[str, int]:
+        """What a forward pass keeps for the backward, in bytes, by cause.
+
+        Per token, with e bytes per number (4 in float32, 2 in bfloat16):
+
+            norms          (2 L + 1) ((4 + 2 e) M + 4)           what is normed, in float32; the result; with gain
+                           + L (H + K) ((4 + e) D + 4) with qk_norm
+            attention      L (e D (2 H + 2 K) + 4 H)             q, k, v, the output, and the logsumexp
+            feed-forward   L 4 e F                               gate, its activation, up, their product
+            logits         4 V                                   the log-probabilities, in float32
+
+        and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
+
+            scores         L (8 H n^2)  + L n^2                  exp(scores) and weights, in float32; one mask
+                           and q, k, v in float32 whatever e is
+
+        With `checkpoint_blocks`, one block at a time is computed again: of L layers one counts, and the others
+        keep their input, L e M per token ("inputs"). Parameters, gradients and optimizer come on top
+        (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
+        """
+        m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
+        e, n, tokens = dtype.itemsize, context, context * batch
+        full = 1 if checkpoint_blocks else self.layers
+        per_norm = (4 + 2 * e) * m + 4
+        qk = (h + k) * ((4 + e) * d + 4) * self.qk_norm
+        found = {
+            "norms": tokens * ((2 * full + 1) * per_norm + full * qk),
+            "attention": tokens
+            * full
+            * ((4 if scores == "stored" else e) * d * (h + 2 * k) + e * d * h + 4 * h),
+            "scores": full * (8 * h * n * n * batch + n * n) if scores == "stored" else 0,
+            "feed-forward": tokens * full * 4 * e * f,
+            "logits": tokens * 4 * self.vocab,
+        }
+        return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
+
+    def training_bytes(
+        self,
+        context: int,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        *,
+        scores: Scores = "recomputed",
+        checkpoint_blocks: bool = False,
+    ) -> dict[str, int]:
+        """Bytes that training holds at the end of a forward pass, by cause: parameters, gradients and AdamW's
+        two moments (all in `dtype`), and `activation_bytes`."""
+        own = self.weight_bytes(dtype)
+        held = {"parameters": own, "gradients": own, "optimizer": 2 * own}
+        kept = self.activation_bytes(
+            context, batch, dtype, scores=scores, checkpoint_blocks=checkpoint_blocks
+        )
+        return held | kept
+
+    # -- reach ---------------------------------------------------------------------------------------------
 
     def receptive_field(self) -> int | None:
         """How many tokens back the last layer's output at a token depends on: the layers' reaches added.

@@ -1,0 +1,255 @@
+"""What the spec says it costs is what it costs: counted by brute force, by torch, by the caches themselves."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from headway.models import Decoder, ModelSpec, catalog
+from headway.patterns import Causal, Pattern, PerHead, Sink, Window, visible
+from headway.positions import Learned
+from headway.tokens import Tokens
+
+ALL: tuple[Pattern, ...] = (
+    Causal(),
+    Window.last(5),
+    Window.last(4, step=3),
+    Window.last(6) | (Causal() & Sink(2)),
+    PerHead(Window.last(2), Window.last(9), Causal() & Sink(3) | Window.last(1), Window.last(2)),
+)
+
+
+def spec_of(patterns: Pattern | tuple[Pattern, ...] = ALL, layers: int = 5, **more: object) -> ModelSpec:
+    fields = {"vocab": 97, "width": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "hidden": 56, **more}
+    return ModelSpec.of("llama", layers=layers, patterns=patterns, **fields)
+
+
+def sees(pattern: Pattern, n: int) -> Tensor:
+    at = Tokens.range(n)
+    return visible(pattern, at, at)[0].expand(4, -1, -1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"tied": True},
+        {"qkv_bias": True},
+        {"out_bias": True, "mlp_bias": True},
+        {"qk_norm": True, "kv_heads": 1},
+        {"positions": Learned(4096)},
+    ],
+    ids=str,
+)
+def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
+    spec = spec_of(**change)
+    model = spec.build(device="meta")
+    by_place = spec.parameters()
+    found = dict.fromkeys(by_place, 0)
+    for name, parameter in model.named_parameters():
+        place = (
+            "norms"
+            if "norm" in name
+            else "embedding"
+            if "embed" in name
+            else "attention"
+            if "self_attn" in name
+            else "feed-forward"
+            if "mlp" in name
+            else "output layer"
+        )
+        found[place] += parameter.numel()
+    assert found == by_place
+    assert spec.parameter_count == sum(found.values())
+    assert spec.weight_bytes(torch.float32) == 4 * spec.parameter_count
+
+
+CARDS = {
+    # names: parameters of the released checkpoints (tied output layers counted once)
+    "llama-1-7b": 6_738_415_616,
+    "llama-1-13b": 13_015_864_320,
+    "llama-1-33b": 32_528_943_616,
+    "llama-1-65b": 65_285_660_672,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-34b": 33_743_970_304,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+}
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_catalog_counts_on_the_meta_device(name: str) -> None:
+    """Row 28: the module itself, and the released checkpoints."""
+    spec = catalog.spec(name)
+    model = spec.build(device="meta")
+    assert sum(p.numel() for p in model.parameters()) == spec.parameter_count
+    assert spec.parameter_count == CARDS.get(name, spec.parameter_count)
+
+
+def test_llama_shares_keys_at_34b_and_70b_only() -> None:
+    sizes = [n for n in catalog.names() if n.startswith(("llama-1", "llama-2"))]
+    grouped = [n for n in sizes if catalog.spec(n).kv_heads < catalog.spec(n).heads]
+    assert grouped == ["llama-2-34b", "llama-2-70b"]
+    assert {catalog.spec(n).trained_context for n in sizes if "-1-" in n} == {2048}
+    assert {catalog.spec(n).trained_context for n in sizes if "-2-" in n} == {4096}
+    assert catalog.spec("LLaMA-2-70B").layout.group == 8
+
+
+def test_an_unknown_name_is_answered_with_a_near_one() -> None:
+    with pytest.raises(
+        ValueError, match=r'no model \'lama-2-7b\' \(did you mean "llama-2-7b"\?\); it has llama-1-7b'
+    ):
+        catalog.spec("lama-2-7b")
+
+
+def counted(model: Decoder, run: object) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run()  # type: ignore[operator]
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_operations_equal_torch_s_count(n: int) -> None:
+    """torch counts whole score matrices (dense backend); what a pattern spares is the difference, pair by pair."""
+    spec = spec_of()
+    model = spec.build(seed=0, backend="dense").eval()
+    ids = torch.randint(97, (1, n))
+    spared = 5 * 4 * n * n - spec.attention_pairs(n)
+    assert counted(model, lambda: model(ids)) - spared * 4 * 12 == spec.prefill_flops(n, logits=n)
+    last = slice(-1, None)
+    assert counted(model, lambda: model(ids, logits_for=last)) - spared * 4 * 12 == spec.prefill_flops(n)
+
+
+def test_decode_operations_equal_torch_s_count() -> None:
+    spec = spec_of(Causal())
+    model = spec.build(seed=0, backend="dense").eval()
+    cache = model.make_cache(1)
+    ids = torch.randint(97, (1, 20))
+    with torch.no_grad():
+        model(ids[:, :19], cache=cache)
+    assert counted(model, lambda: model(ids[:, 19:], cache=cache)) == spec.decode_flops(20)
+
+
+def test_training_counts_two_products_more_per_product() -> None:
+    spec = spec_of(Causal())
+    assert spec.train_flops(64) * 64 == 3 * spec.prefill_flops(64, logits=64)
+    model = spec.build(seed=0)
+    ids = torch.randint(97, (1, 64))
+    with FlopCounterMode(display=False) as counter:
+        model(ids).sum().backward()
+    linear = 3 * (spec.prefill_flops(64, logits=64) - 4 * 12 * spec.attention_pairs(64))
+    found = counter.get_flop_counts()["Global"]
+    products = sum(v for op, v in found.items() if "mm" in str(op))
+    assert products == linear
+
+
+@pytest.mark.parametrize("n", [1, 5, 6, 40])
+def test_pairs_and_keys_by_brute_force(n: int) -> None:
+    spec = spec_of()
+    masks = [sees(p, n) for p in ALL]
+    assert spec.attention_pairs(n) == sum(int(m.sum()) for m in masks)
+    seen = sum(int(m[:, -1].sum()) for m in masks)
+    assert spec.decode_flops(n) == 2 * (spec.matrix_weights + 40 * 97) + 4 * 12 * seen
+    read = sum(int(m[:, -1].unflatten(0, (2, 2)).any(1).sum()) for m in masks)
+    assert spec.kv_bytes_read(n, torch.float32, batch=3) == 3 * 2 * 12 * 4 * read
+
+
+def test_windows_grow_linearly_and_full_attention_quadratically() -> None:
+    """Row 110, counted: pairs(2 n) / pairs(n)."""
+    full, window = spec_of(Causal()), spec_of(Window.last(64))
+    for n in (1024, 2048):
+        assert 3.99 < full.attention_pairs(2 * n) / full.attention_pairs(n) < 4
+        assert 2 < window.attention_pairs(2 * n) / window.attention_pairs(n) < 2.05
+    # Row 95: a dilated window costs the same and sees further.
+    for n in (1000,):
+        dilated = spec_of(Window.last(64, step=4))
+        assert dilated.attention_pairs(n) < window.attention_pairs(n)
+        assert dilated.receptive_field() == 4 * (window.receptive_field() or 0)
+
+
+@pytest.mark.parametrize("n", [1, 4, 12, 33])
+def test_stored_bytes_are_those_of_the_caches(n: int) -> None:
+    spec = spec_of()
+    model = spec.build(seed=0).eval()
+    cache = model.make_cache(3)
+    cache.reserve(n)
+    with torch.no_grad():
+        for _ in range(n):
+            model(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
+    assert [c.slots for c in cache.layers] == list(spec.cache_slots(n))
+    assert cache.nbytes == spec.kv_bytes_stored(n, torch.float32, batch=3)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_cache_bytes_shrink_with_kv_heads(kv_heads: int) -> None:
+    """Row 51: exactly g / h, stored and read."""
+    full, shared = spec_of(Causal(), kv_heads=4), spec_of(Causal(), kv_heads=kv_heads)
+    for ask in ("kv_bytes_stored", "kv_bytes_read"):
+        assert getattr(shared, ask)(100) * 4 == getattr(full, ask)(100) * kv_heads
+    assert shared.kv_bytes_per_token(torch.float32) == 5 * 2 * kv_heads * 12 * 4
+    assert shared.kv_bytes_stored(100, torch.float32) == 100 * shared.kv_bytes_per_token(torch.float32)
+
+
+def test_a_tied_output_layer_is_read_and_an_embedding_is_looked_up() -> None:
+    spec, tied = spec_of(), spec_of(tied=True)
+    rest = spec.parameter_count - 2 * 97 * 40
+    assert spec.weight_bytes_read(torch.float32, batch=3) == 4 * (rest + 97 * 40 + 3 * 40)
+    assert tied.weight_bytes_read(torch.float32, batch=3) == 4 * (rest + 97 * 40)
+
+
+def kept(model: Decoder, ids: Tensor) -> int:
+    """Bytes of the distinct tensors that autograd keeps for a language-model loss, without parameters and ids."""
+    storages: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        if t.is_floating_point() or t.dtype == torch.bool:
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        loss = torch.nn.functional.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
+    assert loss.isfinite()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(size for at, size in storages.items() if at not in own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("scores", ["recomputed", "stored"])
+def test_kept_bytes_are_what_autograd_keeps(scores: str, qk_norm: bool, dtype: torch.dtype) -> None:
+    """Row 109. Beyond the formula: cosines and sines (one table for all layers), a few bytes per row."""
+    spec = spec_of(Causal(), layers=3, qk_norm=qk_norm)
+    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
+    ids = torch.randint(97, (2, 48))
+    found = kept(model, ids)
+    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())  # type: ignore[arg-type]
+    assert abs(found - want) < 0.02 * want
+
+
+def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
+    spec = spec_of(Causal())
+    short, long = (spec.activation_bytes(n, scores="stored") for n in (512, 2048))
+    assert long["scores"] == 16 * short["scores"]
+    for cause in ("norms", "attention", "feed-forward", "logits"):
+        assert long[cause] == 4 * short[cause]
+    assert spec.activation_bytes(2048)["scores"] == 0
+
+
+def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
+    spec = spec_of(Causal())
+    few = spec.activation_bytes(64, 2, checkpoint_blocks=True)
+    one = spec_of(Causal(), layers=1).activation_bytes(64, 2)
+    assert {k: v for k, v in few.items() if k != "inputs"} == one
+    assert few["inputs"] == 5 * 2 * 64 * 40 * 4
+    total = spec.training_bytes(64, 2)
+    assert total["optimizer"] == 2 * total["gradients"] == 8 * spec.parameter_count
