@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
@@ -58,7 +58,6 @@ def test_forms_refuse_odd_dims():
         f.swapped_form(torch.zeros(2, 7), torch.arange(2))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     frm=pairings(8), to=pairings(8), heads=st.integers(1, 4), rest=st.integers(0, 3), seed=st.integers(0, 999)
 )

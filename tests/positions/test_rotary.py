@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
@@ -24,7 +24,6 @@ def turned(rotary: Rotary, x: torch.Tensor, position: int) -> torch.Tensor:
     return rotary.rotate(x.view(1, 1, 1, -1), torch.tensor([position])).flatten()
 
 
-@settings(max_examples=60, deadline=None)
 @given(m=positions, n=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
 def test_scores_depend_on_the_difference_of_positions_only(m, n, seed, pairing):
     rotary = Rotary(pairing=pairing)
@@ -36,7 +35,6 @@ def test_scores_depend_on_the_difference_of_positions_only(m, n, seed, pairing):
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(m=positions, seed=seeds, pairing=st.sampled_from(PAIRINGS))
 def test_rotation_is_orthogonal_and_position_zero_is_the_identity(m, seed, pairing):
     rotary = Rotary(pairing=pairing)
@@ -48,7 +46,6 @@ def test_rotation_is_orthogonal_and_position_zero_is_the_identity(m, seed, pairi
 
 
 @given(m=st.integers(0, 500), n=st.integers(0, 500), seed=seeds)
-@settings(max_examples=30, deadline=None)
 def test_expansion_of_one_pair_has_sine_of_m_minus_n(m, n, seed):
     """E10: a reader's expansion is printed with sin(n - m); the sign that holds is sin(m - n)."""
     q, k = vectors(seed, 2, 2)
