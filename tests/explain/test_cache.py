@@ -1,0 +1,75 @@
+"""The topic cache (row 35): against the closed forms of the spec, and able to notice what would be wrong."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from headway.cache import Cache
+from headway.explain import Report, cache
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    return cache.run()
+
+
+def test_cached_equals_recomputed_and_costs_what_the_formula_says(found: Report) -> None:
+    assert found.seen, found.verdict
+    spec = cache.SPEC
+    each = 4 * spec.head_dim * spec.heads * spec.layers
+    assert found.column("T") == list(cache.LENGTHS)
+    assert found.column("cache (FLOPs)") == [each * t for t in cache.LENGTHS]
+    assert found.column("no cache (FLOPs)") == [each * t * t for t in cache.LENGTHS]
+    assert found.column("ring (FLOPs)") == [each * min(t, cache.WINDOW) for t in cache.LENGTHS]
+    assert found.column("ring slots") == [min(t, cache.WINDOW) for t in cache.LENGTHS]
+
+
+def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
+    decoder = cache.model(cache.SPEC)
+    ids = torch.zeros(1, 20, dtype=torch.int64)
+    with torch.no_grad():
+        past = decoder.make_cache(1)
+        decoder(ids[:, :19], cache=past)
+        flops, _ = cache.counted(decoder, ids[:, 19:], past)
+    assert flops == cache.SPEC.decode_flops(20)
+    assert cache.attention_flops(flops, 1) == 20 * 4 * 16 * 4 * 2
+
+
+def test_it_is_drawn(found: Report) -> None:
+    figure = Figure()
+    cache.draw(figure, found)
+    assert [axes.get_title() for axes in figure.axes] == ["attention in step T", "time of step T"]
+
+
+def step(length: int, **change: float) -> cache.Step:
+    def flops(tokens: int, pairs: int) -> float:
+        spec = cache.SPEC
+        return 2.0 * (tokens * spec.matrix_weights + spec.width * spec.vocab) + pairs
+
+    right = cache.Step(length, flops(1, length), flops(length, length**2), flops(1, 64), 1.0, 1.0, 64)
+    return replace(right, **change)
+
+
+def test_it_would_notice_other_logits_other_costs_and_a_larger_ring() -> None:
+    right = [step(n) for n in cache.LENGTHS]
+    assert cache.judge(right, 1e-7).seen
+    assert not cache.judge(right, 2e-5).seen
+    assert not cache.judge([*right[:-1], step(512, cached_flops=right[-1].cached_flops + 50)], 1e-7).seen
+    assert not cache.judge([*right[:-1], step(512, full_flops=right[-1].full_flops * 1.01)], 1e-7).seen
+    assert not cache.judge([*right[:-1], step(512, ring_slots=65)], 1e-7).seen
+
+
+def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Cache.update
+
+    def forgetful(self: Cache, k: torch.Tensor, v: torch.Tensor, tokens):  # type: ignore[no-untyped-def]
+        keys = take(self, k, v, tokens)
+        keys.v[:, :, :1] = 0
+        return keys
+
+    monkeypatch.setattr(Cache, "update", forgetful)
+    monkeypatch.setattr(cache, "LENGTHS", (4, 8, 16))
+    monkeypatch.setattr(cache, "WINDOW", 4)
+    assert not cache.run().seen
