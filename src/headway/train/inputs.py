@@ -29,13 +29,13 @@ class Inputs:
     validation: TokenFile | None
 
 
-def prepare(config: TrainConfig, folder: Path) -> Inputs:
+def prepare(config: TrainConfig, folder: Path, checkpoint: Path | None = None) -> Inputs:
     """Load or train the tokenizer, and encode the text into `folder`/data. Files that are there are reused:
-    they have their names only when they are complete.
+    they have their names only when they are complete. A run that goes on from `checkpoint` has its tokenizer.
 
     Raises DataError and ConfigError for text and settings that do not fit together.
     """
-    tokenizer = _tokenizer(config, folder)
+    tokenizer = _tokenizer(config, folder, checkpoint)
     token_file = Path(config.data).suffix == TOKENS
     if token_file and config.validation_share:
         raise ConfigError(
@@ -50,7 +50,7 @@ def prepare(config: TrainConfig, folder: Path) -> Inputs:
     return Inputs(tokenizer, train, validation)
 
 
-def _tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
+def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None) -> Tokenizer:
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer)
     if config.model is not None and Path(config.model).is_dir():
@@ -59,7 +59,7 @@ def _tokenizer(config: TrainConfig, folder: Path) -> Tokenizer:
         raise ConfigError(
             f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
         )
-    own = folder / "tokenizer"
+    own = checkpoint or folder / "tokenizer"
     if (own / "tokenizer.json").exists():
         return Tokenizer.load(own)
     if Path(config.data).suffix == TOKENS:

@@ -32,6 +32,7 @@ from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
 from headway.train.precision import DTYPES, Twin, choose_precision
 from headway.train.progress import Reporter, clock
+from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
 from headway.train.sources import config_yaml
 from headway.train.state import Progress, State, checkpoints, load_checkpoint, save_checkpoint
@@ -67,9 +68,9 @@ def train(
         if start is None:
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
                 shutil.rmtree(out / left, ignore_errors=True)
-            out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         atomic_write(out / CONFIG, config_yaml(config))
-        run = _Run(config, prepare(config, out), DTYPES[precision.what], callbacks, quiet)
+        run = _Run(config, prepare(config, out, start), DTYPES[precision.what], callbacks, quiet)
         run.say(f"{precision.what}: {precision.why}")
         return run.go(start)
     finally:
@@ -102,7 +103,8 @@ class _Run:
         model = first_model(config, inputs.tokenizer.vocab_size)
         inputs.tokenizer.require_fits(model.spec.vocab)
         self.state = State(model, Optimizer(parameter_groups(model), config), Progress())
-        self.callbacks = list(callbacks)
+        sampler = prompt_sampler(config, inputs.tokenizer)
+        self.callbacks = [*([sampler] if sampler else []), *callbacks]
         self.quiet = quiet
         self.reporter = Reporter(self.plan.steps, config.log_every, quiet=quiet)
         self.stop = False

@@ -63,7 +63,9 @@ def compute_window(
     """Accumulate and clip. Raises TrainingError, before anything is changed by it, for a loss or a gradient that
     is not finite: the message has the step, its rows and their documents."""
     nats, tokens = accumulate(twin, [rows.batch(part) for part in micro_batches])
-    norm = float(nn.utils.clip_grad_norm_(twin.master.parameters(), clip)) if tokens else 0.0
+    parameters = [p for p in twin.master.parameters() if p.grad is not None]
+    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = float(total)
     if not (math.isfinite(nats) and math.isfinite(norm)):
         what = "loss" if not math.isfinite(nats) else "gradient"
         bad = [name for name, p in twin.master.named_parameters() if not _finite(p.grad)]
@@ -73,6 +75,7 @@ def compute_window(
             + (f"; not finite: {', '.join(bad[:5])}" if bad else "")
             + ". The last checkpoint is whole: resume it with a lower lr, or look at these rows"
         )
+    nn.utils.clip_grads_with_norm_(parameters, clip, total)
     return Window(nats, tokens, norm)
 
 

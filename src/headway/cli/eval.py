@@ -1,0 +1,87 @@
+"""`headway eval`: how well a model predicts a text that it has not seen."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="Hugging Face folder")],
+    data: Annotated[
+        str, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
+    ],
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=2, help="tokens per row [default: the trained context, at most 2048]"),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto | bf16 | fp32: number format of weights and products")
+    ] = "auto",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="predict only about the first N tokens")
+    ] = None,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+    json: JsonOption = False,
+) -> int:
+    """Bits per byte, perplexity and loss by position of a model on a text."""
+    from headway.checkpoints.folder import load_model
+    from headway.data import TokenFile, encode_corpus
+    from headway.errors import ConfigError
+    from headway.text import Tokenizer
+    from headway.train.evaluation import evaluate
+    from headway.train.precision import DTYPES, choose_precision
+
+    if dtype not in ("auto", "bf16", "fp32", "fp16"):
+        raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
+    set_threads(threads)
+    precision = choose_precision(dtype)
+    decoder = load_model(model, dtype=DTYPES[precision.what], backend=backend)
+    tokenizer = Tokenizer.load(model)
+    tokenizer.require_fits(decoder.spec.vocab)
+    length = context or min(decoder.spec.trained_context, 2048)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(data)
+        if path.suffix != ".tokens":
+            path = encode_corpus(data, tokenizer, Path(folder) / "data.tokens").path
+        file = TokenFile(path)
+        file.require_tokenizer(tokenizer.fingerprint)
+        found = evaluate(decoder, file, length, limit=limit)
+    report = {
+        "model": model,
+        "data": data,
+        "dtype": precision.what,
+        "context": length,
+        "tokens": found.tokens,
+        "text_bytes": found.text_bytes,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens_per_s": found.tokens / found.seconds,
+        "positions": [
+            {"first": b.first, "last": b.last, "tokens": b.tokens, "loss": b.loss} for b in found.positions
+        ],
+    }
+    if json:
+        print_json(report)
+        return 0
+    names = (
+        "dtype",
+        "context",
+        "tokens",
+        "text_bytes",
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+        "tokens_per_s",
+    )
+    print(table(("what", "value"), [(name.replace("_", " "), report[name]) for name in names]))
+    rows = [(f"{b.first}-{b.last}", b.tokens, b.loss) for b in found.positions]
+    print("\n" + table(("tokens to look back on", "predictions", "nats per token"), rows))
+    return 0

@@ -1,0 +1,150 @@
+"""What a run would do and take, before anything is done: `headway train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headway.checkpoints.folder import load_folder
+from headway.choice import Choice
+from headway.data import Rows, TokenFile
+from headway.errors import DataError
+from headway.hardware import memory_available
+from headway.models import Decoder, ModelSpec
+from headway.report import size, table
+from headway.text import Tokenizer
+from headway.train.config import TrainConfig
+from headway.train.inputs import TOKENS, VOCAB, make_spec
+from headway.train.loss import CHUNK_BYTES
+from headway.train.optimizer import parameter_groups
+from headway.train.plan import Plan
+from headway.train.precision import DTYPES, choose_precision
+
+BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A run on paper. `tokens` is exact for token files and an estimate for text (`tokens_exact`)."""
+
+    spec: ModelSpec
+    precision: Choice
+    groups: dict[str, int]
+    tokens: int
+    tokens_exact: bool
+    rows: int
+    rows_per_step: int
+    micro_batches: int
+    steps: int | None
+    train_flops_per_token: float
+    memory: dict[str, int]
+    memory_available: int
+
+    def text(self) -> str:
+        """For a terminal."""
+        spec, about = self.spec, "" if self.tokens_exact else "about "
+        patterns = ", ".join(dict.fromkeys(map(str, spec.patterns)))
+        model: list[tuple[str, object]] = [
+            ("family", spec.family),
+            ("layers x width", f"{spec.layers} x {spec.width}"),
+            ("heads / kv heads x dims", f"{spec.heads} / {spec.kv_heads} x {spec.head_dim}"),
+            ("feed-forward, vocab", f"{spec.hidden}, {spec.vocab}"),
+            ("patterns", patterns),
+            ("parameters", spec.parameter_count),
+            *((f"  {name}", count) for name, count in self.groups.items()),
+            ("precision", str(self.precision)),
+        ]
+        steps: list[tuple[str, object]] = [
+            ("training tokens", f"{about}{self.tokens}"),
+            ("rows", f"{about}{self.rows}"),
+            ("rows per step", f"{self.rows_per_step} in {self.micro_batches} forward passes"),
+            ("optimizer steps", "until the time is over" if self.steps is None else self.steps),
+            ("FLOPs per token", self.train_flops_per_token),
+        ]
+        if self.steps is not None:
+            trained = self.steps * self.rows_per_step * spec.trained_context
+            steps.append(("FLOPs of the run, at most", self.train_flops_per_token * trained))
+        memory: list[tuple[str, object]] = [(name, size(count)) for name, count in self.memory.items()]
+        memory += [
+            ("together", size(sum(self.memory.values()))),
+            ("available", size(self.memory_available)),
+        ]
+        parts = (("model", model), ("plan", steps), ("memory", memory))
+        return "\n\n".join(table((name, ""), rows) for name, rows in parts)
+
+
+def preview(config: TrainConfig) -> Preview:
+    """Reads sizes and headers; trains, encodes and writes nothing."""
+    precision = choose_precision(config.dtype)
+    tokens, exact, vocab = _tokens(config)
+    if config.model is not None and Path(config.model).is_dir():
+        spec = load_folder(config.model).spec
+    else:
+        spec = make_spec(config, vocab)
+    with torch.device("meta"):
+        groups = parameter_groups(Decoder(spec))
+    rows = len(Rows(TokenFile(config.data), config.context)) if exact else -(-tokens // config.context)
+    plan = Plan.of(config, max(1, rows))
+    return Preview(
+        spec=spec,
+        precision=precision,
+        groups={
+            "matrices (decay)": _count(groups.matrices),
+            "embeddings": _count(groups.embeddings),
+            "vectors": _count(groups.vectors),
+        },
+        tokens=tokens,
+        tokens_exact=exact,
+        rows=rows,
+        rows_per_step=plan.rows_per_step,
+        micro_batches=-(-plan.rows_per_step // plan.micro_batch),
+        steps=plan.steps,
+        train_flops_per_token=spec.train_flops(config.context),
+        memory=_memory(config, spec, DTYPES[precision.what], plan),
+        memory_available=memory_available(),
+    )
+
+
+def _count(group: dict[str, nn.Parameter]) -> int:
+    return sum(p.numel() for p in group.values())
+
+
+def _tokens(config: TrainConfig) -> tuple[int, bool, int]:
+    """(tokens, whether that is exact, size of the vocabulary)."""
+    path = Path(config.data)
+    if not path.exists():
+        raise DataError(f"{config.data}: no such file or folder")
+    tokenizer = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
+    vocab = Tokenizer.load(tokenizer).vocab_size if tokenizer is not None else config.vocab or VOCAB
+    if path.suffix == TOKENS:
+        return len(TokenFile(path)), True, vocab
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    size_bytes = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
+    return max(2, int(size_bytes / BYTES_PER_TOKEN)), False, vocab
+
+
+def _memory(config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan) -> dict[str, int]:
+    """Bytes by cause. Activations are what the backward reads, counted block by block:
+
+    per token and layer, in values of the compute dtype:
+    2 M (residual) + 2 M (normed) + (2 H + 2 K) D (q, k, v, mixed) + 4 F (gate, up, activated, product)
+    per token and layer, in fp32: 2 M (norms), H (lse)
+    """
+    n, low = spec.parameter_count, dtype.itemsize
+    tokens = plan.micro_batch * config.context
+    heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    block = tokens * (low * (4 * spec.width + heads + 4 * spec.hidden) + 4 * (2 * spec.width + spec.heads))
+    kept = tokens * spec.width * low
+    layers = spec.layers * kept + block if config.gradient_checkpointing else spec.layers * block
+    copy = n * low if dtype != torch.float32 else 0
+    return {
+        "weights (fp32)": 4 * n,
+        "weights and gradients that compute": 2 * copy,
+        "gradients (fp32)": 4 * n,
+        "optimizer": 8 * n,
+        "activations": layers + 2 * kept,
+        "logits (one chunk)": 2 * CHUNK_BYTES,
+    }

@@ -1,0 +1,50 @@
+"""A corpus of ragged documents, and settings of a run that takes a second."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.train import TrainConfig
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "while", "for", "if", "else", "return", "def")
+
+
+def documents(seed: int, count: int, most: int = 60) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, most))) + "\n" for _ in range(count)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(0, 60)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path, corpus: Path) -> Callable[..., TrainConfig]:
+    def make(**changes: Any) -> TrainConfig:
+        usual: dict[str, Any] = {
+            "data": str(corpus),
+            "vocab": 300,
+            "depth": 2,
+            "width": 16,
+            "heads": 2,
+            "kv_heads": 1,
+            "hidden": 24,
+            "patterns": "Window.last(8); Causal()",
+            "context": 24,
+            "batch_tokens": 24 * 8,
+            "micro_batch": 3,
+            "steps": 6,
+            "warmup": 0.2,
+            "dtype": "fp32",
+            "out": str(tmp_path / "run"),
+        }
+        return TrainConfig.of(usual | changes)
+
+    return make

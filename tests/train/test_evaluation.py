@@ -1,0 +1,80 @@
+"""Bits per byte are exact: every token but the first of a document is predicted once, bytes are the text's."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.data import TokenFile, encode_corpus
+from headway.errors import DataError
+from headway.models import ModelSpec
+from headway.text import train_bpe
+from headway.train.evaluation import evaluate
+
+
+def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
+    texts = ["a text of words and words", "x", "änother tëxt, with wörds of more bytes than letters " * 3]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text, encoding="utf-8")
+    tokenizer = train_bpe(texts, 270)
+    encode_corpus(tmp_path, tokenizer, tmp_path / "a.tokens")
+    file = TokenFile(tmp_path / "a.tokens")
+    model = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
+        seed=0
+    )
+    context = 12
+    found = evaluate(model, file, context)
+
+    nats, count, by_position = 0.0, 0, [0.0] * context
+    stream = [(d, t) for d in range(3) for t in file.document(d).tolist()]
+    with torch.no_grad():
+        for start in range(0, len(stream), context):
+            window = stream[start : start + context + 1]
+            for i in range(min(context, len(window) - 1)):
+                document, target = window[i + 1]
+                if window[i][0] != document:
+                    continue
+                first = next(j for j in range(i + 1) if window[j][0] == document)
+                past = torch.tensor([[t for _, t in window[first : i + 1]]])
+                loss = -float(model(past)[0, -1].log_softmax(-1)[target])
+                nats += loss
+                count += 1
+                by_position[i - first] += loss
+    size = sum(len(text.encode()) for text in texts)
+    assert found.tokens == count == len(file) - 3
+    assert found.text_bytes == size
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert [b.first for b in found.positions] == [0]
+    assert found.positions[0].nats == pytest.approx(sum(by_position), rel=1e-5)
+    assert model.training
+
+
+def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
+    text = "one two three four five " * 60
+    tokenizer = train_bpe([text], 265)
+    (tmp_path / "a.txt").write_text(text)
+    encode_corpus(tmp_path / "a.txt", tokenizer, tmp_path / "a.tokens")
+    file = TokenFile(tmp_path / "a.tokens")
+    model = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
+        seed=0
+    )
+    found = evaluate(model, file, 40)
+    assert [(b.first, b.last) for b in found.positions] == [(0, 15), (16, 31), (32, 39)]
+    assert sum(b.tokens for b in found.positions) == found.tokens
+    assert sum(b.nats for b in found.positions) == pytest.approx(found.nats)
+    less = evaluate(model, file, 40, limit=50)
+    assert less.tokens == 80
+    assert less.text_bytes == round(found.text_bytes * 80 / found.tokens)
+
+
+def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
+    from headway.data import TokenFileWriter
+
+    with TokenFileWriter(tmp_path / "a.tokens", 9) as out:
+        out.add([1])
+        out.add([2])
+    model = ModelSpec.of_depth(1, 9).build(seed=0)
+    with pytest.raises(DataError, match="no token to predict: every document has a single token"):
+        evaluate(model, TokenFile(tmp_path / "a.tokens"), 8)

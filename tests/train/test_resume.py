@@ -1,0 +1,225 @@
+"""A run that is killed and resumed ends with the bits of one that never stopped."""
+
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.checkpoints import disk
+from headway.checkpoints.tensors import open_tensors
+from headway.errors import CheckpointError, ConfigError
+from headway.train import Every, Interrupted, Moment, TrainConfig, train
+from headway.train.metrics import read_metrics
+from headway.train.precision import Twin
+from headway.train.state import checkpoints
+
+Make = Callable[..., TrainConfig]
+
+
+def weights(out: str | Path) -> dict[str, Tensor]:
+    last = checkpoints(Path(out))[-1]
+    found = dict(open_tensors(last)) | dict(open_tensors(last / "optimizer.safetensors"))
+    return {name: value.clone() for name, value in found.items()}
+
+
+def assert_same_bits(out: str, reference: str) -> None:
+    a, b = weights(out), weights(reference)
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different
+    lines = [[r for r in read_metrics(Path(o) / "metrics.jsonl") if "loss" in r] for o in (out, reference)]
+    assert [(r["step"], r["loss"], r["trained_tokens"]) for r in lines[0]] == [
+        (r["step"], r["loss"], r["trained_tokens"]) for r in lines[1]
+    ]
+
+
+def in_a_child(run: Callable[[], Any]) -> int:
+    """Run in a forked process; returns its exit status (negative: the signal that killed it)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of threaded processes
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_micro_batch(config: TrainConfig, number: int) -> Callable[[], None]:
+    def run() -> None:
+        count = 0
+        collect = Twin.collect
+
+        def counted(twin: Twin) -> None:
+            nonlocal count
+            collect(twin)
+            count += 1
+            if count == number:
+                kill_me()
+
+        Twin.collect = counted  # type: ignore[method-assign]
+        train(config, resume="auto", quiet=True)
+
+    return run
+
+
+def killed_at_disk_call(config: TrainConfig, name: str, number: int) -> Callable[[], None]:
+    def run() -> None:
+        count = 0
+
+        def counted(operation: str, path: Path, data: object) -> None:
+            nonlocal count
+            if name in str(path):
+                count += 1
+                if count == number:
+                    kill_me()
+
+        with disk.watch(counted):
+            train(config, resume="auto", quiet=True)
+
+    return run
+
+
+def test_killed_inside_windows_and_inside_a_save(settings: Make, tmp_path: Path) -> None:
+    """8 rows in micro batches of 3: three per window. Killed in the second of step 4, then in the last of step 5,
+    then in the midst of writing checkpoint-4."""
+    usual = settings(save_every=2, optimizer="muon", out=str(tmp_path / "killed"))
+    reference = settings(optimizer="muon", out=str(tmp_path / "whole"))
+    train(reference, quiet=True)
+    assert in_a_child(killed_at_micro_batch(usual, 3 * 3 + 2)) == -signal.SIGKILL
+    assert [p.name for p in checkpoints(tmp_path / "killed")] == ["checkpoint-0", "checkpoint-2"]
+    assert in_a_child(killed_at_disk_call(usual, "checkpoint-4", 9)) == -signal.SIGKILL
+    assert checkpoints(tmp_path / "killed")[-1].name == "checkpoint-2"
+    assert in_a_child(killed_at_micro_batch(usual, 3 * 3 - 1)) == -signal.SIGKILL
+    assert checkpoints(tmp_path / "killed")[-1].name == "checkpoint-4"
+    train(usual, resume="auto", quiet=True)
+    assert_same_bits(usual.out, reference.out)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(settings: Make, tmp_path: Path) -> None:
+    usual = settings(save_every=1, steps=60, out=str(tmp_path / "killed"))
+    reference = settings(steps=60, out=str(tmp_path / "whole"))
+    begin = time.monotonic()
+    train(reference, quiet=True)
+    whole = time.monotonic() - begin
+    rng, kills = random.Random(0), 0
+    for _ in range(200):
+        if kills == 20:
+            break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            try:
+                train(usual, resume="auto", quiet=True)
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0.02, 0.3) * whole)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == 0:  # it came to its end: begin again
+            import shutil
+
+            assert_same_bits(usual.out, reference.out)
+            shutil.rmtree(usual.out)
+        else:
+            kills += 1
+    assert kills == 20
+    train(usual, resume="auto", quiet=True)
+    assert_same_bits(usual.out, reference.out)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_resumed_from_every_step_across_epochs(settings: Make, tmp_path: Path, dtype: str) -> None:
+    reference = settings(
+        epochs=2, steps=None, batch_tokens=24 * 50, micro_batch=20, out=str(tmp_path / "whole"), save_every=1,
+        keep_last=99, dtype=dtype,
+    )  # fmt: skip
+    result = train(reference, quiet=True)
+    assert len(checkpoints(Path(reference.out))) == result.steps + 1 > 3
+    for checkpoint in checkpoints(Path(reference.out))[:-1]:
+        again = reference.model_copy(update={"out": str(tmp_path / f"from-{checkpoint.name}")})
+        train(again, resume=str(checkpoint), quiet=True)
+        a, b = weights(again.out), weights(reference.out)
+        assert all(torch.equal(a[name], b[name]) for name in b), checkpoint.name
+
+
+def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
+    """Evaluations, samples, saves and callbacks, even ones that draw random numbers."""
+    plain = settings(out=str(tmp_path / "plain"))
+    watched = settings(
+        out=str(tmp_path / "watched"), validation_share=0.0, validation=plain.data, eval_every=1, save_every=1,
+        sample_prompts=["one two"], sample_every=2, sample_tokens=5,
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def look(moment: Moment) -> None:
+        torch.rand(3)
+        assert not moment.model.training
+        seen.append(moment.step)
+
+    train(plain, quiet=True)
+    train(watched, callbacks=[Every(look, steps=4)], quiet=True)
+    assert seen == [4, 6]
+    assert_same_bits(watched.out, plain.out)
+
+
+def test_ctrl_c_saves_and_says_where(settings: Make) -> None:
+    config = settings(steps=50)
+
+    def interrupt(moment: Moment) -> None:
+        if moment.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted) as stop:
+        train(config, callbacks=[Every(interrupt, steps=1)], quiet=True)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert stop.value.checkpoint == Path(config.out) / "checkpoint-4"
+    assert checkpoints(Path(config.out))[-1] == stop.value.checkpoint
+
+
+def test_what_does_not_fit_a_checkpoint_is_refused(settings: Make, tmp_path: Path) -> None:
+    config = settings(steps=2)
+    train(config, quiet=True)
+    other = settings(steps=4, lr=1.0, seed=3)
+    with pytest.raises(
+        ConfigError, match=r"cannot go on from .*checkpoint-2: lr was 0.003, is 1.0; seed was 0, is 3"
+    ):
+        train(other, resume="auto", quiet=True)
+    with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):
+        train(config, resume=str(tmp_path / "nowhere"), quiet=True)
+    with (Path(config.data)).open("a") as file:
+        file.write('{"text": "more"}\n')
+    again = settings(steps=4, out=str(tmp_path / "again"))
+    with pytest.raises(ConfigError, match=r"the training data is not the same: it was .*'documents': 60"):
+        train(again, resume=str(Path(config.out) / "checkpoint-2"), quiet=True)
+
+
+def test_more_steps_go_on_and_say_that_the_schedule_is_another(
+    settings: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(settings(steps=2), quiet=True)
+    assert train(settings(steps=4), resume="auto").steps == 4
+    said = capsys.readouterr().err
+    assert "not bit for bit the same run: steps was 2, is 4" in said
+    assert "going on from" in said
+    steps = [r["step"] for r in read_metrics(Path(settings().out) / "metrics.jsonl") if "loss" in r]
+    assert steps == [1, 2, 3, 4]

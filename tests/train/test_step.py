@@ -1,0 +1,173 @@
+"""One step: its gradient does not depend on how the window was cut, packed, or kept in memory."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.data import Rows, TokenFile, TokenFileWriter
+from headway.models import Decoder, ModelSpec
+from headway.patterns import Causal, Sink, Window
+from headway.tokens import Tokens
+from headway.train import TrainingError
+from headway.train.loss import IGNORED
+from headway.train.precision import Twin
+from headway.train.step import Batch, accumulate, compute_window
+
+VOCAB = 40
+
+
+def model(seed: int = 0) -> Decoder:
+    patterns = (Window.last(6), Causal() & (Window.last(4) | Sink(1)))
+    spec = ModelSpec.of_depth(
+        2, VOCAB, width=32, heads=4, kv_heads=2, head_dim=8, hidden=40, patterns=patterns, family="qwen3",
+        init_std=0.3,
+    )  # fmt: skip
+    return spec.build(seed=seed)
+
+
+def ragged(rows: int, length: int = 16) -> list[Batch]:
+    """Rows of one document each, of very different lengths."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, length + 1, (rows,), generator=generator).tolist()
+    ids = torch.randint(0, VOCAB, (rows, length + 1), generator=generator)
+    targets = ids[:, 1:].clone()
+    for b, n in enumerate(lengths):
+        targets[b, n:] = IGNORED
+    return [
+        (ids[b : b + 1, :-1], targets[b : b + 1], Tokens.from_lengths([lengths[b]], total=length))
+        for b in range(rows)
+    ]
+
+
+def joined(batches: list[Batch], size: int) -> list[Batch]:
+    out = []
+    for i in range(0, len(batches), size):
+        part = batches[i : i + size]
+        lengths = [int(t.valid.sum()) for _, _, t in part]
+        out.append(
+            (
+                torch.cat([b[0] for b in part]),
+                torch.cat([b[1] for b in part]),
+                Tokens.from_lengths(lengths, total=part[0][0].shape[1]),
+            )
+        )
+    return out
+
+
+def gradients(
+    batches: list[Batch], dtype: torch.dtype = torch.float32, redo: bool = False
+) -> dict[str, Tensor]:
+    twin = Twin(model(), dtype)
+    twin.compute.checkpoint_blocks = redo
+    accumulate(twin, batches)
+    return {n: p.grad for n, p in twin.master.named_parameters() if p.grad is not None}
+
+
+def test_accumulation_is_a_big_batch() -> None:
+    rows = ragged(8)
+    whole = gradients(joined(rows, 8))
+    for size in (4, 1):
+        cut = gradients(joined(rows, size))
+        for name, grad in whole.items():
+            assert (cut[name] - grad).abs().max() <= 1e-6 * max(1.0, float(grad.abs().max())), (size, name)
+
+
+def test_accumulation_is_not_the_mean_of_micro_batch_means() -> None:
+    """The mistake that the law above is there for would be seen by it."""
+    rows = ragged(8)
+    whole = gradients(joined(rows, 8))
+    means = [gradients([row]) for row in rows]
+    wrong = {n: torch.stack([m[n] for m in means]).mean(0) for n in whole}
+    assert max(float((wrong[n] - g).abs().max()) for n, g in whole.items()) > 1e-3
+
+
+def test_bf16_gradients_are_added_up_in_fp32() -> None:
+    rows = ragged(8)
+    exact = gradients(joined(rows, 8))
+    low = gradients(joined(rows, 1), torch.bfloat16)
+    for name, grad in exact.items():
+        assert low[name].dtype == torch.float32
+        assert (low[name] - grad).norm() <= 0.1 * grad.norm(), name
+
+
+def test_checkpointed_blocks_give_the_same_gradients() -> None:
+    rows = joined(ragged(8), 4)
+    kept, redone = gradients(rows), gradients(rows, redo=True)
+    for name, grad in kept.items():
+        torch.testing.assert_close(redone[name], grad, rtol=0, atol=1e-5 * float(grad.abs().max()) + 1e-9)
+
+
+def token_file(path: Path, documents: list[list[int]]) -> TokenFile:
+    with TokenFileWriter(path, VOCAB) as out:
+        for ids in documents:
+            out.add(ids, text_bytes=3 * len(ids))
+    return TokenFile(path)
+
+
+def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
+    """Ends in the middle and at the edge of a row, a document longer than a row, one of a single token."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = [5, 11, 16, 1, 15, 37]
+    texts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    rows = Rows(token_file(tmp_path / "a.tokens", texts), 16)
+    packed = [rows.batch(range(len(rows)))]
+    alone: list[Batch] = []
+    stream = [(d, i) for d, n in enumerate(lengths) for i in range(n)]
+    for start in range(0, len(stream) - 1, 16):  # row by row, every piece of a document by itself
+        row = stream[start : start + 16][: len(stream) - 1 - start]
+        for d in dict.fromkeys(d for d, _ in row):
+            piece = [i for e, i in row if e == d]
+            said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORED for i in piece]
+            ids = torch.tensor([[texts[d][i] for i in piece]])
+            alone.append((ids, torch.tensor([said]), Tokens.range(len(piece))))
+    a, b = Twin(model(), torch.float32), Twin(model(), torch.float32)
+    nats, count = accumulate(a, packed)
+    nats_alone, count_alone = accumulate(b, alone)
+    assert count == count_alone == sum(lengths) - len(lengths)
+    assert nats == pytest.approx(nats_alone, rel=1e-5)
+    for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_window_without_a_trained_token_has_no_gradient() -> None:
+    ids, targets, tokens = ragged(1)[0]
+    twin = Twin(model(), torch.float32)
+    assert accumulate(twin, [(ids, torch.full_like(targets, IGNORED), tokens)] * 3) == (0.0, 0)
+    assert all(p.grad is None for p in twin.master.parameters())
+
+
+def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
+    rows = ragged(3)
+    empty = (rows[0][0], torch.full_like(rows[0][1], IGNORED), rows[0][2])
+    for name, grad in gradients([rows[1], empty, rows[2]]).items():
+        torch.testing.assert_close(grad, gradients([rows[1], rows[2]])[name])
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str) -> None:
+    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
+    twin = Twin(model(), torch.float32)
+    weight = twin.master.model.layers[0].mlp.down_proj.weight
+    if where == "loss":
+        with torch.no_grad():
+            weight[0, 0] = float("inf")
+    else:
+        weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(TrainingError, match=re.escape(f"step 7: the {where} is not finite")) as caught:
+        compute_window(twin, rows, [[2], [0]], clip=1.0, step=7)
+    assert f"Rows 2, 0 of {tmp_path / 'a.tokens'}" in str(caught.value)
+    if where == "gradient":
+        assert "not finite: model.layers.0.mlp.down_proj.weight" in str(caught.value)
+
+
+def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
+    rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
+    for clip in (1e-2, float("inf")):
+        twin = Twin(model(), torch.float32)
+        window = compute_window(twin, rows, [[0, 1]], clip=clip, step=1)
+        after = torch.cat([p.grad.flatten() for p in twin.master.parameters() if p.grad is not None]).norm()
+        assert window.grad_norm > 0.1
+        assert float(after) == pytest.approx(min(clip, window.grad_norm), rel=1e-4)
