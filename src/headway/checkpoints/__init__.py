@@ -1,1 +1,37 @@
 """Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
+
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.conversion import Check, Conversion, convert
+from headway.checkpoints.dtypes import choose_dtype
+from headway.checkpoints.files import atomic_folder, atomic_write, current_folder
+from headway.checkpoints.folder import Folder, build_model, load_folder, load_model, save_folder, save_state
+from headway.checkpoints.inspection import Inspection, inspect
+from headway.checkpoints.pairing import change_pairing
+from headway.checkpoints.tensors import Tensors, open_tensors
+from headway.checkpoints.write import write_tensors
+
+__all__ = [
+    "Check",
+    "Conversion",
+    "Folder",
+    "Inspection",
+    "Tensors",
+    "atomic_folder",
+    "atomic_write",
+    "build_model",
+    "change_pairing",
+    "choose_dtype",
+    "config_from_spec",
+    "convert",
+    "current_folder",
+    "inspect",
+    "load_folder",
+    "load_model",
+    "open_tensors",
+    "save_folder",
+    "save_state",
+    "spec_from_config",
+    "why_not_plain",
+    "write_tensors",
+]

@@ -74,7 +74,7 @@ def looks_like(path: Path) -> bool:
         return False
     dim, hidden, layers, heads, kv, vocab, context = HEADER.unpack(head)
     positive = min(dim, hidden, layers, heads, kv, context) > 0 and vocab != 0
-    return positive and dim % heads == 0 and heads % kv == 0
+    return bool(positive and dim % heads == 0 and heads % kv == 0)
 
 
 def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:

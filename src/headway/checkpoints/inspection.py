@@ -1,0 +1,150 @@
+"""What a model folder is: its spec, what its positions and windows amount to, its sizes, before it is
+loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.checkpoints.config_out import why_not_plain
+from headway.checkpoints.dtypes import choose_dtype, dtype_name
+from headway.checkpoints.files import read_json
+from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
+from headway.models import ModelSpec
+from headway.positions import Rotary
+
+
+@dataclass(frozen=True)
+class RotaryFacts:
+    """The effective rotation: radians per position of each pair, and the longest and shortest wave in
+    tokens."""
+
+    pairing: str
+    pairing_because: str
+    theta: float
+    dims: int
+    scaling: str | None
+    amplitude: float
+    frequencies: tuple[float, ...]
+    longest_wave: float
+    shortest_wave: float
+    length_dependent: bool
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything that `headway inspect` says."""
+
+    path: Path
+    model_type: str
+    spec: ModelSpec
+    rotary: RotaryFacts | None
+    positions: str
+    patterns: tuple[tuple[str, str], ...]
+    parameters: dict[str, int]
+    parameter_count: int
+    stored_bytes: int
+    stored_dtypes: dict[str, int]
+    runs_in: str
+    kv_bytes_per_token: int
+    files: tuple[str, ...]
+    tokenizer: dict[str, Any] | None
+    generation: dict[str, Any]
+    transformers: str
+
+
+def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
+    """Read a folder's config, headers and tokenizer, no weights. Raises as `load_folder` does."""
+    folder = load_folder(path, allow_pickle=allow_pickle)
+    spec, tensors = folder.spec, folder.tensors
+    _, dtype = choose_dtype({n: e.dtype for n, e in tensors.entries.items()}, torch.device("cpu"))
+    reason = why_not_plain(spec)
+    return Inspection(
+        path=folder.path,
+        model_type=str(folder.config.get("model_type")),
+        spec=spec,
+        rotary=_rotary(folder),
+        positions=type(spec.positions).__name__,
+        patterns=tuple((layers, pattern) for pattern, layers in _grouped([str(p) for p in spec.patterns])),
+        parameters=spec.parameters(),
+        parameter_count=spec.parameter_count,
+        stored_bytes=tensors.nbytes,
+        stored_dtypes={dtype_name(d): n for d, n in tensors.dtypes.items()},
+        runs_in=str(dtype),
+        kv_bytes_per_token=spec.kv_bytes_per_token(next(iter(tensors.dtypes))),
+        files=tuple(file.name for file in tensors.files),
+        tokenizer=_tokenizer(folder),
+        generation=dict(folder.generation),
+        transformers="loads it" if reason is None else f"cannot say its {reason}",
+    )
+
+
+def layer_numbers(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5, 7 as "0-2, 5, 7"; an even stride of three or more as "0, 2 .. 10"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    steps = {b[0] - a[0] for a, b in pairwise(runs)}
+    if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
+        return f"{runs[0][0]}, {runs[1][0]} .. {runs[-1][0]}"
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _grouped(patterns: Sequence[str]) -> list[tuple[str, str]]:
+    where: dict[str, list[int]] = {}
+    for number, pattern in enumerate(patterns):
+        where.setdefault(pattern, []).append(number)
+    return [(pattern, layer_numbers(numbers)) for pattern, numbers in where.items()]
+
+
+def _rotary(folder: Folder) -> RotaryFacts | None:
+    rotary, head_dim = folder.spec.positions, folder.spec.head_dim
+    if not isinstance(rotary, Rotary):
+        return None
+    model_type = folder.config.get("model_type")
+    because = (
+        "recorded in config.json" if model_type == "headway" else f"transformers' {model_type} rotates halves"
+    )
+    frequencies = rotary.frequencies(head_dim)
+    waves = 2 * math.pi / frequencies
+    return RotaryFacts(
+        pairing=str(rotary.pairing),
+        pairing_because=because,
+        theta=rotary.theta,
+        dims=rotary.rotated_dims(head_dim),
+        scaling=None if rotary.scaling is None else repr(rotary.scaling),
+        amplitude=rotary.amplitude,
+        frequencies=tuple(frequencies.tolist()),
+        longest_wave=float(waves.max()),
+        shortest_wave=float(waves.min()),
+        length_dependent=rotary.length_dependent,
+    )
+
+
+def _tokenizer(folder: Folder) -> dict[str, Any] | None:
+    names = sorted(p.name for p in folder.path.iterdir() if TOKENIZER_FILES.match(p.name))
+    if not names:
+        return None
+    facts: dict[str, Any] = {"files": names}
+    if "tokenizer.json" in names:
+        content = read_json(folder.path / "tokenizer.json")
+        model = content.get("model") or {}
+        vocab = model.get("vocab") or ()
+        added = [token.get("id", -1) for token in content.get("added_tokens") or ()]
+        largest = max(
+            [*added, len(vocab) - 1, *(vocab.values() if isinstance(vocab, dict) else ())], default=-1
+        )
+        facts |= {"kind": model.get("type"), "tokens": largest + 1, "fits": largest < folder.spec.vocab}
+    facts["chat_template"] = any(name.startswith("chat_template") for name in names)
+    if "tokenizer_config.json" in names and not facts["chat_template"]:
+        facts["chat_template"] = "chat_template" in read_json(folder.path / "tokenizer_config.json")
+    return facts

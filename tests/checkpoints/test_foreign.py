@@ -1,0 +1,187 @@
+"""llama2.c, Meta and torchtune files: read to the last byte, equal to their own forward pass, bad ones named."""
+
+import json
+import struct
+
+import pytest
+import torch
+
+from headway.checkpoints import convert, llama2c, load_model
+from headway.checkpoints.folder import fill
+from headway.checkpoints.meta import META, TORCHTUNE, MetaModel, read_pickled
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.positions import Llama3, Rotary
+from tests.checkpoints.hf import off
+from tests.data import data_path
+
+M, F, L, H, K, V, N = 12, 20, 2, 3, 1, 17, 10
+
+
+def bin_file(path, *, shared=True, theta=10000.0, **header):
+    """A version-0 file as run.c's memory_map_weights walks it, and its weights under Meta's names."""
+    g = torch.Generator().manual_seed(0)
+    named: dict[str, torch.Tensor] = {}
+    body = []
+
+    def put(name, *shape):
+        value = torch.randn(shape, generator=g) * 0.3 + ("norm" in name)
+        body.append(value)
+        for i in range(L if "#" in name else 0):
+            named[name.replace("#", str(i))] = value[i]
+        if "#" not in name:
+            named[name] = value
+
+    d = M // H
+    put("tok_embeddings.weight", V, M)
+    put("layers.#.attention_norm.weight", L, M)
+    put("layers.#.attention.wq.weight", L, H * d, M)
+    put("layers.#.attention.wk.weight", L, K * d, M)
+    put("layers.#.attention.wv.weight", L, K * d, M)
+    put("layers.#.attention.wo.weight", L, M, H * d)
+    put("layers.#.ffn_norm.weight", L, M)
+    put("layers.#.feed_forward.w1.weight", L, F, M)
+    put("layers.#.feed_forward.w2.weight", L, M, F)
+    put("layers.#.feed_forward.w3.weight", L, F, M)
+    put("norm.weight", M)
+    angles = torch.outer(torch.arange(N), theta ** -(torch.arange(0, d, 2) / d))
+    body += [angles.cos(), angles.sin()]
+    if not shared:
+        put("output.weight", V, M)
+    sizes = {
+        "dim": M,
+        "hidden": F,
+        "layers": L,
+        "heads": H,
+        "kv": K,
+        "vocab": V if shared else -V,
+        "context": N,
+    } | header
+    path.write_bytes(struct.pack("<7i", *sizes.values()) + b"".join(b.numpy().tobytes() for b in body))
+    return named
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_file_of_llama2c_is_read_to_its_last_byte(tmp_path, shared):
+    named = bin_file(tmp_path / "m.bin", shared=shared)
+    model = llama2c.read(tmp_path / "m.bin")
+    assert model.weights.keys() == named.keys()
+    assert all(torch.equal(model.weights[n], named[n]) for n in named)
+    assert model.spec.tied == shared
+    assert model.spec.trained_context == N
+    ids = torch.arange(N) % V
+    assert off(fill(model.spec, model.state())(ids[None])[0].detach(), model.logits(ids)) < 1e-5
+    result = convert(tmp_path / "m.bin", tmp_path / "hf")
+    assert (result.format, result.source_pairing, result.target_pairing) == ("llama2c", "adjacent", "halves")
+    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), model.logits(ids)) < 1e-5
+
+
+def test_bad_files_of_llama2c(tmp_path):
+    path = tmp_path / "m.bin"
+    bin_file(path)
+    whole = path.read_bytes()
+    for n in (5, 27, 28, len(whole) - 1):
+        path.write_bytes(whole[:n])
+        with pytest.raises(CheckpointError, match="truncated"):
+            llama2c.read(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(CheckpointError, match="too long"):
+        llama2c.read(path)
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="empty"):
+        llama2c.read(path)
+    path.write_bytes(struct.pack("<II", 0x616B3432, 2) + whole)
+    with pytest.raises(CheckpointError, match="version 2; only version 0"):
+        llama2c.read(path)
+    bin_file(path, heads=5)
+    with pytest.raises(CheckpointError, match=r"not a llama2.c file"):
+        llama2c.read(path)
+    bin_file(path, theta=5000.0)
+    with pytest.raises(CheckpointError, match=r"rotary angles differ by .* from theta 10000"):
+        llama2c.read(path)
+
+
+def meta_weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    state = spec.build(seed=0).state_dict()
+    new = {}
+    for name, value in state.items():
+        number = name.split(".")[2] if "layers" in name else ""
+        theirs = META[name.replace(f"layers.{number}.", "layers.#.")]
+        new[theirs.replace("#", number)] = value + torch.randn(value.shape) * 0.2
+    return new
+
+
+@pytest.fixture
+def meta_spec():
+    positions = Rotary(500.0, pairing="adjacent")
+    return ModelSpec.of("llama", vocab=V, width=M, layers=L, heads=H, kv_heads=K, hidden=F, init_std=0.3,
+                        positions=positions, norm_eps=1e-5, max_context=2048)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["meta", "torchtune"])
+def test_pickles_under_foreign_names(tmp_path, meta_spec, layout):
+    weights = meta_weights(meta_spec)
+    back = {theirs: ours for ours, theirs in TORCHTUNE.items()}
+    stored = weights
+    if layout == "torchtune":
+        stored = {}
+        for name, value in weights.items():
+            number = name.split(".")[1] if "layers" in name else ""
+            stored[back[name.replace(f"layers.{number}.", "layers.#.")].replace("#", number)] = value
+    torch.save({**stored, "rope.freqs": torch.ones(2)}, tmp_path / "m.pth")
+    (tmp_path / "params.json").write_text(
+        json.dumps({"n_heads": H, "norm_eps": 1e-5, "rope_theta": 500.0, "vocab_size": -1})
+    )
+    with pytest.raises(CheckpointError, match="--allow-pickle"):
+        convert(tmp_path / "m.pth", tmp_path / "hf")
+    result = convert(tmp_path / "m.pth", tmp_path / "hf", allow_pickle=True)
+    assert result.format == layout
+    ids = torch.arange(N) % V
+    want = MetaModel(meta_spec, weights).logits(ids)
+    assert off(load_model(tmp_path / "hf")(ids[None])[0].detach(), want) < 1e-5
+
+
+def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
+    torch.save(meta_weights(meta_spec), tmp_path / "m.pth")
+
+    def read(heads=None, **params):
+        if params:
+            (tmp_path / "params.json").write_text(json.dumps(params))
+        return read_pickled(tmp_path / "m.pth", layout="meta", allow_pickle=True, heads=heads)
+
+    with pytest.raises(
+        CheckpointError, match=r"number of heads is not in the tensors: put params\.json beside"
+    ):
+        read()
+    with pytest.raises(CheckpointError, match="5 heads do not fit"):
+        read(heads=5)
+    with pytest.raises(CheckpointError, match=r"4 heads were asked for, but params.json says 3"):
+        read(heads=4, n_heads=3)
+    with pytest.raises(CheckpointError, match="says n_layers 3, but the tensors say 2"):
+        read(n_heads=3, n_layers=3)
+    with pytest.raises(CheckpointError, match=r"unknown key 'n_head'.*did you mean .n_heads"):
+        read(n_head=3)
+    assert read(n_heads=3, use_scaled_rope=True).spec.positions.scaling == Llama3(8.0, 1.0, 4.0, 8192)
+    weights = meta_weights(meta_spec)
+    torch.save({**weights, "layers.0.attention.wz.weight": torch.ones(1)}, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match=r"no place for layers.0.attention.wz.weight .did you mean"):
+        read(n_heads=3)
+    weights.pop("layers.1.attention.wk.weight")
+    torch.save(weights, tmp_path / "m.pth")
+    with pytest.raises(CheckpointError, match=r"missing layers.1.attention.wk.weight"):
+        read(n_heads=3)
+    (tmp_path / "m.pth").rename(tmp_path / "consolidated.00.pth")
+    (tmp_path / "consolidated.01.pth").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="model-parallel parts"):
+        read_pickled(tmp_path / "consolidated.00.pth", layout="meta", allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("tiny_fair_checkpoint.pt", "meta"), ("tiny_llama2_checkpoint.pt", "torchtune")]
+)
+def test_published_pickles(tmp_path, name, layout):
+    path = data_path(f"weights/torchtune_tiny_llama2/{name}")
+    result = convert(path, tmp_path / "hf", allow_pickle=True, heads=4)
+    assert result.format == layout
+    assert all(check.passed for check in result.checks)
+    assert result.spec.parameter_count == {"meta": 89_504, "torchtune": 136_000}[layout]

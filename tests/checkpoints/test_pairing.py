@@ -1,0 +1,106 @@
+"""Pairing conversion: exact there and back, the same function, with the head count of each tensor."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headway.checkpoints import change_pairing, convert, save_folder
+from headway.checkpoints.folder import fill
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec
+from headway.positions import Linear, NoPositions, Rotary, to_pairing
+from tests.checkpoints.hf import off
+from tests.checkpoints.test_parity import ids
+
+ODD = ((5, 0), (1, 3), (4, 2))
+
+
+def spec_of(kv_heads=2, dims=None, **fields) -> ModelSpec:
+    positions = Rotary(500.0, pairing="halves", dims=dims, scaling=Linear(2.0))
+    base = {"vocab": 61, "width": 24, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
+    return ModelSpec.of("qwen3", **base, kv_heads=kv_heads, head_dim=6, positions=positions, **fields)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("to", "dims"), [("adjacent", None), ("adjacent", 4), (ODD, None)])
+def test_there_and_back_is_the_identical_file_and_the_same_function(tmp_path, kv_heads, to, dims):
+    spec = spec_of(kv_heads, dims, qkv_bias=True, out_bias=True, qk_norm=True)
+    model = spec.build(seed=0).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
+    state, turned = change_pairing(model.state_dict(), spec, to)
+    changed = {n for n in state if not torch.equal(state[n], model.state_dict()[n])}
+    touched = [f"{m}.{leaf}" for m in ("q_proj", "k_proj") for leaf in ("weight", "bias")]
+    touched += ["q_norm.weight", "k_norm.weight"]
+    assert changed == {f"model.layers.{i}.self_attn.{name}" for i in range(2) for name in touched}
+    want = model(ids(2)).detach()
+    other = fill(turned, state)
+    assert off(other(ids(2)).detach(), want) < 1e-5
+    back, again = change_pairing(state, turned, "halves")
+    assert again == spec
+    save_folder(tmp_path / "a", model)
+    save_folder(tmp_path / "b", fill(again, back))
+    name = "model.safetensors"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    # weights alone, read in the old basis, are another function
+    assert off(fill(spec, state)(ids(2)).detach(), want) > 1e-3
+
+
+def test_the_head_count_is_that_of_the_tensor():
+    """Keys permuted as if they had the query heads (ggml-org/llama.cpp#2376) are another function."""
+    spec = replace(spec_of(2), head_dim=8)
+    model = spec.build(seed=0).eval()
+    state, turned = change_pairing(model.state_dict(), spec, "adjacent")
+    want = model(ids()).detach()
+    assert off(fill(turned, state)(ids()).detach(), want) < 1e-5
+    for name, value in model.state_dict().items():
+        if "k_proj" in name:
+            state[name] = to_pairing(value, heads=4, head_dim=4, frm="halves", to="adjacent")
+    assert off(fill(turned, state)(ids()).detach(), want) > 1e-2
+
+
+def test_adapters_scales_and_fused_projections():
+    spec = spec_of(2)
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n * 6, 5, generator=g) for n in (4, 2, 2))
+    state = {
+        "l.q_proj.weight": q,
+        "l.q_proj.lora_B.weight": q[:, :2],
+        "l.q_proj.lora_A.weight": torch.randn(2, 24, generator=g),
+        "l.k_proj.scales": k[:, :1],
+        "l.v_proj.weight": v,
+        "l.qkv_proj.weight": torch.cat((q, k, v)),
+    }
+    new, _ = change_pairing({**state, "l.k_proj.weight": k}, spec, "adjacent")
+    assert torch.equal(new["l.q_proj.lora_B.weight"], new["l.q_proj.weight"][:, :2])
+    assert torch.equal(new["l.k_proj.scales"], new["l.k_proj.weight"][:, :1])
+    assert torch.equal(
+        new["l.qkv_proj.weight"], torch.cat((new["l.q_proj.weight"], new["l.k_proj.weight"], v))
+    )
+    assert new["l.q_proj.lora_A.weight"] is state["l.q_proj.lora_A.weight"]
+    assert new["l.v_proj.weight"] is v
+    with pytest.raises(CheckpointError, match=r"l\.q_proj\.g_idx: whether 'g_idx' lives in the basis"):
+        change_pairing({"l.q_proj.g_idx": q}, spec, "adjacent")
+
+
+def test_what_has_no_pairing_and_what_is_none():
+    spec = spec_of(2)
+    with pytest.raises(CheckpointError, match="positions are NoPositions"):
+        change_pairing({}, replace(spec, positions=NoPositions()), "halves")
+    with pytest.raises(ConfigError, match="did you mean"):
+        change_pairing({}, spec, "adjacen")
+    with pytest.raises(ConfigError, match="lists 2 pairs, but 6 rotated dims are 3"):
+        change_pairing({}, spec, ((0, 1), (2, 3)))
+
+
+def test_an_arbitrary_pairing_lives_in_a_folder(tmp_path):
+    model = spec_of(2, qk_norm=True).build(seed=0).eval()
+    save_folder(tmp_path / "a", model)
+    convert(tmp_path / "a", tmp_path / "b", to_pairing=ODD)
+    result = convert(tmp_path / "b", tmp_path / "c")
+    assert result.source_pairing == str(ODD)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (
+        tmp_path / "c" / "model.safetensors"
+    ).read_bytes()

@@ -1,0 +1,149 @@
+"""`headway convert` and `headway inspect` from the outside."""
+
+import json
+
+import pytest
+import torch
+
+from headway.checkpoints import conversion, convert, load_model, save_folder
+from headway.checkpoints.inspection import layer_numbers
+from headway.cli import run
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.patterns import Causal, Window
+from headway.positions import Rotary, YaRN
+
+
+@pytest.fixture
+def folder(tmp_path):
+    spec = ModelSpec.of("llama", vocab=61, width=16, layers=4, heads=4, kv_heads=2, hidden=24, init_std=0.3,
+                        patterns=(Window.last(5), Causal()), positions=Rotary(pairing="halves", scaling=YaRN(4.0, 16)),
+                        trained_context=16, max_context=64)  # fmt: skip
+    save_folder(tmp_path / "m", spec.build(seed=0).eval(), generation={"eos_token_id": 2})
+    return tmp_path / "m"
+
+
+def test_convert_says_how_equal_they_are(folder, tmp_path, capsys):
+    assert run(["convert", str(folder), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "hf, halves",
+        "adjacent",
+        "float32",
+        "bfloat16",
+        "transformers refuses it: it cannot say its rotary pairing",
+    ):
+        assert part in out
+    assert run(["convert", str(tmp_path / "x"), str(tmp_path / "y"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["target_pairing"] == "halves"
+    assert [c["dtype"] for c in report["checks"]] == ["float32", "bfloat16"]
+    assert (tmp_path / "y" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_conversion_that_is_not_equal_exits_1_and_leaves_nothing(folder, tmp_path, capsys, monkeypatch):
+    """The defect: keys permuted like queries are left as they were."""
+    real = conversion.change_pairing
+
+    def forgets_the_keys(state, spec, to):
+        new, target = real(state, spec, to)
+        return {n: state[n] if "k_proj" in n else v for n, v in new.items()}, target
+
+    monkeypatch.setattr(conversion, "change_pairing", forgets_the_keys)
+    assert run(["convert", str(folder), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 1
+    error = capsys.readouterr().err
+    assert "its conversion differ: logits by up to" in error
+    assert "was not written" in error
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+def test_nan_is_not_equal(folder, tmp_path):
+    model = load_model(folder)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    save_folder(folder, model)
+    with pytest.raises(CheckpointError, match="nan"):
+        convert(folder, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_target_needs_the_flag(folder, tmp_path, capsys):
+    assert run(["convert", str(folder), str(tmp_path / "x")]) == 0
+    (tmp_path / "x" / "notes").write_text("mine")
+    assert run(["convert", str(folder), str(tmp_path / "x")]) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert run(["convert", str(folder), str(tmp_path / "x"), "--overwrite"]) == 0
+    assert (tmp_path / "x" / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from", "gguf"], "--from gguf: unknown format; known are auto, hf"),
+        (["--to-pairing", "half"], "--to-pairing half: must be halves or adjacent"),
+    ],
+)
+def test_bad_options(folder, tmp_path, capsys, arguments, message):
+    assert run(["convert", str(folder), str(tmp_path / "x"), *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_sources_that_are_nothing(tmp_path, capsys):
+    assert run(["convert", str(tmp_path / "no"), str(tmp_path / "x")]) == 1
+    assert "there is no file or folder" in capsys.readouterr().err
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="not a format that headway can tell"):
+        convert(tmp_path / "x.gguf", tmp_path / "y")
+
+
+def test_inspect_prints_what_the_model_is(folder, capsys):
+    assert run(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    for part in (
+        "family         ministral; transformers loads it",
+        "layers 0, 2: Window.last(5)",
+        "layers 1, 3: Causal()",
+        "pairing halves (transformers' ministral rotates halves)",
+        "YaRN(factor=4.0, trained_context=16",
+        "amplitude 1.13863",
+        "trained 16, longest 64",
+        "4 query, 2 key/value (GQA), 4 dims each",
+        "none in the folder",
+        "eos 2",
+    ):
+        assert part in out, part
+    assert run(["inspect", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    spec = load_model(folder).spec
+    assert report["rotary"]["frequencies"] == spec.positions.frequencies(4).tolist()
+    assert (
+        report["parameter_count"]
+        == spec.parameter_count
+        == sum(p.numel() for p in load_model(folder).parameters())
+    )
+    assert report["stored_bytes"] == 4 * spec.parameter_count
+    assert report["patterns"] == [["0, 2", "Window.last(5)"], ["1, 3", "Causal()"]]
+
+
+def test_inspect_of_a_broken_folder(folder, capsys):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert run(["inspect", str(folder)]) == 1
+    assert "model.safetensors is truncated" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_does_not_fit_is_said(folder, capsys):
+    vocab = {f"t{i}": i for i in range(70)}
+    content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": [{"id": 70}]}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert run(["inspect", str(folder)]) == 0
+    assert (
+        "BPE, 71 tokens (DOES NOT FIT: the embedding has 61 rows); no chat template"
+        in capsys.readouterr().out
+    )
+
+
+def test_layer_numbers():
+    assert layer_numbers([0, 1, 2]) == "0-2"
+    assert layer_numbers([0, 2, 4, 6]) == "0, 2 .. 6"
+    assert layer_numbers([0, 1, 5, 7]) == "0-1, 5, 7"

@@ -1,0 +1,99 @@
+"""A trained LLaMA with grouped heads must print its published text, on every path (karpathy/llama2.c, MIT).
+
+`./run stories260K.bin -z tok512.bin -t 0.0` prints 256 pieces after BOS, greedily; the first loses its space.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.checkpoints import convert, load_folder, load_model, save_folder
+from headway.checkpoints.llama2c import read
+from headway.cli import run
+from headway.models import Decoder
+from headway.patterns import Window
+from headway.text import Tokenizer
+from tests.data import data_path
+
+STEPS = 256
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    return data_path("weights/stories260K")
+
+
+@pytest.fixture(scope="module")
+def published(source) -> str:
+    text = (source / "stories260K.md").read_text()
+    return re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def folder(source, tmp_path_factory) -> Path:
+    """The Hugging Face folder that the command line makes of the published files."""
+    path = tmp_path_factory.mktemp("stories") / "hf"
+    arguments = ["convert", source / "stories260K.bin", path, "--tokenizer", source / "tok512.bin"]
+    assert run([str(a) for a in arguments]) == 0
+    return path
+
+
+@torch.no_grad()
+def greedy(model: Decoder, kind: str = "growing") -> list[int]:
+    ids, cache = [1], None if kind == "uncached" else model.make_cache(1, kind=kind)
+    while len(ids) <= STEPS and (len(ids) == 1 or ids[-1] != 1):
+        new = torch.tensor([ids if cache is None else ids[-1:]])
+        ids.append(int(model(new, cache=cache, logits_for=slice(-1, None))[0, -1].argmax()))
+    return ids
+
+
+@pytest.mark.parametrize("pairing", ["halves", "adjacent"])
+@pytest.mark.parametrize("cached", ["uncached", "growing", "ring"])
+def test_it_prints_its_published_text(folder, published, tmp_path, pairing, cached):
+    if pairing != "halves":
+        convert(folder, tmp_path / "m", to_pairing=pairing)
+        folder = tmp_path / "m"
+    model = load_model(folder)
+    assert model.spec.positions.pairing == pairing
+    if cached == "ring":
+        model = Decoder(model.spec.with_patterns(Window.last(STEPS + 1))).eval().requires_grad_(False)
+        model.load_state_dict(load_model(folder).state_dict())
+    assert Tokenizer.load(folder).decode(greedy(model, cached)) == published
+    assert len(published) == 565
+
+
+def test_after_a_round_trip_through_transformers(folder, published, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    out = theirs.generate(
+        torch.tensor([[1]]), do_sample=False, max_new_tokens=STEPS, pad_token_id=0
+    )  # cached
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.decode(out[0].tolist()) == published
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert tokenizer.decode(greedy(load_model(tmp_path / "theirs"))) == published
+    save_folder(tmp_path / "ours", load_model(tmp_path / "theirs"), tokenizer=tokenizer)
+    assert tokenizer.decode(greedy(load_model(tmp_path / "ours"))) == published
+
+
+def test_pairing_there_and_back_is_the_identical_folder(folder, tmp_path):
+    convert(folder, tmp_path / "adjacent", to_pairing="adjacent")
+    convert(tmp_path / "adjacent", tmp_path / "halves")
+    want = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert {p.name: p.read_bytes() for p in (tmp_path / "halves").iterdir()} == want
+    changed = (tmp_path / "adjacent" / "model.safetensors").read_bytes()
+    assert changed != want["model.safetensors"]
+
+
+def test_read_in_the_wrong_pairing_it_prints_something_else(source, published, folder):
+    model = read(source / "stories260K.bin")
+    wrong = load_model(folder)
+    wrong.load_state_dict(model.state())
+    assert Tokenizer.load(folder).decode(greedy(wrong)) != published
+
+
+def test_the_folder_knows_where_texts_end(folder):
+    assert load_folder(folder).generation["eos_token_id"] == [1, 2]
