@@ -310,17 +310,17 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
 
 
 MEMORY = """
-import resource, sys, torch, headway.integrations.transformers
+import sys, torch, headway.integrations.transformers
+from headway.hardware import peak_rss
 from transformers import MistralConfig, MistralForCausalLM
 config = MistralConfig(vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1,
     num_attention_heads=4, num_key_value_heads=2, sliding_window=512, attn_implementation=sys.argv[1])
 model = MistralForCausalLM(config)
 ids = torch.randint(0, 64, (1, 8192))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 model(ids[:, :600], labels=ids[:, :600]).loss.backward()
-before = peak()
+before = peak_rss()
 model(ids, labels=ids).loss.backward()
-print(peak() - before)
+print((peak_rss() - before) / 2**20)
 """
 
 
