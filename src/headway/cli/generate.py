@@ -1,0 +1,142 @@
+"""`headway generate MODEL PROMPT`: continue a text."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, note, print_json, set_threads
+from headway.errors import DataError
+
+if TYPE_CHECKING:
+    from headway.generate import Generation
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
+]
+NewTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens",
+        "-n",
+        min=0,
+        help="at most so many [default: 128, or what the context has room for]",
+    ),
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="0 is no filter")]
+TopPOption = Annotated[float, typer.Option("--top-p", help="1 is no filter")]
+MinPOption = Annotated[float, typer.Option("--min-p", help="0 is no filter")]
+PenaltyOption = Annotated[float, typer.Option("--repetition-penalty", help="1 is none")]
+SeedOption = Annotated[int, typer.Option("--seed", help="equal seeds give equal text")]
+StopOption = Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
+]
+
+
+def command(
+    model: ModelArgument,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT]", help="the text to continue; from standard input when missing or -"
+        ),
+    ] = None,
+    prompt_option: Annotated[str | None, typer.Option("--prompt", help="the same, as an option")] = None,
+    max_new_tokens: NewTokensOption = None,
+    temperature: TemperatureOption = 0.8,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
+    seed: SeedOption = 0,
+    stop: StopOption = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="control tokens in the prompt are no text")
+    ] = False,
+    beyond_context: Annotated[
+        bool, typer.Option("--beyond-context", help="go on past the trained context")
+    ] = False,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="no cache: slow, the same text")] = True,
+    prefill_chunk: Annotated[
+        int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="print as it comes, or at the end")
+    ] = True,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+) -> None:
+    """Continue a prompt. The new text goes to stdout, what it took to stderr."""
+    if prompt is not None and prompt_option is not None:
+        raise typer.BadParameter("the prompt is given twice, as an argument and as --prompt")
+    prompt = prompt_option if prompt is None else prompt
+    if prompt is None or prompt == "-":
+        prompt = read_stdin()
+    set_threads(threads)
+    from headway.api import load
+    from headway.generate.loop import collect
+
+    lm = load(model, dtype=dtype, backend=backend)
+    ids = lm.tokenizer.encode(prompt, special=special) if lm.tokenizer else None
+    deltas = []
+    for delta in lm.stream(
+        prompt if ids is None else ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or [],
+        beyond_context=beyond_context,
+        use_cache=cache,
+        prefill_chunk=prefill_chunk,
+    ):
+        deltas.append(delta)
+        if stream and not json:
+            print(delta.text, end="", flush=True)
+    found = collect(deltas, len(ids or ()))
+    if json:
+        print_json({**summary(found), "prompt": prompt, "text": found.text, "ids": found.ids})
+        return
+    print("" if stream else found.text, flush=True)
+    note(sentence(found))
+
+
+def read_stdin() -> str:
+    """The prompt from standard input, without the line end that `echo` adds."""
+    if sys.stdin.isatty():
+        note("the prompt, ended by Ctrl-D:")
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+    return text.removesuffix("\n")
+
+
+def summary(found: "Generation") -> dict[str, object]:
+    """What a generation took."""
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "new_tokens": len(found.ids),
+        "finish_reason": found.finish_reason,
+        "seconds_to_first_token": found.seconds_to_first_token,
+        "tokens_per_second": found.tokens_per_second,
+        "seconds": found.seconds,
+    }
+
+
+def sentence(found: "Generation") -> str:
+    """The same on one line."""
+    speed = found.tokens_per_second
+    parts = [f"{found.prompt_tokens} + {len(found.ids)} tokens ({found.finish_reason})"]
+    if found.seconds_to_first_token is not None:
+        parts.append(f"first after {found.seconds_to_first_token:.3g} s")
+    if speed is not None:
+        parts.append(f"then {speed:.3g} tokens/s")
+    return ", ".join(parts)

@@ -1,0 +1,167 @@
+"""`headway generate` and `headway chat`: text on stdout, remarks on stderr, errors that say what to do."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.checkpoints.folder import save_folder
+from headway.cli import run
+from tests.generate.conftest import small
+from tests.text.conftest import byte_level
+from tests.text.test_chat import TURNS, with_template
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("models") / "small"
+    save_folder(path, small(context=512), tokenizer=with_template(byte_level(), TURNS))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("models") / "bare"
+    save_folder(path, small(), tokenizer=byte_level())
+    return str(path)
+
+
+def test_text_on_stdout_and_the_rest_on_stderr(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = headway.load(folder).generate("the cat", max_new_tokens=9, temperature=0.8, seed=3)
+    for how in ("--stream", "--no-stream"):
+        assert run(["generate", folder, "the cat", "-n", "9", "--seed", "3", how]) == 0
+        out, err = capsys.readouterr()
+        assert out == expected.text + "\n"
+        assert f"{expected.prompt_tokens} + 9 tokens (length), first after" in err
+        assert "tokens/s" in err
+
+
+def test_options_reach_the_model(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = headway.load(folder)
+    options = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "temperature": 1.5,
+        "seed": 1,
+    }
+    flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    free = lm.generate("the cat", max_new_tokens=20, **options)
+    stop = free.text[5]
+    assert run(["generate", folder, "the cat", "-n", "20", *flags, "--stop", stop, "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert report["text"] == free.text[: free.text.index(stop)]
+    assert report["finish_reason"] == "stop"
+    assert report["ids"] == free.ids[: report["new_tokens"]]
+    for more in (["--no-cache"], ["--prefill-chunk", "2"], ["--threads", "1"], ["--backend", "dense"]):
+        assert run(["generate", folder, "the cat", "-n", "20", *flags, "--json", *more]) == 0
+        assert json.loads(capsys.readouterr().out)["ids"] == free.ids
+
+
+def test_prompts_by_every_road(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outs = []
+    for arguments, stdin in (
+        (["the cat"], ""),
+        (["--prompt", "the cat"], ""),
+        ([], "the cat\n"),
+        (["-"], "the cat"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        assert run(["generate", folder, *arguments, "-n", "5"]) == 0
+        outs.append(capsys.readouterr().out)
+    assert len(set(outs)) == 1
+    assert run(["generate", folder, "a", "--prompt", "b"]) == 2
+    assert "the prompt is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["MODEL", "a", "--top-p", "2"], 1, "top_p must be more than 0 and at most 1"),
+        (["MODEL", "a", "-n", "600"], 1, "was trained on 512; ask for at most 510 new tokens"),
+        (["MODEL", "a", "--dtype", "fp23"], 1, "there is no dtype 'fp23'"),
+        (["MODEL", "a", "--stop", ""], 1, "stop strings must be non-empty strings"),
+        (["MODEL", "a", "--max-new-tokens", "-1"], 2, "Invalid value for '--max-new-tokens'"),
+        (["MODEL", "a", "--top-q", "2"], 2, "No such option: --top-q"),
+        (["/nowhere/at/all", "a"], 1, "/nowhere/at/all: no such folder"),
+        ([], 2, "Missing argument 'MODEL'"),
+    ],
+)
+def test_errors(
+    folder: str, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    assert run(["generate", *[folder if a == "MODEL" else a for a in arguments]]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+def chat(
+    folder: str, lines: str, *arguments: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[list[str], str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(lines))
+        assert run(["chat", folder, "-n", "6", "-t", "0", *arguments]) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def test_a_talk_through_a_pipe(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = headway.load(folder)
+    first = lm.chat([{"role": "user", "content": "hello"}], max_new_tokens=6).text
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": first}]
+    second = lm.chat([*messages, {"role": "user", "content": "and?"}], max_new_tokens=6).text
+    out, err = chat(folder, "hello\n\nand?\n/reset\nhello\n/quit\nnever\n", capsys=capsys)
+    assert out == f"{first}\n{second}\n{first}\n"
+    assert "forgotten" in err
+    system = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    out, _ = chat(folder, "hello", "--system", "be brief", capsys=capsys)
+    assert out == lm.chat(system, max_new_tokens=6).text + "\n"
+
+
+def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    alone, _ = chat(folder, "hello\n", capsys=capsys)
+    out, err = chat(folder, f"{'猫' * 600}\n/nonsense\nhello\n", capsys=capsys)
+    assert out == "\n" + alone
+    assert "but this model was trained on 512" in err
+    assert "there is no /nonsense: /reset forgets the conversation" in err
+
+
+def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["chat", bare]) == 1
+    assert f"continue a text with: headway generate {bare}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_exits_130(folder: str) -> None:
+    """While the text comes: what is there stays, the process says that it was interrupted."""
+    command = [sys.executable, "-m", "headway", "generate", folder, "a", "-n", "500", "-t", "5", "--no-cache"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        until = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < until:
+            process.stdout.read(1)
+        assert process.returncode == 130
+        assert b"headway: interrupted" in process.stderr.read()
