@@ -1,0 +1,158 @@
+"""`headway plan MODEL`: does it fit, what does it move, how fast, and which kernel and cache each layer gets."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli._shared import JsonOption, ThreadsOption, note, print_json, set_threads, size, table
+
+if TYPE_CHECKING:
+    from headway.choice import Choice
+    from headway.models import ModelSpec
+    from headway.models.planning import Report
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="a name of the catalog, or a folder with a config.json")],
+    context: Annotated[
+        int | None, typer.Option("--context", help="tokens per row [default: the trained context]")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="rows")] = 1,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
+    patterns: Annotated[
+        str | None,
+        typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
+    ] = None,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> None:
+    """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
+    from headway.errors import ConfigError, did_you_mean
+    from headway.models.planning import DTYPES, parse_patterns, plan
+
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"plan: --dtype must be one of {', '.join(DTYPES)}, got {dtype!r}{did_you_mean(dtype, DTYPES)}"
+            + (
+                "; float16 products are hundreds of times slower on most CPUs, bfloat16 is what is meant"
+                if "16" in dtype
+                else ""
+            )
+        )
+    set_threads(threads)
+    spec = find_spec(model)
+    if patterns is not None:
+        spec = spec.with_patterns(parse_patterns(patterns))
+    note("measuring this machine's memory and matrix product ...")
+    report = plan(
+        spec,
+        model=model,
+        context=spec.trained_context if context is None else context,
+        batch=batch,
+        dtype=DTYPES[dtype],
+    )
+    if json:
+        print_json(report)
+    else:
+        print(to_text(report, spec))
+
+
+def find_spec(model: str) -> "ModelSpec":
+    """The spec of a catalog name, or of a Hugging Face folder (or its config.json)."""
+    from headway.checkpoints import spec_from_config
+    from headway.checkpoints.files import read_json
+    from headway.errors import ConfigError
+    from headway.models import catalog
+
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ConfigError(f"{model} is a folder without a config.json")
+    if path.is_file():
+        return spec_from_config(read_json(path))
+    if "/" in model or model.startswith("."):
+        raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")
+    return catalog.spec(model)
+
+
+def to_text(report: "Report", spec: "ModelSpec") -> str:
+    """The report for a terminal."""
+    heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
+    machine = report.machine
+    step, first = report.step_seconds, report.prefill_seconds
+    parts = [
+        f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
+        f"{report.batch} x {report.context} tokens in {report.dtype} on {machine.name} "
+        f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
+        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
+        table(("parameters", "number", "bytes"), _parameter_rows(report)),
+        table(
+            ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
+            [
+                (
+                    _ranges(layer.layers),
+                    layer.pattern,
+                    layer.cache.what,
+                    layer.slots,
+                    size(layer.kv_stored),
+                    size(layer.kv_read),
+                    layer.prefill.what,
+                    layer.decode.what,
+                )
+                for layer in report.layers
+            ],
+        ),
+        "\n".join(line for layer in report.layers for line in _reasons(layer.pattern, layer)),
+        table(
+            ("memory", "bytes"),
+            [
+                ("weights", size(report.weights)),
+                ("keys and values", size(report.kv)),
+                ("while reading the prompt", size(report.working)),
+                ("needed", size(report.needed)),
+                ("free on this machine", size(machine.memory)),
+                ("training holds", size(sum(report.training.values()))),
+                ("... with blocks computed again", size(report.checkpointed)),
+            ],
+        ),
+        f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",
+        table(
+            ("work", "bytes", "GFLOP", "seconds at best"),
+            [
+                ("prompt", "", report.prefill_flops / 1e9, first),
+                ("one token per row", size(report.moved), report.step_flops / 1e9, step),
+            ],
+        ),
+        f"  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
+        + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak"),
+        "\n".join(f"  note: {line}" for line in report.notes),
+    ]
+    return "\n\n".join(parts)
+
+
+def _parameter_rows(report: "Report") -> list[tuple[str, int, str]]:
+    per = report.weights / report.parameter_count
+    rows = [(place, count, size(count * per)) for place, count in report.parameters.items()]
+    return [*rows, ("total", report.parameter_count, size(report.weights))]
+
+
+def _reasons(pattern: str, layer: object) -> list[str]:
+    chosen: list[tuple[str, Choice]] = [
+        (name, getattr(layer, name)) for name in ("cache", "prefill", "decode")
+    ]
+    return [f"  {pattern}: {name} {choice}" for name, choice in chosen]
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """0-31, or 0,2,4..30: numbers as short as they can be said."""
+    if len(layers) == 1:
+        return str(layers[0])
+    steps = {b - a for a, b in pairwise(layers)}
+    if steps == {1}:
+        return f"{layers[0]}-{layers[-1]}"
+    if len(steps) == 1 and len(layers) > 2:
+        return f"{layers[0]},{layers[1]}..{layers[-1]}"
+    return ",".join(map(str, layers))

@@ -1,0 +1,198 @@
+"""`headway plan`: the report adds up, says what would run, and says so when it cannot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.attention import backends
+from headway.cli import run
+from headway.cli.plan import _ranges
+from headway.models import ModelSpec, catalog
+from headway.models.planning import Machine, Report, plan
+from headway.patterns import Causal, Window
+
+BOX = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
+
+
+def report_of(spec: ModelSpec, **given: Any) -> Report:
+    return plan(spec, **{"model": "m", "context": 4096, "batch": 2, "machine": BOX, **given})
+
+
+def test_a_report_adds_up() -> None:
+    spec = catalog.spec("llama-2-7b")
+    report = report_of(spec)
+    assert report.parameter_count == 6_738_415_616
+    assert report.weights == 2 * 6_738_415_616
+    assert report.kv == 2 * 4096 * spec.kv_bytes_per_token() == spec.kv_bytes_stored(4096, batch=2)
+    assert report.needed == report.weights + report.kv + report.working
+    assert report.fits
+    assert report.moved == spec.weight_bytes_read(batch=2) + report.kv
+    assert report.step_flops == 2 * spec.decode_flops(4096)
+    assert report.step_seconds == report.moved / 20e9
+    assert report.bound == "memory"
+    assert report.tokens_per_second == 2 / report.step_seconds
+    assert report.prefill_seconds == 2 * spec.prefill_flops(4096) / 500e9
+    assert report.checkpointed < sum(report.training.values())
+
+
+def test_layers_of_different_kinds_are_told_apart() -> None:
+    spec = catalog.spec("qwen3-0.6b").with_patterns(
+        [Window.last(1024), Window.last(1024), Causal(), Causal()]
+    )
+    report = report_of(spec, context=32768, batch=4)
+    window, full = report.layers
+    assert (window.pattern, window.cache.what, window.slots, window.reads) == (
+        "Window.last(1024)",
+        "ring",
+        1024,
+        1024,
+    )
+    assert (full.pattern, full.cache.what, full.slots, full.reads) == ("Causal()", "growing", 32768, 32768)
+    assert window.layers[:3] == (0, 1, 4)
+    assert len(window.layers) == len(full.layers) == 14
+    assert full.kv_stored == 32 * window.kv_stored
+    assert report.kv == window.kv_stored + full.kv_stored == spec.kv_bytes_stored(32768, batch=4)
+    assert window.kv_read + full.kv_read == spec.kv_bytes_read(32768, batch=4)
+    assert window.prefill.what == "banded"
+    assert full.prefill.what == "sdpa"
+
+
+def test_grouped_heads_move_less_and_large_batches_are_bound_by_compute() -> None:
+    """Row 37."""
+    spec = catalog.spec("llama-1-7b")
+    moved = []
+    for kv_heads in (32, 8, 1):
+        fields = {f: getattr(spec, f) for f in ("vocab", "width", "layers", "heads", "head_dim", "hidden")}
+        report = report_of(ModelSpec.of("llama", kv_heads=kv_heads, **fields))
+        assert report.kv == 2 * 4096 * 2 * 32 * kv_heads * 128 * 2
+        moved.append(report.moved)
+    assert moved[0] > moved[1] > moved[2]
+    many = report_of(catalog.spec("llama-2-70b"), context=16, batch=256, machine=BOX)
+    assert many.bound == "compute"
+    assert many.step_seconds == many.step_flops / 500e9
+
+
+@pytest.mark.parametrize("context", [4, 12])
+def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ModelSpec.of_depth(2, 50, patterns=[Window.last(5), Causal()])
+    report = plan(spec, model="m", context=context, dtype=torch.float32, machine=BOX)
+    ran: list[str] = []
+    choose = backends.choose_for
+
+    def note(*given: Any) -> Any:
+        choice = choose(*given)
+        ran.append(choice.what)
+        return choice
+
+    monkeypatch.setattr(backends, "choose_for", note)
+    model = spec.build(seed=0).eval()
+    ids = torch.zeros(1, context, dtype=torch.int64)
+    cache = model.make_cache(1)
+    with torch.no_grad():
+        model(ids)
+        assert ran == [layer.prefill.what for layer in report.layers]
+        for t in range(context):
+            ran.clear()
+            model(ids[:, t : t + 1], cache=cache)
+    assert ran == [layer.decode.what for layer in report.layers]
+
+
+def test_what_does_not_fit_is_said() -> None:
+    report = report_of(catalog.spec("llama-2-70b"))
+    assert not report.fits
+    tight = report_of(
+        catalog.spec("llama-2-7b"), machine=Machine(name="b", memory=17 << 30, bandwidth=1e9, peak=1e9)
+    )
+    assert not tight.fits
+    chunks = [n for n in tight.notes if "in chunks of at most" in n]
+    assert len(chunks) == 1
+
+
+def test_a_longer_context_than_was_trained_is_said() -> None:
+    long = report_of(catalog.spec("llama-2-7b"), context=32768)
+    assert "a context of 32768 exceeds the 4096 tokens that the model was trained on" in " ".join(long.notes)
+    assert "exceeds" not in " ".join(report_of(catalog.spec("llama-2-7b")).notes)
+    windows = catalog.spec("llama-2-7b").with_patterns(Window.last(65))
+    assert "cannot depend on more than 2049" in " ".join(report_of(windows).notes)
+
+
+def test_impossible_plans_are_refused() -> None:
+    with pytest.raises(ValueError, match="context and batch must be at least 1, got 0 and 2"):
+        report_of(catalog.spec("llama-2-7b"), context=0)
+    limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
+    with pytest.raises(ValueError, match="takes rows of at most 512 tokens, 4096 were asked for"):
+        report_of(limited)
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: BOX))
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "mistral-7b", "--context", "32768", "--batch", "4"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "mistral-7b: 7,241,732,096 parameters, 32 layers of 4096, GQA, 32 query heads on 8 kv heads of 128"
+        in out
+    )
+    assert (
+        "4 x 32768 tokens in bfloat16 on box (32.00 GiB free, reads 20.0 GB/s, multiplies at 500 GFLOP/s)"
+        in out
+    )
+    assert "Window.last(4096)  ring   4 096" in out
+    assert "not sdpa: it would build a mask" in out
+    assert "it fits: 27.99 GiB of 32.00 GiB" in out
+    assert "one token is bound by memory" in out
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "llama-2-70b", "--json", "--dtype", "float32"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weights"] == 4 * 68_976_648_192
+    assert found["context"] == 4096
+    assert found["fits"] is False
+    assert found["layers"][0]["cache"]["what"] == "growing"
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.models import oracle
+
+    oracle.config("qwen2", 2, False).save_pretrained(tmp_path)
+    assert run(["plan", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["family"] == "qwen2"
+    assert sum(found["parameters"].values()) == oracle.spec("qwen2", 2, False).parameter_count
+    assert [layer["layers"] for layer in found["layers"]] == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lama-2-7b"], "no model 'lama-2-7b' (did you mean \"llama-2-7b\"?)"),
+        (["./nowhere"], "./nowhere is neither a folder with a config.json nor a name of the catalog"),
+        (["mistral-7b", "--dtype", "float16"], "--dtype must be one of float32, bfloat16, got 'float16'"),
+        (["mistral-7b", "--patterns", "Window.last(8); Causal(); Full()"], "3 patterns do not fit 32 layers"),
+        (["mistral-7b", "--patterns", "Full()"], "lets a token see later ones"),
+    ],
+)
+@pytest.mark.usefixtures("_quick")
+def test_the_command_says_what_is_wrong(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_layers_are_named_shortly() -> None:
+    assert _ranges((3,)) == "3"
+    assert _ranges((0, 1, 2)) == "0-2"
+    assert _ranges((1, 3, 5)) == "1,3..5"
+    assert _ranges((0, 1, 4, 5)) == "0,1,4,5"
+    assert _ranges((0, 7)) == "0,7"
