@@ -110,17 +110,20 @@ def choose(
     score: tuple[Score, ...] = (),
     dropout: float = 0.0,
     gradient: bool = False,
+    in_order: bool = True,
 ) -> Choice:
     """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
 
-    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. Patterns of
-    `PerHead` run one by one; the choice is for the first of them.
+    `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `in_order=False` says
+    that the keys stand in no known order, as in a ring cache that has wrapped. Patterns of `PerHead` run one
+    by one; the choice is for the first of them.
     """
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
-    part = Keys(k, k, Tokens.range(keys))
+    ordered = Tokens.range(keys)
+    part = Keys(k, k, ordered if in_order else Tokens(ordered.index))
     at = Tokens.range(queries, start)
     return choose_for(Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout))
 
