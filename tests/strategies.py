@@ -26,13 +26,18 @@ leaves: st.SearchStrategy[Pattern] = st.one_of(
 )
 patterns: st.SearchStrategy[Pattern] = st.recursive(
     leaves,
-    lambda p: st.one_of(st.tuples(p, p).map(lambda t: t[0] & t[1]), st.tuples(p, p).map(lambda t: t[0] | t[1])),
+    lambda p: st.one_of(
+        st.tuples(p, p).map(lambda t: t[0] & t[1]), st.tuples(p, p).map(lambda t: t[0] | t[1])
+    ),
     max_leaves=4,
 )
 
 
+counts = st.integers(1, 40)
+
+
 @st.composite
-def tokens(draw: st.DrawFn, count: st.SearchStrategy[int] = st.integers(1, 40)) -> Tokens:
+def tokens(draw: st.DrawFn, count: st.SearchStrategy[int] = counts) -> Tokens:
     """One side of a call: regular, ragged to either side, packed, with holes, with global tokens per row."""
     n = draw(count)
     kind = draw(st.sampled_from(["range", "left", "right", "packed", "holes"]))

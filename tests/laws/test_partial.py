@@ -16,7 +16,9 @@ from headway.tokens import Tokens
 NAMES = ("dense", "banded")
 
 
-def partial(q: Tensor, k: Tensor, v: Tensor, slots: list[int] | slice = slice(None), backend: str = "dense") -> Partial:
+def partial(
+    q: Tensor, k: Tensor, v: Tensor, slots: list[int] | slice = slice(None), backend: str = "dense"
+) -> Partial:
     """Attention of q over some of the keys, by the definition of a set of keys."""
     part = Keys(k[:, :, slots], v[:, :, slots], Tokens(torch.arange(k.shape[2]).unsqueeze(0)[:, slots]))
     return attend_keys(q, Tokens.range(q.shape[2]), [part], Full(), backend=backend)
@@ -59,13 +61,18 @@ def test_merging_a_partial_with_itself_adds_ln_2() -> None:
     assert_same(twice, Partial(whole.out, whole.lse + math.log(2)))
 
 
-@given(st.lists(st.integers(0, 3), min_size=9, max_size=9), st.sampled_from([1.0, 300.0]), st.sampled_from(NAMES))
+@given(
+    st.lists(st.integers(0, 3), min_size=9, max_size=9), st.sampled_from([1.0, 300.0]), st.sampled_from(NAMES)
+)
 def test_any_partition_of_the_keys_gives_the_whole(owner: list[int], scale: float, backend: str) -> None:
     q, k, v = tensors(keys=9, scale=scale)
     sets = [[j for j, o in enumerate(owner) if o == i] for i in range(4)]
     whole = partial(q, k, v)
     assert_same(merge_all([partial(q, k, v, s, backend) for s in sets]), whole)
-    keys = [Keys(k[:, :, s], v[:, :, s], Tokens.range(9).gather(torch.tensor([s], dtype=torch.long))) for s in sets]
+    keys = [
+        Keys(k[:, :, s], v[:, :, s], Tokens.range(9).gather(torch.tensor([s], dtype=torch.long)))
+        for s in sets
+    ]
     assert_same(attend_keys(q, Tokens.range(3), keys, Full(), backend=backend), whole)
 
 

@@ -30,7 +30,9 @@ def test_judging_blocks_is_conservative(p: Pattern, q: Tokens, k: Tokens, q_tile
 
 @given(patterns, tokens(st.integers(0, 40)), tokens(st.integers(0, 40)), tiles, tiles)
 @settings(max_examples=150)
-def test_a_plan_covers_exactly_what_is_allowed(p: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> None:
+def test_a_plan_covers_exactly_what_is_allowed(
+    p: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int
+) -> None:
     rows = max(q.rows, k.rows)
     if min(q.rows, k.rows) not in (1, rows):
         return
@@ -82,4 +84,9 @@ def test_what_simplify_finds() -> None:
 
 
 def test_the_picture() -> None:
-    assert draw(Window.last(2) | Sink(1) & Causal(), 4).splitlines() == ["# . . .", "# # . .", "# # # .", "# . # #"]
+    assert draw(Window.last(2) | Sink(1) & Causal(), 4).splitlines() == [
+        "# . . .",
+        "# # . .",
+        "# # # .",
+        "# . # #",
+    ]

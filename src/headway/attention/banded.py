@@ -16,7 +16,7 @@ from headway.attention.block import Final, KeyBlock, Queries, backward, forward
 from headway.attention.call import Call
 from headway.attention.plan import Plan, planned
 from headway.partial import Partial
-from headway.patterns import And, Or, Pattern, Window
+from headway.patterns import Pattern
 from headway.tokens import Tokens
 
 WIDEST = 2048
@@ -60,19 +60,12 @@ def _order(tokens: Tokens, step: int) -> Tensor | None:
     return key.argsort(dim=1, stable=True)
 
 
-def _step(pattern: Pattern) -> int:
-    """The largest dilation in the pattern: its residue classes are what slots are sorted by."""
-    if isinstance(pattern, And | Or):
-        return max(_step(p) for p in pattern.parts)
-    return pattern.step if isinstance(pattern, Window) else 1
-
-
 def tile_of(pattern: Pattern) -> int:
     """Queries per tile: small for narrow windows (less is computed in vain), large for wide patterns."""
     before, after = pattern.reach
     if before is None or after is None:
         return 256
-    width = (before + after) // _step(pattern)
+    width = (before + after) // pattern.dilation
     return 64 if width <= 128 else 128 if width <= 1024 else 256
 
 
@@ -80,7 +73,7 @@ class Layout:
     """A call in block order, with its plans."""
 
     def __init__(self, call: Call) -> None:
-        step = _step(call.pattern)
+        step = call.pattern.dilation
         self.call, self.queries = call, Side(call.q_tokens, step)
         self.keys = [Side(part.tokens, step) for part in call.keys]
         tile = tile_of(call.pattern)

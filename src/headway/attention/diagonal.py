@@ -81,7 +81,7 @@ class _Parts:
         rows = self.call.q.shape[0]
         q = self.call.q_tokens.expand(rows).slice(at_q.start, at_q.stop)
         k = self.tokens.expand(rows).slice(at_k.start, at_k.stop)
-        pairs = visible(self.call.pattern, _single(q), _single(k)).view(rows, -1)
+        pairs = visible(self.call.pattern, _single(q), _single(k)).view(rows, at_q.stop - at_q.start)
         return (pairs & ~self.rows[:, at_q] & ~self.columns[:, at_k])[:, None, None]
 
     def products(self, d: int) -> Tensor:

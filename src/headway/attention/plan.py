@@ -48,9 +48,9 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     the number of blocks on the edge of the pattern, not with T x S.
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
-    step = 16
-    fine_q, fine_k = Extent.of(q, tile), Extent.of(k, k_tile)
-    coarse_q, coarse_k = Extent.of(q, tile * step), Extent.of(k, k_tile * step)
+    step, dilation = 16, pattern.dilation
+    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
+    coarse_q, coarse_k = Extent.of(q, tile * step, dilation), Extent.of(k, k_tile * step, dilation)
     possible, certain = judge(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )

@@ -68,6 +68,11 @@ class Pattern(ABC):
         """(before, after): most positions that a query sees to either side; None is no bound."""
 
     @property
+    def dilation(self) -> int:
+        """The largest step of a window in the pattern: blocked backends sort slots by index modulo it."""
+        return 1
+
+    @property
     @abstractmethod
     def is_causal(self) -> bool:
         """True only if the pattern implies k.index <= q.index: the condition of every cache."""
@@ -123,6 +128,10 @@ class And(Pattern):
         return min(before, default=None), min(after, default=None)
 
     @property
+    def dilation(self) -> int:
+        return max(p.dilation for p in self.parts)
+
+    @property
     def is_causal(self) -> bool:
         return any(p.is_causal for p in self.parts)
 
@@ -161,6 +170,10 @@ class Or(Pattern):
         before = [p.reach[0] for p in self.parts]
         after = [p.reach[1] for p in self.parts]
         return _most(before), _most(after)
+
+    @property
+    def dilation(self) -> int:
+        return max(p.dilation for p in self.parts)
 
     @property
     def is_causal(self) -> bool:
@@ -202,6 +215,10 @@ class PerHead(Pattern):
         return Or(self.parts).reach
 
     @property
+    def dilation(self) -> int:
+        return max(p.dilation for p in self.parts)
+
+    @property
     def is_causal(self) -> bool:
         return all(p.is_causal for p in self.parts)
 
@@ -219,7 +236,8 @@ def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
             raise PatternError(f"PerHead of {len(left)} heads meets PerHead of {len(right)} heads")
         return PerHead(*(_combine(kind, x, y) for x, y in zip(left, right, strict=True)))
     parts = [q for p in (a, b) for q in (p.parts if isinstance(p, kind) else (p,))]
-    return kind(tuple(dict.fromkeys(parts)))
+    unique = tuple(dict.fromkeys(parts))
+    return unique[0] if len(unique) == 1 else kind(unique)
 
 
 def _most(bounds: list[int | None]) -> int | None:
@@ -257,5 +275,6 @@ def judge(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
 
 def classify(pattern: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> tuple[Tensor, Tensor]:
     """`judge` for every pair of a query tile and a key tile: bool [B|1, query tiles, key tiles] each."""
-    at_q, at_k = Extent.of(q, q_tile), Extent.of(k, k_tile)
+    step = pattern.dilation
+    at_q, at_k = Extent.of(q, q_tile, step), Extent.of(k, k_tile, step)
     return judge(pattern, at_q.map(lambda t: t.unsqueeze(2)), at_k.map(lambda t: t.unsqueeze(1)))

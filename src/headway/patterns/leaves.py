@@ -115,11 +115,13 @@ class Window(Pattern):
         least, most = k.lo - q.hi, k.hi - q.lo
         first, last = -self.before * self.step, self.after * self.step
         possible, certain = (most >= first) & (least <= last), (least >= first) & (most <= last)
-        if self.step > 1:
-            (q_known, q_class), (k_known, k_class) = q.residue(self.step), k.residue(self.step)
-            known, same = q_known & k_known, q_class == k_class
-            possible, certain = possible & (same | ~known), certain & known & same
-        return possible, certain
+        if self.step == 1:
+            return possible, certain
+        if self.step != q.step or self.step != k.step:
+            return possible, torch.zeros_like(certain)
+        meet = (q.residue_lo <= k.residue_hi) & (k.residue_lo <= q.residue_hi)
+        same = (q.residue_lo == k.residue_hi) & (k.residue_lo == q.residue_hi)
+        return possible & meet, certain & same
 
     @property
     def retention(self) -> Retention:
@@ -128,6 +130,10 @@ class Window(Pattern):
     @property
     def reach(self) -> tuple[int | None, int | None]:
         return self.before * self.step, self.after * self.step
+
+    @property
+    def dilation(self) -> int:
+        return self.step
 
     @property
     def is_causal(self) -> bool:

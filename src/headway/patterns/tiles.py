@@ -20,8 +20,8 @@ _BIG = torch.iinfo(torch.int64).max // 4
 class Extent:
     """Bounds over the tokens of each tile of slots; every tensor is [B, tiles] until it is broadcast.
 
-    `lo` and `hi` bound `index` over the tile's tokens (lo > hi in a tile without any); `residue(step)` tells
-    the class of index modulo step when all tokens of a tile share one.
+    `lo` and `hi` bound `index` over the tile's tokens (lo > hi in a tile without any); `residue_lo` and
+    `residue_hi` bound index modulo `step`.
     """
 
     lo: Tensor
@@ -32,11 +32,13 @@ class Extent:
     all_global: Tensor
     any_token: Tensor
     all_tokens: Tensor
-    slots: Tensor
+    residue_lo: Tensor
+    residue_hi: Tensor
+    step: int
 
     @staticmethod
-    def of(tokens: Tokens, tile: int) -> Extent:
-        """Extents of consecutive tiles of `tile` slots (the last one may be short)."""
+    def of(tokens: Tokens, tile: int, step: int = 1) -> Extent:
+        """Extents of consecutive tiles of `tile` slots (the last one may be short); residues modulo `step`."""
         tokens = tokens.expand(tokens.rows)
         index, valid = _tiled(tokens.index, tile, -1), _tiled(tokens.valid, tile, False)
         some = valid.any(-1)
@@ -53,18 +55,28 @@ class Extent:
             any_global, all_global = (glob & valid).any(-1), (glob | ~valid).all(-1) & some
         every = _tiled(torch.ones(1, tokens.count, dtype=torch.bool, device=tokens.device), tile, False)
         full = (valid | ~every).all(-1)
-        return Extent(lo, hi, document_lo, document_hi, any_global, all_global, some, full, index)
+        residue_lo = residue_hi = torch.zeros_like(lo)
+        if step > 1:
+            residue_lo = torch.where(valid, index % step, _BIG).amin(-1)
+            residue_hi = torch.where(valid, index % step, -_BIG).amax(-1)
+        return Extent(
+            lo,
+            hi,
+            document_lo,
+            document_hi,
+            any_global,
+            all_global,
+            some,
+            full,
+            residue_lo,
+            residue_hi,
+            step,
+        )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
         """The extent with every field changed alike along its tile axis."""
-        return Extent(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
-
-    def residue(self, step: int) -> tuple[Tensor, Tensor]:
-        """(known, class): where `known`, every token of the tile has index % step == class."""
-        valid = self.slots >= 0
-        least = torch.where(valid, self.slots % step, _BIG).amin(-1)
-        most = torch.where(valid, self.slots % step, -_BIG).amax(-1)
-        return least == most, least
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        return Extent(**{name: change(t) for name, t in tensors.items()}, step=self.step)
 
 
 def _tiled(values: Tensor, tile: int, fill: int | bool) -> Tensor:

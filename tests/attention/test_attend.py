@@ -1,0 +1,330 @@
+"""What `attend` promises at its edges."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention import Keys, attend, attend_keys, attention_weights, choose
+from headway.errors import BackendError, HeadwayError, PatternError
+from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
+from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
+from headway.tokens import Tokens
+from tests.naive import naive, with_gradients
+
+BACKENDS = ["dense", "sdpa", "banded", "diagonal"]
+
+
+def qkv(
+    n: int = 11, heads: int = 4, kv: int = 2, width: int = 6, value: int | None = None
+) -> tuple[Tensor, ...]:
+    shapes = ((2, heads, n, width), (2, kv, n, width), (2, kv, n, value or width))
+    return tuple(torch.randn(s, dtype=torch.float64) for s in shapes)
+
+
+@pytest.mark.parametrize("backend", ["dense", "banded", "diagonal"])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window.around(3) | Global()], ids=str)
+def test_values_of_another_width(backend: str, pattern: Pattern) -> None:
+    q, k, v = qkv(value=9)
+    at = Tokens.range(11).with_global([2])
+    grad = torch.randn(2, 4, 11, 9, dtype=torch.float64)
+    ours = with_gradients(
+        lambda *t: attend(*t, pattern, q_tokens=at, k_tokens=at, backend=backend), grad, q, k, v
+    )
+    plain = with_gradients(lambda *t: naive(*t, pattern, at, at), grad, q, k, v)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window.last(3), Window.around(2) | Sink(2)], ids=str)
+def test_what_no_query_sees_does_not_matter(backend: str, poison: float, pattern: Pattern) -> None:
+    """Padding on the left, and keys before every window, hold NaN: exactly zero gradient, clean results."""
+    n = 11
+    q, k, v = qkv(n)
+    at = Tokens.from_lengths([n, 7], n, "left")
+    some = at
+    if pattern == Window.last(3) and backend != "diagonal":
+        some = Tokens(at.index[:, 8:])
+        q = q[:, :, 8:]
+    seen = (naive_mask(pattern, some, at)).any(-2)[:, 0]
+    bad = (~seen)[:, None, :, None]
+    assert bad.any()
+    grad = torch.randn(2, 4, q.shape[2], 6, dtype=torch.float64)
+    ours = with_gradients(
+        lambda *t: attend(*t, pattern, q_tokens=some, k_tokens=at, backend=backend),
+        grad,
+        q,
+        k.masked_fill(bad, poison),
+        v.masked_fill(bad, poison),
+    )
+    plain = with_gradients(lambda *t: naive(*t, pattern, some, at), grad, q, k, v)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for g in ours[2:]:
+        assert (g.masked_select(bad) == 0).all()
+
+
+def naive_mask(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:
+    return visible(pattern, q, k).expand(2, -1, -1, -1)
+
+
+def test_the_future_does_not_leak() -> None:
+    """MISSION row 14: perturbing token t leaves every output before t bitwise unchanged."""
+    q, k, v = (t.float() for t in qkv(40, 4, 2, 8))
+    for backend, t in itertools.product(["dense", "sdpa", "banded", "diagonal"], [1, 17, 39]):
+        before = attend(q, k, v, Causal(), backend=backend)
+        k2, v2 = k.clone(), v.clone()
+        k2[:, :, t] += 1.0
+        v2[:, :, t] -= 1.0
+        after = attend(q, k2, v2, Causal(), backend=backend)
+        assert torch.equal(before[:, :, :t], after[:, :, :t])
+        assert not torch.equal(before[:, :, t], after[:, :, t])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_attend_over_and_nobody_to_ask(backend: str) -> None:
+    for queries, keys, rows in ((0, 5, 2), (4, 0, 2), (0, 0, 2), (3, 3, 0)):
+        q, k = torch.randn(rows, 2, queries, 4), torch.randn(rows, 1, keys, 4)
+        if backend == "diagonal" and queries != keys:
+            continue
+        out = attend(q, k, k, Full(), backend=backend)
+        assert out.shape == (rows, 2, queries, 4)
+        assert (out == 0).all() or keys
+
+
+@pytest.mark.parametrize("backend", ["dense", "banded"])
+def test_dropout_is_a_function_of_the_place(backend: str) -> None:
+    """The same bits in every backend and for every split of the keys; lse is taken before dropping."""
+    q, k, v = qkv(70, 4, 2)
+    at = Tokens.range(70)
+    grad = torch.randn(2, 4, 70, 6, dtype=torch.float64)
+    one = with_gradients(lambda *t: attend(*t, Causal(), dropout=0.3, seed=7, backend="dense"), grad, q, k, v)
+
+    def split(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sets = [Keys(k[:, :, a:b], v[:, :, a:b], at.slice(a, b)) for a, b in ((0, 9), (9, 50), (50, 70))]
+        return attend_keys(q, at, sets, Causal(), dropout=0.3, seed=7, backend=backend).out
+
+    for a, b in zip(one, with_gradients(split, grad, q, k, v), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    lse = [attend_keys(q, at, [Keys(k, v, at)], Causal(), dropout=p, backend=backend).lse for p in (0.0, 0.5)]
+    torch.testing.assert_close(*lse)
+
+
+def test_dropout_drops_at_its_rate_and_keeps_the_mean() -> None:
+    q = torch.zeros(4, 8, 64, 4)
+    v = torch.eye(64).expand(4, 8, 64, 64)
+    kept = attend(q, torch.zeros(4, 8, 64, 4), v, dropout=0.25, backend="dense") * 64
+    rate = (kept == 0).double().mean().item()
+    assert abs(rate - 0.25) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+    torch.testing.assert_close(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / 0.75))
+    torch.manual_seed(3)
+    first = attend(q, q, v, dropout=0.25)
+    assert not torch.equal(first, attend(q, q, v, dropout=0.25))
+    torch.manual_seed(3)
+    assert torch.equal(first, attend(q, q, v, dropout=0.25))
+
+
+def scores(heads: int, width: int) -> list[Score]:
+    return [
+        SoftCap(2.0),
+        ALiBi(),
+        RelativeBias(torch.randn(8, heads, dtype=torch.float64).requires_grad_(), max_distance=20),
+        RelativeBias(torch.randn(8, heads, dtype=torch.float64).requires_grad_(), bidirectional=False),
+        RelativeKey(torch.randn(9, width, dtype=torch.float64).requires_grad_()),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("pattern", [Full(), Window.last(9), Window.around(4) | Sink(1)], ids=str)
+def test_scores_in_blocks_equal_dense_with_gradients_of_their_tables(number: int, pattern: Pattern) -> None:
+    q, k, v = qkv(140)
+    step = scores(4, 6)[number]
+    grad = torch.randn(2, 4, 140, 6, dtype=torch.float64)
+
+    def run(backend: str) -> list[Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = attend(*leaves, pattern, score=[step, SoftCap(5.0)], backend=backend)
+        return [out.detach(), *torch.autograd.grad(out, [*leaves, *step.parameters], grad)]
+
+    for a, b in zip(run("dense"), run("banded"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_scores_are_what_their_papers_say() -> None:
+    q, k, v = qkv(9)
+    raw = attention_scores(q, k)
+    away = torch.arange(9) - torch.arange(9).unsqueeze(1)
+    expected = {
+        SoftCap(3.0): 3 * torch.tanh(raw / 3),
+        ALiBi(): raw - torch.tensor(alibi_slopes(4)).double().view(1, 4, 1, 1) * away.abs(),
+    }
+    table = torch.randn(5, 6, dtype=torch.float64)
+    key = RelativeKey(table)
+    shaw = torch.einsum("bhtd,tsd->bhts", q, table[away.clamp(-2, 2) + 2]) * 6**-0.5
+    for step, score in [*expected.items(), (key, raw + shaw)]:
+        torch.testing.assert_close(
+            attend(q, k, v, score=step),
+            torch.softmax(score, -1) @ v.repeat_interleave(2, 1),
+            rtol=1e-10,
+            atol=1e-10,
+        )
+    assert alibi_slopes(8) == tuple(2.0 ** -(h + 1) for h in range(8))
+    assert len(alibi_slopes(12)) == 12
+
+
+def attention_scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.repeat_interleave(2, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+
+
+def test_a_bias_tied_to_slots_runs_dense_and_nowhere_else() -> None:
+    q, k, v = qkv(9)
+    bias = torch.randn(1, 4, 9, 9, dtype=torch.float64)
+    got = attend(q, k, v, score=Bias(bias), scale=0.7)
+    plain = torch.softmax(attention_scores(q, k) * 6**0.5 * 0.7 + bias, -1) @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(got, plain)
+    with pytest.raises(BackendError, match=r"banded.*no bias tied to slots.*would take dense"):
+        attend(q, k, v, score=Bias(bias), backend="banded")
+    with pytest.raises(PatternError, match=r"Bias: a tensor of shape \(3, 3\) does not broadcast"):
+        attend(q, k, v, score=Bias(torch.zeros(3, 3)))
+
+
+def test_keep_is_an_escape_hatch_for_dense_and_sdpa() -> None:
+    q, k, v = qkv(9)
+    keep = torch.rand(2, 1, 9, 9) < 0.5
+    keep[0, 0, 3] = False
+    runs = [attend(q, k, v, Causal(), keep=keep, backend=b) for b in ("dense", "sdpa", "auto")]
+    for out in runs[1:]:
+        torch.testing.assert_close(out, runs[0], rtol=1e-12, atol=1e-12)
+    assert (runs[0][0, :, 3] == 0).all()
+    with pytest.raises(BackendError, match="takes no `keep` mask"):
+        attend(q, k, v, Causal(), keep=keep, backend="banded")
+    for bad, text in (
+        (keep.int(), "keep must be bool.*mask.bool"),
+        (keep.double(), "keep must be bool"),
+        (keep[0], "keep must broadcast"),
+        (torch.ones(2, 4, 9, 8, dtype=torch.bool), "keep must broadcast"),
+    ):
+        with pytest.raises(PatternError, match=text):
+            attend(q, k, v, keep=bad)
+
+
+def test_heads_with_patterns_of_their_own_equal_the_heads_alone() -> None:
+    q, k, v = qkv(33, heads=6, kv=2)
+    parts = [Window.last(4), Causal(), Causal(), Window.last(4), Window.around(2), Causal()]
+    grad = torch.randn(2, 6, 33, 6, dtype=torch.float64)
+    ours = with_gradients(lambda *t: attend(*t, PerHead(*parts)), grad, q, k, v)
+    at = Tokens.range(33)
+    plain = with_gradients(lambda *t: naive(*t, PerHead(*parts), at, at), grad, q, k, v)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    slopes = alibi_slopes(6)
+    biased = attend(q, k, v, PerHead(*parts), score=ALiBi(slopes), backend="banded")
+    for h, p in enumerate(parts):
+        one = attend(
+            q[:, h : h + 1],
+            k[:, h // 3 : h // 3 + 1],
+            v[:, h // 3 : h // 3 + 1],
+            p,
+            score=ALiBi((slopes[h],)),
+        )
+        torch.testing.assert_close(biased[:, h : h + 1], one)
+
+
+def test_weights_are_a_distribution_over_what_is_seen() -> None:
+    """MISSION row 1: rows are at least 0 and sum to 1; a masked weight is exactly 0."""
+    q, k, v = qkv(13)
+    at = Tokens.from_lengths([13, 6], 13)
+    w = attention_weights(q, k, Window.last(4), q_tokens=at, k_tokens=at)
+    mask = naive_mask(Window.last(4), at, at)
+    assert (w >= 0).all()
+    assert (w.masked_select(~mask) == 0).all()
+    torch.testing.assert_close(w.sum(-1), mask.any(-1).double().expand(2, 4, 13))
+    out = attend(q, k, v, Window.last(4), q_tokens=at, k_tokens=at)
+    torch.testing.assert_close(w @ v.repeat_interleave(2, 1), out)
+
+
+def test_strides_are_taken_as_they_come() -> None:
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in qkv(66))
+    for backend in BACKENDS:
+        a = attend(q, k, v, Window.last(5), backend=backend)
+        b = attend(*(t.contiguous() for t in (q, k, v)), Window.last(5), backend=backend)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_second_derivatives_are_dense_only() -> None:
+    q, k, v = (t.requires_grad_() for t in qkv(5))
+    assert torch.autograd.gradgradcheck(lambda *t: attend(*t, Causal(), backend="dense"), (q, k, v))
+    out = attend(q, k, v, Causal(), backend="banded")
+    with pytest.raises(BackendError, match=r'second derivatives.*backend="dense".*banded'):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def test_equal_inputs_give_bit_equal_results() -> None:
+    q, k, v = (t.float() for t in qkv(300))
+    for backend in ("dense", "sdpa", "banded"):
+        run = partial(attend, pattern=Window.last(40), backend=backend)
+        a, b = (with_gradients(run, q, q, k, v) for _ in "ab")
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda q, k, v: (q[0], k, v), r"are \[batch, heads, slots, width\]"),
+        (lambda q, k, v: (q, k, v[:, :, :5]), "same heads and slots"),
+        (lambda q, k, v: (q, k[..., :4], v), "q and k must have the same width"),
+        (lambda q, k, v: (q, k[:1], v[:1]), "as many rows"),
+        (lambda q, k, v: (q[:, :3], k, v), r"3 query heads cannot share 2 .* one of \[1, 3\]"),
+        (lambda q, k, v: (q[:, :1], k, v), "1 query heads cannot share 2"),
+        (lambda q, k, v: (q.float(), k, v), "share dtype and device; got torch.float32"),
+        (lambda q, k, v: (q.half(), k.half(), v.half()), "float16 products run hundreds of times slower"),
+        (lambda q, k, v: (q.long(), k.long(), v.long()), "must be floating point"),
+    ],
+)
+def test_bad_tensors(change, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(HeadwayError, match=text):
+        attend(*change(*qkv()), Causal())
+
+
+def test_bad_arguments() -> None:
+    q, k, v = qkv()
+    for arguments, text in (
+        ({"pattern": "Causal()"}, r"pattern must be a Pattern such as Causal\(\) or parse\('Causal\(\)'\)"),
+        ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
+        ({"scale": float("nan")}, "scale must be finite"),
+        ({"q_tokens": Tokens.range(4), "k_tokens": Tokens.range(11)}, "q_tokens describe 1 rows of 4 slots"),
+        ({"pattern": Causal(), "q_tokens": Tokens.range(11)}, "both or neither"),
+        ({"pattern": PerHead(Causal(), Full())}, "PerHead names 2 heads, but q has 4"),
+        ({"backend": "nativ"}, "unknown backend 'nativ'"),
+    ):
+        with pytest.raises(HeadwayError, match=text):
+            attend(q, k, v, **arguments)
+    with pytest.raises(PatternError, match=r"5 queries and 11 keys under Causal\(\): say which tokens"):
+        attend(q[:, :, :5], k, v, Causal())
+    with pytest.raises(PatternError, match="at least one set of Keys"):
+        attend_keys(q, Tokens.range(11), [], Causal())
+    with pytest.raises(
+        BackendError, match='backend="diagonal" cannot run this call: queries and keys must be'
+    ):
+        attend(q[:, :, :5], k, v, Full(), backend="diagonal")
+
+
+def test_choices_say_why() -> None:
+    def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
+        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **more).what
+
+    assert what(Causal(), 4096, 4096) == "sdpa"
+    assert what(Window.last(8192), 4096, 4096) == "sdpa"
+    assert what(Window.last(512), 8192, 8192) == "banded"
+    assert what(Window.last(512), 64, 64) == "sdpa"
+    assert what(Causal(), 1, 4096) == "sdpa"
+    assert what(Causal(), 4096, 4096, dropout=0.1) == "banded"
+    assert what(Window.last(8), 64, 64) == "dense"
+    window = choose(Window.last(512), queries=8192, keys=8192, heads=8)
+    assert ("sdpa", "it would build a mask of queries x keys") in window.rejected
+    assert "skipped" in window.why
+    assert window.rejected[1][0] == "dense"

@@ -1,0 +1,156 @@
+"""Patterns: their truth, their text, what caches need to keep."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import PatternError
+from headway.patterns import (
+    Causal,
+    Full,
+    Global,
+    GlobalKeys,
+    GlobalQueries,
+    Pattern,
+    PerHead,
+    Retention,
+    Sink,
+    Window,
+    parse,
+    visible,
+)
+from headway.tokens import Tokens
+from tests.strategies import patterns, tokens
+
+
+def seen(pattern: Pattern, n: int, tokens: Tokens | None = None) -> list[list[int]]:
+    tokens = tokens or Tokens.range(n)
+    return [row.nonzero().squeeze(1).tolist() for row in visible(pattern, tokens, tokens)[0, 0]]
+
+
+def test_the_leaves_say_what_their_names_say() -> None:
+    assert seen(Full(), 2) == [[0, 1], [0, 1]]
+    assert seen(Causal(), 3) == [[0], [0, 1], [0, 1, 2]]
+    assert seen(Window.last(2), 4) == [[0], [0, 1], [1, 2], [2, 3]]
+    assert seen(Window.around(1), 3) == [[0, 1], [0, 1, 2], [1, 2]]
+    assert seen(Window(0, 2), 4) == [[0, 1, 2], [1, 2, 3], [2, 3], [3]]
+    assert seen(Window(1, 1, step=2), 4) == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert seen(Sink(1) & Causal() | Window.last(1), 3) == [[0], [0, 1], [0, 2]]
+    assert seen(Window.last(1), 3) == [[0], [1], [2]]
+
+
+def test_global_tokens_see_all_and_are_seen_by_all() -> None:
+    """MISSION row 96: symmetric, and different for every example of a batch."""
+    at = Tokens.range(4).with_global([[1], [3]])
+    mask = visible(Window.around(0) | Global(), at, at)
+    assert torch.equal(mask, mask.transpose(-1, -2))
+    assert mask[0, 0].sum(1).tolist() == [2, 4, 2, 2]
+    assert mask[1, 0].sum(1).tolist() == [2, 2, 2, 4]
+    assert visible(GlobalKeys(), at, at)[0, 0].sum(0).tolist() == [0, 4, 0, 0]
+    assert visible(GlobalQueries(), at, at)[0, 0].sum(1).tolist() == [0, 4, 0, 0]
+
+
+def test_a_prefix_lm() -> None:
+    at = Tokens.range(5).with_global([0, 1])
+    mask = visible(Causal() | GlobalKeys() & GlobalQueries(), at, at)[0, 0]
+    assert mask.int().tolist() == [
+        [1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+
+
+@given(patterns)
+def test_the_text_form_parses_and_prints_back(p: Pattern) -> None:
+    assert parse(str(p)) == p
+    assert hash(parse(str(p))) == hash(p)
+    heads = PerHead(p, Causal()) if len(p.heads) == 1 else p
+    assert parse(str(heads)) == heads
+
+
+@given(patterns, tokens())
+def test_causal_patterns_never_look_ahead_and_reach_is_a_bound(p: Pattern, at: Tokens) -> None:
+    away = at.index.unsqueeze(-2) - at.index.unsqueeze(-1)
+    pairs = away.expand(at.rows, -1, -1)[visible(p, at, at).expand(at.rows, -1, -1, -1)[:, 0]]
+    before, after = p.reach
+    if p.is_causal:
+        assert (pairs <= 0).all()
+    if before is not None:
+        assert (pairs >= -before).all()
+    if after is not None:
+        assert (pairs <= after).all()
+
+
+@given(
+    patterns.filter(lambda p: p.is_causal),
+    st.integers(0, 24),
+    st.lists(st.booleans(), min_size=25, max_size=25),
+)
+def test_retention_keeps_whatever_a_later_query_sees(p: Pattern, t: int, marks: list[bool]) -> None:
+    at = Tokens.range(25).with_global(torch.tensor([marks]))
+    needed = visible(p, at, at)[0, 0, t + 1 :, : t + 1].any(0)
+    keep = p.retention
+    index = torch.arange(t + 1)
+    kept = torch.ones(t + 1, dtype=torch.bool) if keep.reach is None else index > t - keep.reach
+    kept = kept | (index < keep.sinks) | (torch.tensor(marks[: t + 1]) & keep.globals)
+    assert (needed <= kept).all()
+
+
+def test_retention_of_what_decoders_use_is_exact() -> None:
+    assert Causal().retention == Retention(None)
+    assert Window.last(512).retention == Retention(511)
+    assert (Window.last(512) & Causal()).retention == Retention(511)
+    assert Window.last(4, step=3).retention == Retention(9)
+    assert (Window.last(8) | Causal() & Sink(4)).retention == Retention(7, sinks=4)
+    assert (Window.last(8) | Causal() & GlobalKeys()).retention == Retention(7, globals=True)
+    assert (Window.last(8) | Causal() & GlobalQueries()).retention == Retention(None)
+    assert PerHead(Window.last(8), Window.last(3) | Sink(1) & Causal()).retention == Retention(7, sinks=1)
+
+
+def test_heads_of_their_own_compose() -> None:
+    both = PerHead(Window.last(2), Full()) & Causal()
+    assert both == PerHead(Window.last(2) & Causal(), Full() & Causal())
+    at = Tokens.range(3)
+    assert visible(both, at, at).shape == (1, 2, 3, 3)
+    with pytest.raises(PatternError, match="PerHead of 2 heads meets PerHead of 3"):
+        _ = PerHead(Full(), Full()) & PerHead(Full(), Full(), Full())
+    with pytest.raises(PatternError, match="one plain pattern per query head"):
+        PerHead(PerHead(Full()))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Window(-1), "before and after count other positions, 0 or more; got -1, 0"),
+        (lambda: Window(3, 0, 0), r"step must be at least 1 \(1 is no dilation\), got 0"),
+        (lambda: Window(2.5), "before must be a whole number, got 2.5"),
+        (lambda: Window.last(0), r"keys must be 1 or more, got 0; for no window at all use Causal\(\)"),
+        (lambda: Window.last(None), "got None; for no window"),
+        (lambda: Sink(-1), "a number of first tokens, 0 or more, got -1"),
+        (
+            lambda: parse("Window.lst(4)"),
+            r"unknown name 'Window.lst' at character 1 \(did you mean \"Window.last\"\?\)",
+        ),
+        (lambda: parse("Causal() & Foo"), "unknown name 'Foo' at character 12"),
+        (lambda: parse("Window.last(4"), "cannot be read"),
+        (lambda: parse("Window.last(2.5)"), "'2.5' at character 13 must be a whole number"),
+        (lambda: parse("Window.last(4, 5, 6)"), "Window.last at character 1"),
+        (lambda: parse("Window.last(before=4)"), "Window.last at character 1: .*before"),
+        (lambda: parse("Window.last(0)"), "keys must be 1 or more"),
+        (lambda: parse("__import__('os')"), "unknown name '__import__'"),
+        (lambda: parse("Causal() + Full()"), "is no pattern"),
+        (lambda: parse(""), "a text such as"),
+        (lambda: parse(None), "a text such as"),
+    ],
+)
+def test_bad_patterns(make, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(PatternError, match=text):
+        make()
+
+
+def test_windows_and_no_pattern_do_not_mix() -> None:
+    with pytest.raises(TypeError):
+        _ = Causal() & 3  # type: ignore[operator]
