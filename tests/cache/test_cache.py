@@ -267,3 +267,15 @@ def test_it_says_what_it_is(kind: str) -> None:
     text = repr(make(kind))
     assert "kv_heads=2, head_dim=4, lengths=[0, 0]" in text
     assert ("bound=None" in text) == (kind == "growing")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [8, 4, 2, 1])
+def test_bytes_shrink_with_the_kv_heads_exactly(kind: str, kv_heads: int) -> None:
+    """Row 51: g kv heads of 8 take g / 8 of the bytes, filled and full."""
+    few, all_heads = make(kind, kv_heads=kv_heads), make(kind, kv_heads=8)
+    for count in (3, 30):
+        for cache, heads in ((few, kv_heads), (all_heads, 8)):
+            k, v = torch.zeros(2, heads, count, 4), torch.zeros(2, heads, count, 3)
+            cache.update(k, v, Tokens.range(count, start=cache.lengths[0]))
+        assert few.nbytes * 8 == all_heads.nbytes * kv_heads

@@ -188,9 +188,10 @@ class RingCache(Cache):
         for b, (end, floor) in enumerate(zip(ends, self._floors, strict=True)):
             if end > self.sinks and not self._holds_past_of((end,), (floor,)):
                 length = self._lengths[b]
+                rest = f"all but the first {self.sinks}" if self.sinks else "all of them"
                 raise CacheError(
                     f"Cache.trim: row {b} has seen {length} tokens and can forget at most "
-                    f"{length - floor - self.reach} of them (or all but the first {self.sinks}), not "
+                    f"{length - floor - self.reach} of them (or {rest}), not "
                     f"{length - end}: this ring (reach {self.reach}, slack {self.slack}) has overwritten "
                     "keys that the tokens before them need; make the cache with "
                     f"slack={length - end}, or fork() it before what may be taken back"
