@@ -39,9 +39,7 @@ def command(
     model: ModelArgument,
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[PROMPT]", help="the text to continue; from standard input when missing or -"
-        ),
+        typer.Argument(metavar="PROMPT", help="the text to continue; from standard input when missing or -"),
     ] = None,
     prompt_option: Annotated[str | None, typer.Option("--prompt", help="the same, as an option")] = None,
     max_new_tokens: NewTokensOption = None,

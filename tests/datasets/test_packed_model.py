@@ -1,0 +1,50 @@
+"""A packed row is its documents alone: logits, loss and gradients of a decoder, with windows, sinks and rotary."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.data import Rows, TokenFile, TokenFileWriter
+from headway.models import Decoder
+from headway.patterns import Causal
+from tests.generate.conftest import MIXED, small
+
+DOCUMENTS = [9, 1, 16, 3, 21, 2]  # in rows of 16: one ends at an edge, one is longer than a row
+
+
+def rows(path: Path) -> Rows:
+    generator = torch.Generator().manual_seed(3)
+    with TokenFileWriter(path / "x", 330) as out:
+        for n in DOCUMENTS:
+            out.add(torch.randint(0, 330, (n,), generator=generator).numpy())
+    return Rows(TokenFile(path / "x"), 16)
+
+
+def summed(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+
+
+@pytest.mark.parametrize("patterns", [Causal(), MIXED], ids=["full", "mixed"])
+def test_packed_is_alone(tmp_path: Path, patterns: object) -> None:
+    model: Decoder = small(patterns).double()  # type: ignore[arg-type]
+    corpus = rows(tmp_path)
+    ids, targets, tokens = corpus.batch(range(len(corpus)))
+    packed = model(ids, tokens=tokens)
+    loss = summed(packed.flatten(0, 1), targets.flatten())
+    together = torch.autograd.grad(loss, list(model.parameters()))
+    parts = []
+    for i in range(len(corpus)):
+        row, at = corpus[i], 0
+        for n in row.lengths:
+            logits = model(row.ids[at : at + n].unsqueeze(0))[0]
+            assert torch.allclose(
+                packed[i, at : at + n], logits, rtol=0, atol=1e-12 * float(logits.detach().abs().max())
+            )
+            parts.append(summed(logits, row.targets[at : at + n]))
+            at += n
+    apart = torch.autograd.grad(torch.stack(parts).sum(), list(model.parameters()))
+    assert torch.allclose(loss, torch.stack(parts).sum(), rtol=1e-12)
+    for a, b in zip(together, apart, strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-11 * float(b.abs().max()))

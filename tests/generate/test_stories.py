@@ -1,0 +1,60 @@
+"""Real weights through the library's own loop: the published greedy text, however it is made."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import headway
+from headway.api import LanguageModel
+from headway.checkpoints import convert
+from headway.text import Tokenizer
+from tests.data import data_path
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    source = data_path("weights/stories260K")
+    folder = tmp_path_factory.mktemp("stories") / "hf"
+    convert(source / "stories260K.bin", folder, tokenizer=Tokenizer.load(source / "tok512.bin"))
+    return headway.load(folder)
+
+
+@pytest.fixture(scope="module")
+def published() -> str:
+    text = (data_path("weights/stories260K") / "stories260K.md").read_text()
+    found = re.search(r"-t 0\.0\n(.*?)\n```", text, re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"prefill_chunk": 3}], ids=str)
+def test_the_published_text(lm: LanguageModel, published: str, options: dict[str, int]) -> None:
+    found = lm.generate("", max_new_tokens=256, eos=[1], **options)  # type: ignore[call-overload]
+    assert found.text == published
+
+
+def test_it_goes_on_from_any_place(lm: LanguageModel, published: str) -> None:
+    """A batch of beginnings of the text, at token borders: each is continued to the same end."""
+    assert lm.tokenizer is not None
+    ids = [1, *lm.generate("", max_new_tokens=256, eos=[1]).ids]
+    prompts = [ids[:n] for n in (2, 100)]
+    for prompt, found in zip(prompts, lm.generate(prompts, max_new_tokens=255, eos=[1]), strict=True):
+        whole = lm.tokenizer.decode([*prompt, *found.ids])
+        assert whole.startswith(published)
+
+
+def test_a_stop_string(lm: LanguageModel, published: str) -> None:
+    found = lm.generate("", max_new_tokens=256, stop=["Lily's mom", " ball."])
+    assert found.finish_reason == "stop"
+    assert found.text == min(
+        (published.split(s)[0] for s in ("Lily's mom", " ball.") if s in published), key=len
+    )
+
+
+def test_long_then_short_is_short_alone(lm: LanguageModel, tmp_path: Path) -> None:
+    alone = lm.generate("Once upon", max_new_tokens=40).ids
+    lm.generate(["Once upon a time, " * 20, "x"], max_new_tokens=30)
+    assert lm.generate("Once upon", max_new_tokens=40).ids == alone  # the same prompt twice, too
+    lm.save(tmp_path / "m")
+    assert headway.load(tmp_path / "m").generate("Once upon", max_new_tokens=40).ids == alone
