@@ -62,7 +62,14 @@ YARNS = [
 @pytest.mark.parametrize("options", YARNS, ids=str)
 @pytest.mark.parametrize(
     ("theta", "factor", "context"),
-    [(10000.0, 4.0, 4096), (1e6, 2.5, 32768), (150000.0, 32.0, 64), (10000.0, 1.0, 4096)],
+    [
+        (10000.0, 4.0, 4096),
+        (1e6, 2.5, 32768),
+        (150000.0, 32.0, 64),
+        (10000.0, 1.0, 4096),
+        (100.0, 4.0, 4096),  # even the last pair turns often: the ramp ends beyond the pairs
+        (10000.0, 4.0, 6),  # no pair turns at all: an empty ramp
+    ],
 )
 def test_yarn(options, theta, factor, context):
     rotary = Rotary(theta, pairing="halves", scaling=YaRN(factor, context, **options))
