@@ -35,6 +35,7 @@ def prepare(config: TrainConfig, folder: Path, checkpoint: Path | None = None) -
 
     Raises DataError and ConfigError for text and settings that do not fit together.
     """
+    _check_model(config)
     tokenizer = _tokenizer(config, folder, checkpoint)
     token_file = Path(config.data).suffix == TOKENS
     if token_file and config.validation_share:
@@ -48,6 +49,14 @@ def prepare(config: TrainConfig, folder: Path, checkpoint: Path | None = None) -
         name = folder / "data" / f"validation{TOKENS}"
         validation = _encoded(source, tokenizer, name, config, held_out=config.validation is None)
     return Inputs(tokenizer, train, validation)
+
+
+def _check_model(config: TrainConfig) -> None:
+    """Say what is wrong with the model before a tokenizer is trained for it."""
+    if config.model is None or not Path(config.model).is_dir():
+        spec = make_spec(config, config.vocab or VOCAB if config.model is None else 1)
+        with torch.device("meta"):
+            Decoder(spec, backend=config.backend)
 
 
 def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None) -> Tokenizer:
@@ -149,6 +158,11 @@ def layer_patterns(text: str | None) -> list[Pattern]:
 def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     """The spec of a run with fresh weights: from the catalog, or made by depth."""
     if config.model is not None:
+        if config.model.lower() not in catalog.names():
+            raise ConfigError(
+                f"model {config.model!r} is neither a folder nor a name of the catalog"
+                f"{did_you_mean(config.model.lower(), catalog.names())}; the catalog has {', '.join(catalog.names())}"
+            )
         spec = catalog.spec(config.model)
         if spec.vocab < vocab:
             raise ConfigError(
@@ -167,7 +181,7 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     given |= {"width": width, "heads": heads, "head_dim": width // heads}
-    given.setdefault("kv_heads", next(k for k in (heads // 4, heads // 2, heads) if k and heads % k == 0))
+    given.setdefault("kv_heads", next(heads // g for g in (4, 2, 1) if heads % g == 0))
     given.setdefault("hidden", -(-8 * width // 3 // 64) * 64)
     # transformers says "a window in some layers" in ministral's config only (plain llama has none).
     family = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
@@ -178,10 +192,5 @@ def first_model(config: TrainConfig, vocab: int) -> Decoder:
     """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
     if config.model is not None and Path(config.model).is_dir():
         return load_model(config.model, dtype=torch.float32, backend=config.backend).train()
-    if config.model is not None and ("/" in config.model or Path(config.model).exists()):
-        raise ConfigError(
-            f"model {config.model!r} is neither a folder nor a name of the catalog"
-            f"{did_you_mean(config.model, catalog.names())}"
-        )
     spec = make_spec(config, vocab)
     return spec.build(dtype=torch.float32, seed=config.seed, backend=config.backend)

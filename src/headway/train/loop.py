@@ -69,7 +69,6 @@ def train(
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
                 shutil.rmtree(out / left, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        atomic_write(out / CONFIG, config_yaml(config))
         run = _Run(config, prepare(config, out, start), DTYPES[precision.what], callbacks, quiet)
         run.say(f"{precision.what}: {precision.why}")
         return run.go(start)
@@ -125,6 +124,7 @@ class _Run:
         self.twin.compute.train()
         self.twin.compute.checkpoint_blocks = self.config.gradient_checkpointing
         self.peak = gemm_peak(self.dtype)
+        atomic_write(self.out / CONFIG, config_yaml(self.config))
         self.log = MetricsLog(self.out / METRICS, after=state.progress.step if start is not None else None)
         self.began = time.monotonic() - state.progress.seconds
         record: dict[str, Any] = {}

@@ -1,0 +1,232 @@
+"""A whole run: what it leaves behind, what it refuses, what it holds out."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.checkpoints.folder import load_model
+from headway.data import Piece, TokenFile
+from headway.errors import ConfigError, DataError
+from headway.patterns import Causal, Window
+from headway.text import Tokenizer
+from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
+from headway.train.inputs import hold_out, make_spec
+from headway.train.metrics import draw_curve, read_metrics
+from headway.train.preview import preview
+from headway.train.state import checkpoints
+
+Make = Callable[..., TrainConfig]
+HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
+
+
+def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(
+        validation_share=0.2, steps=40, lr=1e-2, eval_every=20, eval_tokens=100, save_every=15, log_every=20,
+        sample_prompts=["one"], sample_tokens=4, optimizer="muon",
+    )  # fmt: skip
+    result = train(config)
+    out = Path(config.out)
+    records = read_metrics(result.metrics)
+    steps = [r for r in records if "loss" in r]
+    assert [r["step"] for r in steps] == list(range(1, 41))
+    assert steps[-1]["loss"] < steps[0]["loss"] - 1
+    assert result.validation is not None
+    assert records[-1] == {"val_bits_per_byte": result.validation.bits_per_byte}
+    assert [r["step"] for r in records if "val_loss" in r] == [20, 40]
+    wanted = {
+        "step", "epoch", "loss", "bits_per_byte", "tokens", "trained_tokens", "tokens_per_s", "lr", "grad_norm",
+        "peak_memory_bytes", "share_of_gemm_peak", "seconds", "eta_s",
+    }  # fmt: skip
+    assert all(set(r) == wanted for r in steps)
+    assert steps[-1]["trained_tokens"] == sum(r["tokens"] for r in steps) == result.trained_tokens
+    assert [p.name for p in checkpoints(out)] == ["checkpoint-30", "checkpoint-40"]
+    assert read_config(out / "config.yaml") == config
+    assert result.curve.read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().err
+    assert "step 20/40  loss " in said
+    assert "step 40: one|" in said
+    assert "step 21/40" not in said
+
+    file = TokenFile(out / "data" / "validation.tokens")
+    for folder in (result.model, checkpoints(out)[-1]):
+        again = evaluate(load_model(folder), file, config.context)
+        assert again.nats == pytest.approx(result.validation.nats, rel=1e-6)
+    assert Tokenizer.load(result.model).fingerprint == file.fingerprint
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(settings: Make) -> None:
+    config = settings(steps=1)
+    train(config, quiet=True)
+    before = sorted((p.name, p.stat().st_mtime_ns) for p in Path(config.out).iterdir())
+    with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-1\); go on with --resume auto"):
+        train(config, quiet=True)
+    assert sorted((p.name, p.stat().st_mtime_ns) for p in Path(config.out).iterdir()) == before
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing_more(settings: Make) -> None:
+    first = train(settings(steps=2), quiet=True)
+    again = train(settings(steps=2), resume="auto", quiet=True)
+    assert (again.steps, again.trained_tokens, again.loss) == (2, first.trained_tokens, None)
+
+
+def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
+    first = train(settings(steps=3), quiet=True)
+    config = settings(model=str(first.model), out=str(tmp_path / "more"), steps=1, lr=1e-9, **HOME_MADE)
+    more = train(config, quiet=True)
+    a, b = load_model(first.model), load_model(more.model)
+    assert a.spec == b.spec
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+    assert Tokenizer.load(more.model).fingerprint == Tokenizer.load(first.model).fingerprint
+
+
+def test_the_clock_can_end_a_run(settings: Make) -> None:
+    config = settings(steps=None, max_seconds=0.3)
+    result = train(config, quiet=True)
+    last = [r for r in read_metrics(result.metrics) if "loss" in r][-1]
+    assert result.steps >= 1
+    assert result.seconds >= 0.3
+    assert last["lr"] <= config.lr
+
+
+def test_callbacks_are_called_by_seconds_and_at_the_end(settings: Make) -> None:
+    moments: list[tuple[int, bool]] = []
+
+    def look(moment: Moment) -> None:
+        moments.append((moment.step, moment.last))
+
+    train(settings(steps=5), callbacks=[Every(look, seconds=0.0), Every(look, seconds=1e6)], quiet=True)
+    assert moments == [(1, False), (2, False), (3, False), (4, False), (5, True), (5, True)]
+
+
+def test_not_finite_stops_before_a_step_and_the_last_checkpoint_stays(settings: Make) -> None:
+    config = settings(steps=9, save_every=1)
+
+    def poison(moment: Moment) -> None:
+        if moment.step == 3:
+            moment.model.model.norm.weight.fill_(float("nan"))
+
+    with pytest.raises(TrainingError, match=r"step 4: the loss is not finite .* Rows \d+, "):
+        train(config, callbacks=[Every(poison, steps=1)], quiet=True)
+    last = checkpoints(Path(config.out))[-1]
+    assert last.name == "checkpoint-3"
+    assert all(bool(torch.isfinite(p).all()) for p in load_model(last).parameters())
+
+
+def pieces(*documents: list[str]) -> Callable[[], list[Piece]]:
+    return lambda: [
+        Piece(text, i == len(parts) - 1, "here") for parts in documents for i, text in enumerate(parts)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
+def test_documents_are_held_out_whole(share: float) -> None:
+    read = pieces(*([f"{d}.", f"{d};"] for d in range(20)))
+    train_part, held = (list(hold_out(read, share, 5, held_out=h)) for h in (False, True))
+    assert sorted(p.text for p in train_part + held) == sorted(p.text for p in read())
+    assert len(held) == 2 * min(19, max(1, round(share * 20)))
+    assert {p.text[:-1] for p in train_part}.isdisjoint(p.text[:-1] for p in held)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_of_one_document_the_end_is_held_out_from_a_line_on(share: float) -> None:
+    lines = [f"line {i}\n" for i in range(100)]
+    read = pieces(["".join(lines[:30]), "".join(lines[30:77]), "".join(lines[77:])])
+    first, rest = ("".join(p.text for p in hold_out(read, share, 0, held_out=h)) for h in (False, True))
+    assert first + rest == "".join(lines)
+    assert first.endswith("\n")
+    assert len(rest) == pytest.approx(share * len(first + rest), abs=8)
+    assert [p.ends for p in hold_out(read, share, 0, held_out=False)][-1]
+
+
+def test_one_dial_and_its_overrides() -> None:
+    spec = make_spec(TrainConfig.of({"data": "x", "depth": 8}), 500)
+    assert (spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.family) == (512, 8, 2, 64, "llama")
+    assert spec.tied
+    spec = make_spec(
+        TrainConfig.of(
+            {"data": "x", "depth": 4, "width": 96, "heads": 6, "patterns": "Window.last(8); Causal()"}
+        ),
+        9,
+    )
+    assert (spec.head_dim, spec.kv_heads, spec.family) == (16, 3, "ministral")
+    assert spec.patterns == (Window.last(8), Causal(), Window.last(8), Causal())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "fp16"}, "dtype=fp16 was asked for"),
+        ({"patterns": "Windw.last(8)"}, "patterns: "),
+        ({"patterns": "Full()"}, "Full() lets a token see later ones|lets a token see later ones"),
+        ({"patterns": "Causal(); Causal(); Causal()"}, "3 patterns do not fit 2 layers"),
+        ({"width": 18, "heads": 4}, "width 18 cannot be split into 4 heads"),
+        ({"kv_heads": 3}, "3"),
+        (
+            {"model": "llama-2-7", **HOME_MADE},
+            'a name of the catalog (did you mean "llama-2-7b"?)',
+        ),
+        ({"backend": "cuda"}, 'unknown backend "cuda"|unknown backend'),
+        ({"sample_prompts": ["one " * 40]}, "do not fit context 24"),
+    ],
+)
+def test_settings_that_cannot_run_are_named(settings: Make, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match="|".join(map(re.escape, said.split("|")))):
+        train(settings(**changes), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"abc\xff", "not UTF-8"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', r'text.jsonl:2: no key "text" (did you mean "txt"?)'),
+        (b'{"text": "a"}\nno\n', "text.jsonl:2: not JSON"),
+    ],
+)
+def test_bad_text_is_named_with_its_line(settings: Make, corpus: Path, content: bytes, said: str) -> None:
+    corpus.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(said)):
+        train(settings(), quiet=True)
+
+
+def test_catalog_and_token_files_need_a_tokenizer(settings: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model 'llama-2-7b' comes without a tokenizer"):
+        train(settings(model="llama-2-7b", **HOME_MADE), quiet=True)
+    done = train(settings(steps=1), quiet=True)
+    tokens = str(done.out / "data" / "train.tokens")
+    with pytest.raises(ConfigError, match="holds token ids; give the tokenizer that made them"):
+        train(settings(data=tokens, out=str(tmp_path / "b")), quiet=True)
+    held = {"validation_share": 0.1, "tokenizer": str(done.model), "vocab": None}
+    with pytest.raises(ConfigError, match=r"validation_share cuts text, but .* is a token file"):
+        train(settings(data=tokens, out=str(tmp_path / "b"), **held), quiet=True)
+    same = settings(data=tokens, tokenizer=str(done.model), vocab=None, steps=1, out=str(tmp_path / "c"))
+    assert train(same, quiet=True).loss == done.loss
+
+
+def test_preview_counts_and_touches_nothing(settings: Make) -> None:
+    config = settings()
+    before = sorted(Path(config.data).parent.iterdir())
+    found = preview(config)
+    assert sorted(Path(config.data).parent.iterdir()) == before
+    assert sum(found.groups.values()) == found.spec.parameter_count
+    assert (found.steps, found.rows_per_step, found.micro_batches) == (6, 8, 3)
+    assert "optimizer steps" in found.text()
+    done = train(config, quiet=True)
+    tokens = done.out / "data" / "train.tokens"
+    exact = preview(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
+    assert exact.tokens_exact
+    assert exact.tokens == len(TokenFile(tokens))
+
+
+def test_metrics_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 1, "loss": 2.0}) + '\n{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1, "loss": 2.0}]
+    draw_curve(read_metrics(path), tmp_path / "a.png", "one point")
+    draw_curve([], tmp_path / "b.png", "no point")
+    assert (tmp_path / "b.png").stat().st_size > 1000
