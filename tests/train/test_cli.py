@@ -1,0 +1,162 @@
+"""`headway train` and `headway eval` as a user types them."""
+
+import inspect
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from headway.cli import run
+from headway.cli.train import command
+from headway.train import Interrupted, TrainConfig, config_yaml, read_config
+
+Make = Callable[..., TrainConfig]
+
+
+def flags(config: TrainConfig, *names: str) -> list[str]:
+    found = []
+    for name in names:
+        found += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    return found
+
+
+def test_every_setting_is_a_flag_with_its_help() -> None:
+    parameters = inspect.signature(command).parameters
+    for name, field in TrainConfig.model_fields.items():
+        (info,) = [
+            m for m in parameters[name].annotation.__metadata__ if isinstance(m, typer.models.OptionInfo)
+        ]
+        assert info.help is not None
+        assert info.help.startswith(field.description)
+        assert parameters[name].default is None
+
+
+def test_help_has_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--context TOKENS length of a training row [default: 512]" in said
+    assert "--gradient-checkpointing / --no-gradient-checkpointing" in said
+    assert "(adamw | muon) [default: adamw]" in said
+
+
+def test_print_config_is_what_runs(
+    settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text(config_yaml(settings()), encoding="utf-8")
+    assert (
+        run(["train", "--config", str(tmp_path / "run.yaml"), "lr=1e-4", "--no-tied", "--print-config"]) == 0
+    )
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert read_config(tmp_path / "printed.yaml") == settings(lr=1e-4, tied=False)
+    assert not Path(settings().out).exists()
+
+
+def test_train_by_flags_alone_then_eval(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(steps=2)
+    names = (
+        "data",
+        "vocab",
+        "depth",
+        "width",
+        "heads",
+        "kv_heads",
+        "hidden",
+        "patterns",
+        "context",
+        "batch_tokens",
+    )
+    given = [*flags(config, *names, "micro_batch", "steps", "warmup", "dtype", "out"), "--json"]
+    assert run(["train", *given, "--validation-share", "0.2"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["steps"] == 2
+    assert read_config(Path(config.out) / "config.yaml") == settings(steps=2, validation_share=0.2)
+
+    held = str(Path(config.out) / "data" / "validation.tokens")
+    assert run(["eval", done["model"], "--data", held, "--dtype", "fp32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bits_per_byte"] == pytest.approx(done["val_bits_per_byte"], rel=1e-6)
+    assert report["context"] == config.context
+    assert sum(p["tokens"] for p in report["positions"]) == report["tokens"]
+
+    assert run(["eval", done["model"], "--data", config.data, "--context", "16", "--dtype", "fp32"]) == 0
+    said = capsys.readouterr().out
+    assert "bits per byte" in said
+    assert "tokens to look back on" in said
+
+
+def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings()
+    given = flags(config, "data", "context", "batch_tokens", "steps", "out")
+    assert run(["train", *given, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "parameters" in said
+    assert "optimizer steps" in said
+    assert not Path(config.out).exists()
+    assert run(["train", *given, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--data", "x", "dat=1"], 1, 'unknown setting "dat" (did you mean "data"?)'),
+        (["--data", "x", "lr=1", "--lr", "2"], 1, "lr is given twice"),
+        (["--data", "x", "--lr", "fast"], 2, "Invalid value for '--lr'"),
+        (["--datum", "x"], 2, "No such option"),
+        ([], 1, "data is missing: training text"),
+        (["--data", "nowhere.txt", "--out", "OUT"], 1, "nowhere.txt: no such file or folder"),
+        (["--data", "nowhere.txt", "--dry-run"], 1, "nowhere.txt: no such file or folder"),
+        (["--data", "x", "--dtype", "fp16", "--out", "OUT"], 1, "dtype=fp16 was asked for"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(
+    tmp_path: Path, arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    assert run(["train", *[out if a == "OUT" else a for a in arguments]]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import headway.train
+
+    def stopped(config: TrainConfig, **_: Any) -> None:
+        raise Interrupted(Path(config.out) / "checkpoint-4")
+
+    monkeypatch.setattr(headway.train, "train", stopped)
+    config = settings()
+    assert run(["train", "--data", config.data, "--out", config.out]) == 130
+    said = capsys.readouterr().err
+    assert f"saved {config.out}/checkpoint-4" in said
+    assert f"headway train --config {config.out}/config.yaml --resume auto" in said
+    assert signal.getsignal(signal.SIGINT) is not None
+
+
+def test_a_stopped_run_goes_on_by_its_own_config(settings: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(steps=1)
+    from headway.train import train
+
+    train(config, quiet=True)
+    own = str(Path(config.out) / "config.yaml")
+    assert run(["train", "--config", own, "--resume", "auto", "--steps", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+def test_eval_refuses_what_it_cannot_read(
+    settings: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headway.train import train
+
+    done = train(settings(steps=1), quiet=True)
+    assert run(["eval", str(done.model), "--data", str(tmp_path / "none.txt")]) == 1
+    assert "none.txt: no such file" in capsys.readouterr().err
+    assert run(["eval", str(tmp_path / "none"), "--data", settings().data]) == 1
+    assert "none is not there" in capsys.readouterr().err
+    assert run(["eval", str(done.model), "--data", settings().data, "--dtype", "fp16"]) == 1
+    assert "dtype=fp16" in capsys.readouterr().err
