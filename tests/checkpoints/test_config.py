@@ -24,6 +24,7 @@ SCALINGS = [
     Linear(2.0),
     DynamicNTK(4.0, 16),
     YaRN(4.0, 16),
+    YaRN(2.3, 16),
     YaRN(4.0, 16, beta_fast=8.0, attention_factor=0.5, truncate=False),
     YaRN(2.0, 32, mscale=0.7, mscale_all_dim=0.9),
     Llama3(8.0, 1.0, 4.0, 32),
@@ -38,7 +39,7 @@ def specs(draw) -> ModelSpec:
     heads, group = draw(st.sampled_from([(2, 1), (4, 2), (3, 3)]))
     scaling = draw(st.sampled_from(SCALINGS))
     pairing = draw(st.sampled_from(["halves", "halves", "halves", "adjacent", ((0, 3), (2, 1))]))
-    trained = getattr(scaling, "trained_context", draw(st.sampled_from([32, 64])))
+    trained = draw(st.sampled_from([16, 32, 64, 100]))
     width_of = {"one": [Window.last(3)], "mixed": [Window.last(3), Causal()], "none": [Causal()]}
     width_of["odd"] = [Causal() & (Window.last(3) | Sink(2)), Window.last(2, step=2), Window.last(5)]
     kinds = width_of[draw(st.sampled_from(sorted(width_of)))]
@@ -188,6 +189,14 @@ BAD = {
         rope(rope_type="dynamic", factor=2.0, original_max_position_embeddings=16),
         r"anchored at max_position_embeddings .64., but .* is 16",
     ),
+    "linear original": (
+        rope(type="linear", factor=2.0, original_max_position_embeddings=16),
+        r"16 x factor 2\.0 is not max_position_embeddings 64",
+    ),
+    "original without scaling": (
+        {"original_max_position_embeddings": 16},
+        "is 16, but there is no rope scaling",
+    ),
     "two thetas": (
         {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         r"rope_theta is 500\.0 at the top .* but 1000000\.0",
@@ -270,12 +279,18 @@ def test_null_and_switched_off_windows_are_full():
         assert spec_from_config(config_dict(family, **changes)).patterns == (Causal(),) * 3
 
 
-def test_the_two_context_lengths_are_kept_apart():
-    yarn = rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
-    spec = spec_from_config(config_dict("llama", **yarn))
-    assert (spec.trained_context, spec.max_context) == (16, 64)
-    spec = spec_from_config(config_dict("llama"))
-    assert (spec.trained_context, spec.max_context) == (64, 64)
+def test_the_context_before_scaling_and_the_one_served_are_kept_apart():
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    for changes, before, served in (
+        (rope(**yarn, original_max_position_embeddings=16), 16, 64),
+        (rope(**yarn), 64, 256),  # max_position_embeddings left as it was before scaling
+        (rope(type="dynamic", factor=2.0), 64, 128),
+        (rope(type="linear", factor=4.0, original_max_position_embeddings=16), None, 64),
+        ({}, None, 64),
+    ):
+        spec = spec_from_config(config_dict("llama", **changes))
+        assert getattr(spec.positions.scaling, "trained_context", None) == before
+        assert (spec.trained_context, spec.max_context) == (served, None)
 
 
 def test_theta_is_kept_when_scaling_is_added():

@@ -18,7 +18,7 @@ from headway.positions import Rotary, YaRN
 def folder(tmp_path):
     spec = ModelSpec.of("llama", vocab=61, width=16, layers=4, heads=4, kv_heads=2, hidden=24, init_std=0.3,
                         patterns=(Window.last(5), Causal()), positions=Rotary(pairing="halves", scaling=YaRN(4.0, 16)),
-                        trained_context=16, max_context=64)  # fmt: skip
+                        trained_context=64, max_context=100)  # fmt: skip
     save_folder(tmp_path / "m", spec.build(seed=0).eval(), generation={"eos_token_id": 2})
     return tmp_path / "m"
 
@@ -106,7 +106,7 @@ def test_inspect_prints_what_the_model_is(folder, capsys):
         "pairing halves (transformers' ministral rotates halves)",
         "YaRN(factor=4.0, trained_context=16",
         "amplitude 1.13863",
-        "trained 16, longest 64",
+        "64 tokens (before rotary scaling 16); refuses more than 100",
         "4 query, 2 key/value (GQA), 4 dims each",
         "none in the folder",
         "eos 2",

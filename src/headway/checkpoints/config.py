@@ -41,8 +41,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         out_bias=given.switch(family.out_bias),
         mlp_bias=given.switch(family.mlp_bias),
         qk_norm=family.qk_norm,
-        trained_context=facts.get("trained_context", rope.trained_context),
-        max_context=facts.get("max_context", rope.max_context),
+        trained_context=facts.get("trained_context", rope.context),
+        max_context=facts.get("max_context"),
         attention_dropout=given.number("attention_dropout", 0.0),
         init_std=given.number("initializer_range", 0.02),
     )

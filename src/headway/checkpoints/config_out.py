@@ -103,7 +103,7 @@ def _plain(spec: ModelSpec, name: str, family: Family) -> dict[str, Any] | None:
         "hidden_act": spec.activation,
         "rms_norm_eps": spec.norm_eps,
         "tie_word_embeddings": spec.tied,
-        **write_rope(rotary, spec.trained_context, spec.max_context or spec.trained_context),
+        **write_rope(rotary, spec.trained_context),
         "attention_dropout": spec.attention_dropout,
         "initializer_range": spec.init_std,
         "use_cache": True,

@@ -133,6 +133,9 @@ ONLY: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "is_decoder": (False, True, None),
         "pruned_heads": ({}, None),
         "use_mrope": (False, None),
+        "rope_interleaved": (False, None),
+        "is_llama_config": (True, None),
+        "auto_map": ({}, None),
         "quantization_config": (None,),
         "per_layer_config": ({}, None),
     }
@@ -159,6 +162,7 @@ HARMLESS = (
     "output_scores",
     "chunk_size_feed_forward",
     "max_sequence_length",
+    "transformers.js_config",
     "unsloth_version",
     "unsloth_fixed",
     # token ids: tokenizer and generation config own them

@@ -30,6 +30,7 @@ class RotaryFacts:
     theta: float
     dims: int
     scaling: str | None
+    before_scaling: int | None
     amplitude: float
     frequencies: tuple[float, ...]
     longest_wave: float
@@ -122,6 +123,7 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
         theta=rotary.theta,
         dims=rotary.rotated_dims(head_dim),
         scaling=None if rotary.scaling is None else repr(rotary.scaling),
+        before_scaling=getattr(rotary.scaling, "trained_context", None),
         amplitude=rotary.amplitude,
         frequencies=tuple(frequencies.tolist()),
         longest_wave=float(waves.max()),

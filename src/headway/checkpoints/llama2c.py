@@ -94,7 +94,7 @@ def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
         family="llama", vocab=abs(vocab), width=dim, layers=layers, heads=heads, kv_heads=kv_heads,
         head_dim=dim // heads, hidden=hidden, patterns=(Causal(),) * layers,
         positions=Rotary(THETA, pairing="adjacent"), norm_eps=EPS, tied=vocab > 0,
-        trained_context=context, max_context=context,
+        trained_context=context,
     )  # fmt: skip
 
 

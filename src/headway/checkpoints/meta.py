@@ -194,12 +194,11 @@ def _spec(
     if params.get("use_scaled_rope"):
         factor = float(params.get("rope_scaling_factor", 8.0))
         scaling = Llama3(factor, 1.0, float(params.get("rope_high_freq_factor", 4.0)), 8192)
-        context = 8192
+        context = 131072
     return ModelSpec(
         family="llama", vocab=vocab, width=width, layers=layers, heads=heads, kv_heads=key // head_dim,
         head_dim=head_dim, hidden=w["layers.0.feed_forward.w1.weight"].shape[0], patterns=(Causal(),) * layers,
         positions=Rotary(theta, pairing="adjacent", scaling=scaling),
         norm_eps=norm_eps if norm_eps is not None else float(params.get("norm_eps", 1e-5)),
         tied="output.weight" not in w, trained_context=context,
-        max_context=131072 if scaling else context,
     )  # fmt: skip

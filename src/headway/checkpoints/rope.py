@@ -66,11 +66,13 @@ _NAMES = {kind.scaling: name for name, kind in KINDS.items()}
 
 @dataclass(frozen=True)
 class Rope:
-    """What a config says of positions: the rotation, the context it was trained at, the longest it serves."""
+    """What a config says of positions: the rotation, and the tokens per row that it is meant to serve.
+
+    The context before scaling, where a scaling is anchored at it, is the scaling's own `trained_context`.
+    """
 
     rotary: Rotary
-    trained_context: int
-    max_context: int
+    context: int
 
 
 def read_rope(config: Mapping[str, Any], *, max_positions: int, head_dim: int) -> Rope:
@@ -103,8 +105,10 @@ def read_rope(config: Mapping[str, Any], *, max_positions: int, head_dim: int) -
     if top is not None and trained is not None and top != trained:
         raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
     trained = trained if trained is not None else top
+    if kind.scaling is None and trained not in (None, max_positions):
+        raise ConfigError(f"{TRAINED} is {trained}, but there is no rope scaling that it could belong to")
     if kind.scaling is None:
-        return Rope(Rotary(theta, pairing="halves"), max_positions, max_positions)
+        return Rope(Rotary(theta, pairing="halves"), max_positions)
     if kind_name == "dynamic" and trained not in (None, max_positions):
         raise ConfigError(
             f"{where}: rope_type dynamic is anchored at max_position_embeddings ({max_positions}), "
@@ -121,17 +125,22 @@ def read_rope(config: Mapping[str, Any], *, max_positions: int, head_dim: int) -
         scaling = kind.scaling(**given)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if kind_name == "linear" and anchor not in (max_positions, round(max_positions / given["factor"])):
+        raise ConfigError(
+            f"{where}: {TRAINED} {anchor} x factor {given['factor']} is not max_position_embeddings {max_positions}; "
+            "rope_type linear does not need it: remove it"
+        )
     longest = max_positions
     if kind_name == "dynamic" or (kind_name == "yarn" and anchor == max_positions):
         longest = round(given["factor"] * anchor)
-    return Rope(Rotary(theta, pairing="halves", scaling=scaling), anchor, longest)
+    return Rope(Rotary(theta, pairing="halves", scaling=scaling), longest)
 
 
-def write_rope(rotary: Rotary, trained_context: int, max_context: int) -> dict[str, Any]:
+def write_rope(rotary: Rotary, context: int) -> dict[str, Any]:
     """The keys of `config.json` for a rotation: `rope_parameters` for new readers, `rope_theta` and
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
     ones."""
-    keys: dict[str, Any] = {"max_position_embeddings": max_context, "rope_theta": rotary.theta}
+    keys: dict[str, Any] = {"max_position_embeddings": context, "rope_theta": rotary.theta}
     scaling = rotary.scaling
     name = _NAMES[None if scaling is None else type(scaling)]
     if scaling is None:
@@ -142,17 +151,21 @@ def write_rope(rotary: Rotary, trained_context: int, max_context: int) -> dict[s
         }
     kind, values = KINDS[name], {}
     for key in kind.keys:
-        value = trained_context if key == TRAINED else getattr(scaling, key)
+        value = getattr(scaling, "trained_context", None) if key == TRAINED else getattr(scaling, key)
         default = getattr(type(scaling), key, None)
         if value is not None and (key in kind.required or key in (TRAINED, "factor") or value != default):
             values[key] = list(value) if isinstance(value, tuple) else value
     if name in ("linear", "dynamic"):
-        values.pop(TRAINED)
+        values.pop(TRAINED, None)
         old = {"type": name, **values}
     else:
         old = {"rope_type": name, **values}
-    if name == "dynamic":
-        keys["max_position_embeddings"] = trained_context
+    if isinstance(scaling, DynamicNTK):
+        keys["max_position_embeddings"] = scaling.trained_context
+    if isinstance(scaling, YaRN):  # readers compare the factor with the ratio of the two contexts
+        product = scaling.factor * scaling.trained_context
+        whole = abs(product - round(product)) < 1e-6 * product
+        keys["max_position_embeddings"] = round(product) if whole else scaling.trained_context
     new = {"rope_type": name, "rope_theta": rotary.theta, **values}
     return {**keys, "rope_scaling": old, "rope_parameters": new}
 

@@ -34,7 +34,9 @@ def command(
 def text(found: "Inspection") -> str:
     """The report for people."""
     spec = found.spec
-    longest = "no limit" if spec.max_context is None else f"{spec.max_context:,}"
+    longest = "runs beyond it too" if spec.max_context is None else f"refuses more than {spec.max_context:,}"
+    before = found.rotary.before_scaling if found.rotary else None
+    scaled = "" if before is None else f" (before rotary scaling {before:,})"
     head = spec.layout
     lines = [
         f"{found.path}",
@@ -50,7 +52,7 @@ def text(found: "Inspection") -> str:
         + (", queries and keys normed" if spec.qk_norm else ""),
         f"  biases         {_biases(found)}",
         f"  norm eps       {spec.norm_eps:g}",
-        f"  contexts       trained {spec.trained_context:,}, longest {longest}",
+        f"  context        {spec.trained_context:,} tokens{scaled}; {longest}",
         f"  keys, values   {size(found.kv_bytes_per_token)} per token",
         "  patterns       "
         + "\n                 ".join(f"layers {layers}: {pattern}" for layers, pattern in found.patterns),
