@@ -34,6 +34,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": PALE,
     "xtick.color": GREY,
     "xtick.labelcolor": INK,

@@ -3,10 +3,14 @@
 import dataclasses
 import json
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,15 @@ ROOT = Path(__file__).parents[2]
 LINES = "".join(f"def f{i}(x):\n    return x + {i * 7 % 13}\n\n" for i in range(1500))
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "my.txt"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "my.txt"
     path.write_text(LINES)
     return path
 
 
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def brief() -> Iterator[None]:
     """Act 3's timing at a size for tests, and a run of a few steps instead of one by the clock."""
     timed, settings = trust.time_window, learn.settings
 
@@ -45,86 +49,108 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         return TrainConfig.of({key: value for key, value in given.items() if value is not None})
 
-    monkeypatch.setattr(learn, "settings", few)
-    monkeypatch.setattr(trust, "time_window", lambda **_: timed(tokens=256, window=32, heads=2, repeats=1))
-    monkeypatch.setattr(learn, "SAMPLE_TOKENS", 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "settings", few)
+        patch.setattr(trust, "time_window", lambda **_: timed(tokens=256, window=32, heads=2, repeats=1))
+        patch.setattr(learn, "SAMPLE_TOKENS", 5)
+        yield
 
 
-@pytest.fixture
-def told() -> list[str]:
-    return []
+@dataclass(frozen=True)
+class Done:
+    """A demo that has run: its folder, what it returned, and what it said."""
+
+    out: Path
+    report: dict[str, Any]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def done(text: Path, brief: None, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    out, told = tmp_path_factory.mktemp("runs") / "new" / "demo", []
+    return Done(out, go(text, out, told), "\n".join(told))
 
 
 def go(text: Path, out: Path, told: list[str]) -> dict[str, Any]:
     return run.demo(out, data=text, seconds=5, quick=True, say=told.append)
 
 
-def test_the_demo_from_end_to_end(text: Path, tmp_path: Path, told: list[str], brief: None) -> None:
-    out = tmp_path / "runs" / "demo"
-    report = go(text, out, told)
-    names = {path.name for path in out.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "demo.json"} <= names
+def test_the_demo_leaves_a_model_its_metrics_and_its_pictures(done: Done) -> None:
+    names = {path.name for path in done.out.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "samples.txt"} <= names
     assert "work" not in names
-    for picture in ("patterns.png", "loss.png", "bits.png"):
-        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    for picture in ("patterns.png", "loss.png", "bits.png", "heads.png"):
+        assert (done.out / picture).read_bytes().startswith(b"\x89PNG")
+    metrics = [json.loads(line) for line in (done.out / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1] == {"val_bits_per_byte": done.report["bits_per_byte"]["model"]}
+    assert json.loads((done.out / "demo.json").read_text()) == done.report
 
-    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert list(metrics[-1]) == ["val_bits_per_byte"]
-    assert metrics[-1]["val_bits_per_byte"] == report["bits_per_byte"]["model"]
-    assert json.loads((out / "demo.json").read_text()) == report
 
-    held = "".join(
-        json.loads(line)["text"] for line in (out / "held-out.jsonl").read_text().splitlines()
-    ).encode()
+def test_the_compressors_saw_the_bytes_that_the_model_was_measured_on(done: Done, text: Path) -> None:
+    held = held_out(done)
     assert text.read_bytes().endswith(held)
-    assert report["bits_per_byte"]["gzip"] == gzip_bits(held)
-    assert report["bits_per_byte"]["xz"] == xz_bits(held)
-    assert report["bits_per_byte"]["unigram"] == unigram_bits(held)
-    assert report["corpus"]["held_out_bytes"] == len(held)
+    assert done.report["corpus"]["held_out_bytes"] == len(held)
+    bits = done.report["bits_per_byte"]
+    assert (bits["unigram"], bits["gzip"], bits["xz"]) == (unigram_bits(held), gzip_bits(held), xz_bits(held))
 
-    said = "\n".join(told)
-    for part in ("Act 1", "Act 2", "Act 3", "gzip -9", "largest difference", "16.00 GiB", "times as fast"):
-        assert part in said
-    opening = " ".join(held.decode().split()[:6])
-    assert f"| {opening}" in said, "the prompt is the opening of the held-out text"
-    single, double = report["cached_equals_full"]
+
+def test_the_three_acts_are_told(done: Done) -> None:
+    for part in ("Act 1", "16.00 GiB", "Act 2", "gzip -9", "looks furthest back", "Act 3", "times as fast"):
+        assert part in done.said
+    opening = " ".join(held_out(done).decode().split()[:6])
+    assert f"| {opening}" in done.said, "the prompt is the opening of the held-out text"
+    single, double = done.report["cached_equals_full"]
     assert double["difference"] < 1e-11 < single["difference"] < 1e-3
-    assert {row["ring"] for row in report["ring"]} == {32}
+    assert {row["ring"] for row in done.report["ring"]} == {32}
+    assert len(done.report["heads"]) == 2 * 4
 
 
-def test_the_folder_is_a_model_for_transformers_and_for_us(
-    text: Path, tmp_path: Path, told: list[str], brief: None
-) -> None:
+def held_out(done: Done) -> bytes:
+    lines = (done.out / "held-out.jsonl").read_text().splitlines()
+    return "".join(json.loads(line)["text"] for line in lines).encode()
+
+
+def test_the_folder_is_a_model_for_transformers_and_for_us(done: Done) -> None:
     transformers = pytest.importorskip("transformers")
-    out = tmp_path / "demo"
-    go(text, out, told)
-    ids = torch.tensor([Tokenizer.load(out).encode("def f3(x):\n    return")])
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    ids = torch.tensor([Tokenizer.load(done.out).encode("def f3(x):\n    return")])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(done.out, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(done.out)
     assert tokenizer("def f3(x):\n    return")["input_ids"] == ids[0].tolist()
     with torch.no_grad():
-        difference = (theirs(ids).logits - load_model(out, dtype=torch.float32)(ids)).abs().max()
+        difference = (theirs(ids).logits - load_model(done.out, dtype=torch.float32)(ids)).abs().max()
     assert difference < 1e-4
     assert theirs.config.layer_types == ["sliding_attention", "full_attention"]
 
 
-def test_a_second_demo_replaces_the_first(text: Path, tmp_path: Path, told: list[str], brief: None) -> None:
+def test_the_commands_that_are_printed_last_work(
+    done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in run.next_commands(done.out).splitlines():
+        program, *arguments = shlex.split(line.partition("#")[0])
+        assert program == "headway"
+        arguments = [part.replace("runs/explain", str(tmp_path)) for part in arguments]
+        more = ["-n", "3"] if arguments[0] == "generate" else []
+        assert headway([*arguments, *more]) == 0, line
+        assert capsys.readouterr().out
+
+
+def test_a_second_demo_replaces_the_first(done: Done, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    go(text, out, told)
+    shutil.copytree(done.out, out)
     (out / "left-over.txt").write_text("x")
-    go(text, out, told)
+    report = go(text, out, [])
     assert not (out / "left-over.txt").exists()
-    assert json.loads((out / "demo.json").read_text())["state"] == "done"
+    assert report["bits_per_byte"] == done.report["bits_per_byte"], "the same text, settings and seed"
 
 
 def test_a_folder_with_other_things_is_never_emptied(
-    text: Path, tmp_path: Path, told: list[str], capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.txt").write_text("three years of work")
     with pytest.raises(ConfigError, match="holds something that no demo has written"):
-        go(text, out, told)
+        go(text, out, [])
     assert headway(["demo", "--data", str(text), "--out", str(out)]) == 1
     assert "no demo has written" in capsys.readouterr().err
     assert (out / "thesis.txt").read_text() == "three years of work"
@@ -140,7 +166,7 @@ def test_a_bad_text_is_told_before_anything_is_written(
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_ctrl_c_leaves_things_tidy(
-    saved: bool, text: Path, tmp_path: Path, brief: None, monkeypatch: pytest.MonkeyPatch, told: list[str]
+    saved: bool, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "demo"
 
@@ -149,14 +175,14 @@ def test_ctrl_c_leaves_things_tidy(
         checkpoint.mkdir(parents=True)
         raise Interrupted(checkpoint) if saved else KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(learn, "train", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            go(text, out, told)
+    monkeypatch.setattr(learn, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        go(text, out, [])
     assert json.loads((out / "demo.json").read_text()) == {"state": "not finished"}
     assert (out / "work" / "run" / "checkpoint-1").exists() == saved
     assert (out / "work").exists() == saved
-    assert go(text, out, told)["state"] == "done"
+    run._clear(out)
+    assert [path.name for path in out.iterdir()] == ["demo.json"], "another demo may begin anew"
 
 
 @pytest.mark.slow

@@ -45,7 +45,6 @@ def command(
     except Interrupted as stop:
         note(f"stopped; the training state is in {stop.checkpoint}. The same demo again begins anew")
         raise
-    print(
-        f"\nin {out}: a model folder, metrics.jsonl, loss.png, bits.png, patterns.png, samples.txt, demo.json"
-    )
+    pictures = "loss.png, bits.png, heads.png, patterns.png"
+    print(f"\nin {out}: a model folder, metrics.jsonl, {pictures}, samples.txt, demo.json")
     print(f"next:\n\n{next_commands(out)}")

@@ -149,7 +149,10 @@ def sample(moment: Moment, prompt: str) -> Sample:
 def show(one: Sample, prompt: str) -> str:
     """A sample for a terminal: the prompt, and what was made of it behind a bar."""
     bits = "" if one.bits_per_byte is None else f", {one.bits_per_byte:.2f} bits per byte in training"
-    text = "\n".join("    | " + line for line in (prompt + one.text).splitlines())
+    shown = "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + one.text
+    )
+    text = "\n".join("    | " + line for line in shown.split("\n"))
     return f"  after {one.seconds:.0f} s, step {one.step}{bits}:\n{text}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import load_model
-from headway.demo import look, trust
+from headway.demo import heads, look, trust
 from headway.demo.corpus import Corpus, own_text, standard_library
 from headway.demo.learn import (
     PROMPT,
@@ -48,8 +48,8 @@ def demo(
 
     Args:
         out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png,
-        patterns.png,
-            bits.png, samples.txt, held-out.jsonl and demo.json. What an earlier demo left there is replaced.
+        patterns.png, bits.png,
+            heads.png, samples.txt, held-out.jsonl and demo.json. What an earlier demo left there is replaced.
         data: a text file or a folder of them; Python's standard library unless given.
         seconds: of act 2.
         quick: a small model on a small part of the text, to see that everything runs.
@@ -96,8 +96,11 @@ def _acts(
     if quick:
         say("  (--quick: a small model on a part of the text; the figures mean nothing)")
 
+    model = load_model(out, dtype=torch.float32).eval()
+    report = _heads(model, learned.tokenizer, corpus, prompt, out / "heads.png", say)
+
     say(title("Act 3: why to trust it"))
-    report = _trust(load_model(out, dtype=torch.float32), learned.tokenizer, corpus, quick, say)
+    report |= _trust(model, learned.tokenizer, corpus, quick, say)
     return {
         "state": "done",
         "corpus": {"source": corpus.source, "rule": corpus.rule, "train_bytes": corpus.train_bytes,
@@ -109,6 +112,24 @@ def _acts(
                     "tokens": learned.result.trained_tokens},
         **report,
     }  # fmt: skip
+
+
+def _heads(
+    model: Decoder, tokenizer: Tokenizer, corpus: Corpus, prompt: str, path: Path, say: Say
+) -> dict[str, Any]:
+    text = tokenizer.encode(corpus.held_out[0].text[:4000])[: model.spec.trained_context]
+    found = heads.looks(heads.attention_maps(model, torch.tensor([text])))
+    start = tokenizer.encode(prompt)[: heads.LABELLED]
+    names = [shown(tokenizer.decode([token], special=True)) for token in start]
+    heads.draw_heads(heads.attention_maps(model, torch.tensor([start])), names, path)
+    say(f"\nheads look at different things (on held-out text; drawn in {path}):\n\n{heads.striking(found)}")
+    return {"heads": plain(found)}
+
+
+def shown(text: str) -> str:
+    """A token's text as a label: spaces and line ends made visible, what a plot's font may lack as a box."""
+    marks = {" ": "·", "\n": "¶"}
+    return "".join(marks.get(c) or (c if c.isprintable() and ord(c) < 0x0500 else "□") for c in text)
 
 
 def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, say: Say) -> dict[str, Any]:
@@ -161,7 +182,7 @@ def next_commands(out: Path) -> str:
         ("headway generate", f"{out} --prompt 'def '", "continue a prompt"),
         ("headway inspect", f"{out}", "what this model is"),
         ("headway plan", "llama-2-7b --context 32768", "what another one would cost here"),
-        ("headway eval", f"{out} {out / 'held-out.jsonl'}", "the bits per byte again"),
+        ("headway eval", f"{out} --data {out / 'held-out.jsonl'}", "the bits per byte again"),
         ("headway explain", "masks --out runs/explain", "the next question"),
     ]
     wide = max(len(f"{command} {rest}") for command, rest, _ in lines)

@@ -1,0 +1,131 @@
+"""What the heads of a trained model look at: heads are to attention what channels are to a convolution.
+
+Legend: B rows, H query heads, K kv heads, T tokens, D per head.
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import attention_weights
+from headway.draw import GREY, saved_figure
+from headway.models import Decoder
+from headway.nn import Attention
+from headway.positions import Rotary
+from headway.report import table
+from headway.tokens import Tokens
+
+LABELLED = 24  # tokens up to which their text is legible
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where one head looks, averaged over the tokens of a text: shares of its weight, and how far back it
+    goes."""
+
+    layer: int
+    head: int
+    itself: float
+    previous: float
+    first: float
+    back: float
+
+
+@torch.inference_mode()
+def attention_maps(model: Decoder, ids: Tensor) -> list[Tensor]:
+    """The attention weights of every layer on ids [1, T]: one [H, T, T] a layer, rows sum to 1."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    made: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, _: Any, output: Tensor) -> None:
+        made[module] = output
+
+    hooks = [p.register_forward_hook(keep) for layer in layers for p in (layer.q_proj, layer.k_proj)]
+    try:
+        model(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [weights_of(layer, made[layer.q_proj], made[layer.k_proj]) for layer in layers]
+
+
+def weights_of(layer: Attention, q: Tensor, k: Tensor) -> Tensor:
+    """[H, T, T] from a layer's projected queries [1, T, H D] and keys [1, T, K D], for tokens 0..T-1."""
+    q_BTHD, k_BTKD = (x.unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
+    if layer.q_norm is not None and layer.k_norm is not None:
+        q_BTHD, k_BTKD = layer.q_norm(q_BTHD), layer.k_norm(k_BTKD)
+    q_BHTD, k_BKTD = q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2)
+    count = q.shape[1]
+    if isinstance(layer.positions, Rotary):
+        length = torch.tensor([count]) if layer.positions.length_dependent else None
+        at = torch.arange(count)[None]
+        q_BHTD, k_BKTD = (layer.positions.rotate(x, at, length) for x in (q_BHTD, k_BKTD))
+    tokens = Tokens.range(count)
+    made = attention_weights(
+        q_BHTD, k_BKTD, layer.pattern, q_tokens=tokens, k_tokens=tokens, score=layer.score, scale=layer.scale
+    )
+    return made[0]
+
+
+def looks(maps: list[Tensor]) -> list[Look]:
+    """Where each head looks, over the queries that have a previous token and a first one that is neither."""
+    found = []
+    for layer, weights in enumerate(maps):
+        count = weights.shape[-1]
+        distance = torch.arange(count)[:, None] - torch.arange(count)
+        later = weights[:, 2:].double()
+        for head in range(weights.shape[0]):
+            row = later[head]
+            itself, previous = (float(row[distance[2:] == away].mean()) for away in (0, 1))
+            back = float((row * distance[2:]).sum(-1).mean())
+            found.append(Look(layer, head, itself, previous, float(row[:, 0].mean()), back))
+    return found
+
+
+def striking(found: list[Look]) -> str:
+    """One line for the head that stands out in each way of looking."""
+    rows = []
+    for what, name, form in (
+        ("looks most at the token itself", "itself", "{:.0%} of its weight"),
+        ("looks most at the token before", "previous", "{:.0%} of its weight"),
+        ("looks most at the first token", "first", "{:.0%} of its weight"),
+        ("looks furthest back", "back", "{:.1f} tokens on average"),
+    ):
+        one = max(found, key=attrgetter(name))
+        rows.append((what, f"layer {one.layer}, head {one.head}", form.format(getattr(one, name))))
+    return table(("", "which", "how much"), rows)
+
+
+def draw_heads(maps: list[Tensor], names: list[str], path: Path) -> None:
+    """A panel for every head of every layer: queries down, keys to the right, darker where more weight
+    lies."""
+    heads, count = maps[0].shape[0], maps[0].shape[-1]
+    with saved_figure(path, 2.1 * heads + 1.0, 2.25 * len(maps) + 0.5) as figure:
+        grid = figure.subplots(len(maps), heads, squeeze=False)
+        for layer, weights in enumerate(maps):
+            for head in range(heads):
+                axes = grid[layer][head]
+                axes.imshow(
+                    weights[head].float().numpy() ** 0.5,
+                    cmap="Blues",
+                    vmin=0,
+                    vmax=1,
+                    interpolation="nearest",
+                )
+                axes.grid(visible=False)
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.set_title(f"layer {layer}, head {head}", fontsize=8)
+                for spine in axes.spines.values():
+                    spine.set_color(GREY)
+            if count <= LABELLED:
+                first = grid[layer][0]
+                first.set_yticks(range(count), names, parse_math=False)
+                first.tick_params(axis="y", labelsize=5.5, length=0)
+        figure.suptitle(
+            "who looks at what: square root of the weight; queries down, keys to the right", fontsize=9
+        )
