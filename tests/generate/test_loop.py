@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Generation, Sampling, Settings, generate, stream
+from headway.generate import Generation, Sampling, Settings, generate, stream, uniform
 from headway.models import Decoder
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
@@ -252,3 +252,35 @@ def test_seconds_are_in_order() -> None:
     assert g.seconds_to_first_token is not None
     assert 0 < g.seconds_to_first_token < g.seconds
     assert g.tokens_per_second == pytest.approx(4 / (g.seconds - g.seconds_to_first_token))
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_a_trace_of_the_lengths_that_are_read(use_cache: bool) -> None:
+    """Mission 38, 35: from BOS alone, the whole text is read at every step, 1, 2, 3, ... tokens; or, with a cache, the
+    newest token only."""
+    model, read = small(), []
+    model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    generate(model, [[0]], Settings(max_new_tokens=5, use_cache=use_cache))
+    assert read == [(1, 1)] * 5 if use_cache else read == [(1, n) for n in (1, 2, 3, 4, 5)]
+
+
+def test_rows_that_have_ended_are_no_longer_computed() -> None:
+    model, read = small(), []
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[0]))
+    free = generate(model, PROMPTS, Settings(max_new_tokens=6))
+    eos = free[0].ids[2]
+    read.clear()
+    found = generate(model, PROMPTS, Settings(max_new_tokens=6, eos=[eos]))
+    assert [len(g.ids) for g in found].count(6) < len(PROMPTS)
+    assert read == [sum(len(g.ids) > step for g in found) for step in range(max(len(g.ids) for g in found))]
+
+
+def test_each_step_draws_from_its_own_number() -> None:
+    """By hand: full forward passes, and the number that belongs to (seed, request, step)."""
+    sampling, ids, none = Sampling(temperature=1.5, top_k=80), [0, 5], torch.zeros(0, 0, dtype=torch.bool)
+    for step in range(8):
+        with torch.no_grad():
+            logits = MODEL(torch.tensor([ids]))[:, -1]
+        ids.append(int(sampling.choose(logits, none, [uniform(21, 6, step)])))
+    found = generate(MODEL, [[0, 5]], Settings(max_new_tokens=8, sampling=sampling, seed=21), requests=[6])[0]
+    assert found.ids == ids[2:]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -200,3 +201,15 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(DataError, match=match):
             Tokenizer.load(file)
+
+
+@given(TEXT)
+def test_text_to_ids_to_vectors_and_back(text: str) -> None:
+    """Mission 34: word, id, vector; an id can be told from its vector, so the text comes back."""
+    embedding = torch.nn.Embedding(BYTE_LEVEL.vocab_size, 16)
+    ids = BYTE_LEVEL.encode(text)
+    vectors = embedding(torch.tensor(ids)).detach()
+    found = torch.cdist(
+        vectors, embedding.weight.detach(), compute_mode="donot_use_mm_for_euclid_dist"
+    ).argmin(1)
+    assert BYTE_LEVEL.decode(found.tolist()) == text

@@ -48,7 +48,7 @@ def _read(file: Path, folder: Path) -> Found:
     if file.suffix == ".model":
         if sentencepiece.looks_like_tiktoken(file):
             raise DataError(
-                f"{file}: tiktoken ranks; the tokenizer.json of the same model is read instead: put it beside"
+                f"{file}: tiktoken ranks are not read; the tokenizer.json of the same model is: put it beside"
             )
         spec = sentencepiece.read_model(file)
         backend, bos, eos = sentencepiece.build(spec), spec.bos, spec.eos

@@ -125,8 +125,11 @@ class Tokenizer:
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
         """Rows of the embedding that stand for no token (padding of the vocabulary): never to be sampled."""
-        missing = [i for i, name in enumerate(self._names) if name is None]
-        return missing + list(range(self.vocab_size, embedding_rows))
+        return [*self._gaps, *range(self.vocab_size, embedding_rows)]
+
+    @cached_property
+    def _gaps(self) -> list[int]:
+        return [i for i, name in enumerate(self._names) if name is None]
 
     # -- text to ids -------------------------------------------------------------------------------------
 
