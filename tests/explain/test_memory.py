@@ -1,0 +1,74 @@
+"""The topic memory (row 109): what it measures is what it says it measures."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headway.explain import memory
+from headway.explain.memory import Kept, LiveBytes
+
+
+def test_live_bytes_sees_what_is_alive_at_once() -> None:
+    with LiveBytes() as live:
+        a = torch.ones(1000)  # 4000 bytes
+        b = a + 1
+        del b
+        c = a.view(10, 100)  # no memory of its own
+        d = c * 2
+        del d
+    assert live.peak == 8000
+    with LiveBytes() as more:
+        kept = [a + i for i in range(5)]
+    assert more.peak == 20000
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize("kind", memory.KINDS, ids=lambda kind: kind[0])
+def test_prediction_is_what_is_kept_and_less_than_the_peak(kind: tuple[str, memory.Pattern, str]) -> None:
+    step = memory.measure(*kind, 256)
+    predicted = sum(step.predicted.values()) + memory.twice(step)
+    assert abs(step.kept - predicted) < memory.CLOSE * predicted
+    assert step.kept < step.peak
+    assert (step.predicted["scores"] > 0) == (kind[2] == "dense")
+
+
+def steps() -> list[Kept]:
+    """Made up, as the formula would have it."""
+    found = []
+    for kind, pattern, backend in memory.KINDS:
+        spec = memory.ModelSpec.of("llama", patterns=pattern, **memory.FIELDS)
+        for n in memory.LENGTHS:
+            predicted = spec.activation_bytes(n, scores="stored" if backend == "dense" else "recomputed")
+            kept = Kept(kind, n, spec.attention_pairs(n), predicted, 0, 0, spec.weight_bytes())
+            total = sum(predicted.values()) + memory.twice(kept)
+            found.append(replace(kept, kept=total, peak=2 * total))
+    return found
+
+
+def test_the_verdict_follows_the_numbers() -> None:
+    right = steps()
+    report = memory.judge(right)
+    assert report.seen
+    assert "16-fold and the other activations 4-fold" in report.finding
+    wrong_kept = [replace(right[0], kept=right[0].kept * 2), *right[1:]]
+    assert not memory.judge(wrong_kept).seen
+    flat = [replace(s, peak=right[0].peak) for s in right]
+    assert not memory.judge(flat).seen
+    fewer = [*right[:-1], replace(right[-1], parameters=1)]
+    assert not memory.judge(fewer).seen
+
+
+def test_the_pairs_of_a_window_are_those_of_the_formula() -> None:
+    heads, w = 4 * 2, memory.WINDOW - 1
+    for step in steps():
+        n = step.length
+        per_head = n * (w + 1) - w * (w + 1) // 2 if step.kind == "window" else n * (n + 1) // 2
+        assert step.pairs == heads * per_head
+
+
+@pytest.mark.slow
+def test_the_whole_topic_is_seen() -> None:
+    report = memory.run()
+    assert report.seen, report.verdict
+    assert report.column("n")[:3] == [512, 1024, 2048]

@@ -1,0 +1,180 @@
+"""Specs that cannot be are refused in words; those that can are built, the same for the same seed."""
+
+import math
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+import torch
+
+from headway.models import FAMILIES, ModelSpec, catalog
+from headway.patterns import Causal, Full, PerHead, Window
+from headway.positions import Learned, NoPositions, Rotary
+
+FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hidden": 64}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"kv_heads": 3},
+            r"4 query heads cannot share 3 key/value heads evenly; kv_heads must be one of \[1, 2, 4\]",
+        ),
+        ({"kv_heads": 8}, "4 query heads cannot share 8"),
+        ({"heads": 5}, "width 48 is not a multiple of 5 heads; give head_dim"),
+        ({"head_dim": 7}, "head_dim 7 is odd, and coordinates turn in pairs"),
+        (
+            {"positions": Rotary(pairing="halves", dims=16), "head_dim": 12},
+            "dims=16 does not fit heads of 12",
+        ),
+        (
+            {"positions": Learned(100), "trained_context": 512},
+            "a table of 100 positions cannot have been trained on",
+        ),
+        ({"positions": "rope"}, "positions must be a scheme such as Rotary.*got 'rope'"),
+        ({"patterns": [Causal()] * 3}, "3 patterns do not fit 4 layers.*its length must divide 4"),
+        ({"patterns": [Causal()] * 8}, "8 patterns do not fit 4 layers"),
+        ({"patterns": []}, "0 patterns do not fit 4 layers"),
+        (
+            {"patterns": "Causal()"},
+            r"patterns must be Pattern values such as Causal\(\).*headway.patterns.parse",
+        ),
+        ({"patterns": [Causal(), "sliding_attention"]}, "patterns must be Pattern values.*sliding_attention"),
+        ({"patterns": [Causal(), Full()]}, r"layer 1, Full\(\), lets a token see later ones"),
+        ({"patterns": Window.around(4)}, "layer 0.*lets a token see later ones"),
+        (
+            {"patterns": PerHead(Causal(), Window.last(2))},
+            "the pattern of layer 0 names 2 heads, but there are 4",
+        ),
+        ({"vocab": 0}, "vocab must be a whole number of at least 1, got 0"),
+        ({"width": 48.0}, r"width must be a whole number of at least 1, got 48\.0"),
+        ({"layers": True}, "layers must be a whole number of at least 1, got True"),
+        ({"max_context": 0}, "max_context must be a whole number of at least 1, got 0"),
+        ({"norm_eps": 0.0}, r"norm_eps must lie between 0\.0 and 1\.0, got 0\.0"),
+        ({"attention_dropout": 1.0}, "attention_dropout is a probability from 0 to below 1"),
+        ({"activation": "swiglu"}, r"no activation 'swiglu' \(did you mean \"silu\"\?\)"),
+        ({"famliy": "llama"}, r"ModelSpec has no field 'famliy' \(did you mean \"family\"\?\)"),
+        ({"window": 512}, "ModelSpec has no field 'window'"),
+    ],
+    ids=str,
+)
+def test_impossible_specs_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelSpec.of("llama", **{**FIELDS, **given})
+
+
+def test_an_unknown_family_and_missing_fields_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"no family 'lama' \(did you mean \"llama\"\?\); there are llama, mistral"
+    ):
+        ModelSpec.of("lama", **FIELDS)
+    with pytest.raises(ValueError, match=r"ModelSpec.of\('llama', ...\): vocab, hidden must be given"):
+        ModelSpec.of("llama", width=48, layers=2, heads=4)
+    with pytest.raises(ValueError, match="there is no family 'gpt'"):
+        replace(ModelSpec.of("llama", **FIELDS), family="gpt")
+
+
+def test_patterns_are_given_once_or_by_layer_or_repeated() -> None:
+    window = Window.last(3)
+    assert ModelSpec.of("llama", **FIELDS).patterns == (Causal(),) * 4
+    assert ModelSpec.of("llama", **FIELDS, patterns=window).patterns == (window,) * 4
+    repeated = ModelSpec.of("llama", **FIELDS, patterns=[window, Causal()])
+    assert repeated.patterns == (window, Causal(), window, Causal())
+    own = (window, window, window, Causal())
+    assert repeated.with_patterns(own).patterns == own
+    assert repeated.with_patterns(own) == ModelSpec.of("llama", **FIELDS, patterns=own)
+
+
+def test_families_are_data() -> None:
+    specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES}
+    assert [n for n, s in specs.items() if s.qkv_bias] == ["qwen2"]
+    assert [n for n, s in specs.items() if s.qk_norm] == ["qwen3"]
+    assert specs["qwen2"].positions == Rotary(1e6, pairing="halves")
+    assert ModelSpec.of("qwen2", **FIELDS, qkv_bias=False).qkv_bias is False
+    assert len({type(s.build(device="meta")) for s in specs.values()}) == 1
+
+
+def test_specs_are_frozen_hashable_values() -> None:
+    a, b = ModelSpec.of("llama", **FIELDS), ModelSpec.of("llama", **FIELDS)
+    assert a == b
+    assert len({a, b, replace(a, tied=True)}) == 2
+    with pytest.raises(FrozenInstanceError):
+        a.width = 3  # type: ignore[misc]
+    assert "Causal()" in repr(a)
+
+
+def test_one_dial() -> None:
+    for depth in (1, 2, 5, 6):
+        spec = ModelSpec.of_depth(depth, 300, context=128)
+        assert (spec.layers, spec.width, spec.heads, spec.head_dim) == (depth, 64 * depth, depth, 64)
+        assert spec.hidden % 64 == 0
+        assert 0 <= spec.hidden - 8 * spec.width / 3 < 64
+        assert spec.heads // spec.kv_heads == (1 if depth % 2 else 2)
+        assert spec.tied
+    other = ModelSpec.of_depth(
+        6, 300, group=3, tied=False, hidden=500, family="qwen3", patterns=[Window.last(9), Causal()]
+    )
+    assert (other.kv_heads, other.tied, other.hidden, other.qk_norm) == (2, False, 500, True)
+    assert other.patterns[:2] == (Window.last(9), Causal())
+    with pytest.raises(ValueError, match="6 heads cannot be shared 4 to a kv head; group must divide 6"):
+        ModelSpec.of_depth(6, 300, group=4)
+    with pytest.raises(ValueError, match="depth counts layers, 1 or more, got 0"):
+        ModelSpec.of_depth(0, 300)
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    spec = ModelSpec.of_depth(2, 97)
+    a, b, c = (spec.build(seed=s).state_dict() for s in (1, 1, 2))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not torch.equal(a["model.embed_tokens.weight"], c["model.embed_tokens.weight"])
+    low = spec.build(seed=1, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(a[n].bfloat16(), low[n]) for n in a)
+    torch.manual_seed(3)
+    first = spec.build().state_dict()
+    torch.manual_seed(3)
+    again = spec.build().state_dict()
+    assert all(torch.equal(first[n], again[n]) for n in first)
+
+
+def test_fresh_weights_are_those_of_the_table() -> None:
+    spec = ModelSpec.of(
+        "qwen2", vocab=500, width=256, layers=8, heads=4, hidden=512, init_std=0.05, out_bias=True
+    )
+    for name, parameter in spec.build(seed=0).named_parameters():
+        values = parameter.detach()
+        if name.endswith("bias"):
+            assert not values.any()
+        elif "norm" in name:
+            assert bool((values == 1).all())
+        else:
+            scale = 0.05 / math.sqrt(16) if "o_proj" in name or "down_proj" in name else 0.05
+            count = values.numel()
+            assert abs(float(values.std()) / scale - 1) < 5 / math.sqrt(2 * count), name
+            assert abs(float(values.mean())) < 5 * scale / math.sqrt(count), name
+
+
+def test_every_parameter_is_filled() -> None:
+    """Memory is poisoned with NaN in tests: what is not written shows."""
+    for positions in (Learned(64), NoPositions()):
+        spec = ModelSpec.of("llama", **FIELDS, positions=positions, trained_context=64, mlp_bias=True)
+        for name, parameter in spec.build(seed=0).named_parameters():
+            assert bool(parameter.isfinite().all()), name
+
+
+def test_parameter_names_are_those_of_transformers() -> None:
+    from tests.models import oracle
+
+    for family in oracle.FAMILY_NAMES:
+        theirs = oracle.random_model(oracle.config(family, 2, False))
+        model = oracle.spec(family, 2, False).build(device="meta")
+        assert {n: p.shape for n, p in model.state_dict().items()} == {
+            n: p.shape for n, p in theirs.state_dict().items()
+        }
+    tied = oracle.spec("llama", 2, True).build(device="meta")
+    assert "lm_head.weight" not in tied.state_dict()
+
+
+def test_the_meta_device_holds_nothing() -> None:
+    model = catalog.spec("llama-1-65b").build(device="meta")
+    assert all(p.is_meta for p in model.parameters())
