@@ -18,8 +18,9 @@ from headway.train import Every, Moment, TrainConfig, TrainResult, train
 PROMPT = "class Reader:\n    def __init__(self, path"
 SAMPLE_SECONDS, SAMPLE_TOKENS = 20.0, 48
 SHARE_FOR_EVALUATION = 0.08
+WORK = "work"
 
-# What recipes/demo.yaml says; a test holds the two together.
+# The training settings of recipes/demo.yaml; a test holds the two together.
 SETTINGS: dict[str, Any] = {
     "depth": 4,
     "width": 256,
@@ -27,12 +28,17 @@ SETTINGS: dict[str, Any] = {
     "kv_heads": 2,
     "patterns": "Window.last(64); Causal()",
     "context": 256,
-    "batch_tokens": 4096,
+    "backend": "sdpa",
+    "batch_tokens": 2048,
     "optimizer": "muon",
+    "lr": 3e-3,
+    "matrix_lr": 0.02,
+    "lr_floor": 0.0,
+    "weight_decay": 0.0,
 }
 VOCAB = 2048
-QUICK: dict[str, Any] = {**SETTINGS, "depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "context": 128,
-                         "batch_tokens": 1024, "patterns": "Window.last(32); Causal()"}  # fmt: skip
+QUICK = {**SETTINGS, "depth": 2, "width": 64, "context": 128, "batch_tokens": 1024}
+QUICK["patterns"] = "Window.last(32); Causal()"
 QUICK_VOCAB, QUICK_BYTES = 512, 300_000
 
 
@@ -90,14 +96,14 @@ def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenF
     return tokenizer, TokenFile(folder / "train.tokens"), TokenFile(folder / "held-out.tokens")
 
 
-def settings(folder: Path, seconds: float, quick: bool) -> TrainConfig:
-    """The training run: `seconds` of wall clock on the token files in `folder`."""
+def settings(out: Path, seconds: float, quick: bool) -> TrainConfig:
+    """The training run: `seconds` of wall clock on what `prepare` wrote."""
     given = {
         **(QUICK if quick else SETTINGS),
-        "data": str(folder / "train.tokens"),
-        "validation": str(folder / "held-out.tokens"),
-        "tokenizer": str(folder / "tokenizer"),
-        "out": str(folder / "run"),
+        "data": str(out / WORK / "train.tokens"),
+        "validation": str(out / WORK / "held-out.tokens"),
+        "tokenizer": str(out / WORK / "tokenizer"),
+        "out": str(out / WORK / "run"),
         "max_seconds": seconds,
         "log_every": 50,
     }
@@ -106,17 +112,18 @@ def settings(folder: Path, seconds: float, quick: bool) -> TrainConfig:
 
 def learn(
     corpus: Corpus,
-    folder: Path,
+    out: Path,
     *,
     seconds: float,
     quick: bool,
     prompt: str,
     say: Callable[[str], None],
 ) -> Learned:
-    """Act 2 within about `seconds`: prepare, train, sample, evaluate. Work files go to `folder`."""
+    """Act 2 within about `seconds`: prepare, train, sample, evaluate. Writes `out`/text; work files go to
+    `out`/work."""
     began = time.monotonic()
     baselines = Baselines.of(corpus.held_out_bytes)
-    tokenizer, train_file, held_file = prepare(corpus, QUICK_VOCAB if quick else VOCAB, folder)
+    tokenizer, train_file, held_file = prepare(corpus, QUICK_VOCAB if quick else VOCAB, out / WORK)
     say(
         f"tokenizer of {tokenizer.vocab_size} tokens: {train_file.text_bytes / len(train_file):.2f} bytes a token, "
         f"{len(train_file):,} tokens to train on, {len(held_file):,} held out "
@@ -130,7 +137,7 @@ def learn(
         say(show(samples[-1], prompt))
 
     every = [Every(look, seconds=min(SAMPLE_SECONDS, left / 2))]
-    result = train(settings(folder, left, quick), callbacks=every)
+    result = train(settings(out, left, quick), callbacks=every)
     return Learned(result, baselines, tokenizer, samples)
 
 
@@ -225,4 +232,5 @@ def _first(documents: tuple[Document, ...], most: int) -> tuple[Document, ...]:
 def save_documents(documents: tuple[Document, ...], path: Path) -> None:
     """One JSON object a line: {"name": .., "text": ..}."""
     lines = (json.dumps({"name": document.name, "text": document.text}) + "\n" for document in documents)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines), encoding="utf-8")

@@ -16,6 +16,7 @@ from headway.demo.corpus import Corpus, own_text, standard_library
 from headway.demo.learn import (
     PROMPT,
     QUICK_BYTES,
+    WORK,
     Learned,
     comparison,
     draw_bits,
@@ -31,7 +32,7 @@ from headway.report import plain
 from headway.text import Tokenizer
 from headway.train import Interrupted
 
-REPORT, WORK = "demo.json", "work"
+REPORT, HELD_OUT = "demo.json", Path("text") / "held-out.jsonl"
 Say = Callable[[str], None]
 
 
@@ -49,7 +50,8 @@ def demo(
     Args:
         out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png,
         patterns.png, bits.png,
-            heads.png, samples.txt, held-out.jsonl and demo.json. What an earlier demo left there is replaced.
+            heads.png, samples.txt, text/ (what was trained on and what was held
+            out) and demo.json. What an earlier demo left there is replaced.
         data: a text file or a folder of them; Python's standard library unless given.
         seconds: of act 2.
         quick: a small model on a small part of the text, to see that everything runs.
@@ -66,7 +68,7 @@ def demo(
             out, corpus, own=data is not None, seconds=seconds, quick=quick, say=say, unicode=unicode
         )
     except Interrupted:
-        raise  # the training state stays in work/run, to go on from
+        raise  # the training state stays in work, to go on from
     except BaseException:
         shutil.rmtree(out / WORK, ignore_errors=True)
         raise
@@ -90,7 +92,7 @@ def _acts(
         corpus = smaller(corpus, QUICK_BYTES)
     prompt = _opening(corpus) if own else PROMPT
     say(about(corpus) + "\n")
-    learned = learn(corpus, out / WORK, seconds=seconds, quick=quick, prompt=prompt, say=say)
+    learned = learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
     _keep(out, corpus, learned, prompt)
     say("\n" + comparison(learned, corpus))
     if quick:
@@ -182,7 +184,7 @@ def next_commands(out: Path) -> str:
         ("headway generate", f"{out} --prompt 'def '", "continue a prompt"),
         ("headway inspect", f"{out}", "what this model is"),
         ("headway plan", "llama-2-7b --context 32768", "what another one would cost here"),
-        ("headway eval", f"{out} --data {out / 'held-out.jsonl'}", "the bits per byte again"),
+        ("headway eval", f"{out} --data {out / HELD_OUT}", "the bits per byte again"),
         ("headway explain", "masks --out runs/explain", "the next question"),
     ]
     wide = max(len(f"{command} {rest}") for command, rest, _ in lines)
@@ -200,7 +202,8 @@ def _keep(out: Path, corpus: Corpus, learned: Learned, prompt: str) -> None:
         shutil.move(path, out / path.name)
     shutil.move(learned.result.metrics, out / "metrics.jsonl")
     shutil.move(learned.result.curve, out / "loss.png")
-    save_documents(corpus.held_out, out / "held-out.jsonl")
+    save_documents(corpus.train, out / "text" / "train.jsonl")
+    save_documents(corpus.held_out, out / HELD_OUT)
     draw_bits(learned, out / "bits.png")
     (out / "samples.txt").write_text(
         "\n\n".join(show(s, prompt) for s in learned.samples) + "\n", encoding="utf-8"
