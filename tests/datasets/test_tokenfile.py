@@ -92,3 +92,19 @@ def test_another_tokenizer(tmp_path: Path) -> None:
     TokenFile(tmp_path / "x").require_tokenizer(b"a" * 32)
     with pytest.raises(DataError, match="made by another tokenizer"):
         TokenFile(tmp_path / "x").require_tokenizer(b"b" * 32)
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
+def test_a_disk_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write(tmp_path / "x", [[1, 2, 3]])
+    with monkeypatch.context() as patch:
+        patch.setattr(step, fail)
+        with pytest.raises(OSError, match="No space left"):
+            write(tmp_path / "x", [[4]])
+    assert TokenFile(tmp_path / "x").tokens.tolist() == [1, 2, 3]
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]

@@ -129,6 +129,13 @@ def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
     assert stop in TOKENIZER.decode(found.ids)
 
 
+def test_what_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
+    free = free_text(0)
+    settings = Settings(max_new_tokens=10, sampling=HOT, seed=0, stop=[free.text[-2:] + "never"])
+    found = generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
+    assert (found.text, found.finish_reason) == (free.text, "length")
+
+
 def test_no_and_one_new_token() -> None:
     none = generate(MODEL, PROMPTS, Settings(max_new_tokens=0), tokenizer=TOKENIZER)
     assert [(g.ids, g.text, g.finish_reason, g.seconds_to_first_token) for g in none] == [
