@@ -20,7 +20,8 @@ LLAMA31 = {
 PUBLISHED = {
     "LLaMA 7B (2023, without max_position_embeddings and num_key_value_heads)": (
         LLAMA | {"hidden_size": 4096, "intermediate_size": 11008, "max_sequence_length": 2048,
-                 "num_attention_heads": 32, "num_hidden_layers": 32, "pad_token_id": 0, "rms_norm_eps": 1e-06, "torch_dtype": "float16",
+                 "num_attention_heads": 32, "num_hidden_layers": 32,
+                 "pad_token_id": 0, "rms_norm_eps": 1e-06, "torch_dtype": "float16",
                  "vocab_size": 32000, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False},
         6_738_415_616, Rotary(pairing="halves"), {Causal()}, 2048),
     "Llama 3.1 8B": (

@@ -69,7 +69,10 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False) -> Folder:
     folder = current_folder(path)
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "not there"
-        raise CheckpointError(f"{path} is {what}: a model is a folder with config.json and model.safetensors")
+        raise CheckpointError(
+            f"{path} is {what}: a model is a folder with config.json and model.safetensors "
+            "(`headway convert` makes one of llama2.c's, Meta's and torchtune's files)"
+        )
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: it is not a model folder")
     config = read_json(folder / "config.json")
