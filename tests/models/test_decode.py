@@ -10,7 +10,15 @@ from torch import Tensor
 
 from headway.models import Decoder, ModelSpec
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
-from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
+from headway.positions import (
+    DynamicNTK,
+    Learned,
+    LongRope,
+    NoPositions,
+    PositionScheme,
+    Rotary,
+    Sinusoidal,
+)
 from headway.tokens import Tokens
 
 CLOSE = 2e-5
@@ -142,6 +150,48 @@ def test_global_tokens_are_seen_past_the_window_and_decode_alike() -> None:
     assert far(full, model(ids)) > 1e-3
 
 
+TRAINED = 12
+DYNAMIC = Rotary(1000.0, pairing="halves", scaling=DynamicNTK(2.0, TRAINED))
+FACTORS = (tuple(1.0 + i / 10 for i in range(6)), tuple(2.0 + i for i in range(6)))
+LONG = Rotary(1000.0, pairing="halves", scaling=LongRope(*FACTORS, TRAINED, factor=2.0))
+
+
+@torch.no_grad()
+def test_frequencies_that_move_decode_alike_on_either_side_of_the_trained_context() -> None:
+    ids = ids_of(2)
+    for positions in (DYNAMIC, LONG):
+        model = model_of(ALTERNATING, positions)
+        within = ids[:, :TRAINED]
+        assert far(in_chunks(model, within, list(range(3, TRAINED))), model(within)) < CLOSE
+    model = model_of(ALTERNATING, LONG)
+    beyond = in_chunks(model, ids, list(range(TRAINED + 1, LENGTH)))
+    assert far(beyond, model(ids)) < CLOSE
+
+
+@torch.no_grad()
+def test_across_the_trained_context_deep_states_keep_their_old_angles() -> None:
+    """A stated limit: one layer decodes alike across it (tests/nn), but deeper layers are fed states that were
+    computed when the row was shorter, and nothing short of a new forward pass can change those."""
+    ids = ids_of(1)
+    for positions in (DYNAMIC, LONG):
+        model = model_of((Causal(),), positions)
+        stepped = in_chunks(model, ids, list(range(1, LENGTH)))
+        assert far(stepped[:, :TRAINED], model(ids[:, :TRAINED])) < CLOSE
+        assert far(stepped, model(ids)) > 100 * CLOSE
+
+
+def test_a_row_without_tokens_is_harmless() -> None:
+    model = model_of(ALTERNATING)
+    tokens = Tokens.from_lengths([5, 0])
+    ids = ids_of(2, 5)
+    logits = model(ids, tokens=tokens)
+    assert far(logits[:1], model(ids[:1])) < CLOSE
+    logits.pow(2).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all()), name
+
+
 @torch.no_grad()
 def test_rings_hold_no_more_than_their_bound() -> None:
     model = model_of(ALTERNATING)
@@ -249,6 +299,8 @@ def test_wrong_calls_are_refused() -> None:
         model(torch.zeros(1, 3))
     with pytest.raises(ValueError, match="tokens describe 1 rows of 4 slots, but ids are 2 rows of 26"):
         model(ids_of(2), tokens=Tokens.range(4))
+    with pytest.raises(ValueError, match=r"tokens are on meta, ids on cpu; move them"):
+        model(ids_of(2), tokens=Tokens.range(LENGTH, device="meta"))
     with pytest.raises(ValueError, match=r"the cache is for 4 layers and 1 rows, .*make_cache\(2\)"):
         model(ids_of(2), cache=model.make_cache(1))
     limited = ModelSpec.of_depth(1, VOCAB, context=8, max_context=10).build(seed=0)

@@ -158,6 +158,10 @@ class Decoder(nn.Module):
                 f"Decoder: tokens describe {tokens.rows} rows of {tokens.count} slots, but ids are "
                 f"{ids.shape[0]} rows of {ids.shape[1]}"
             )
+        if tokens.device != ids.device:
+            raise ConfigError(
+                f"Decoder: tokens are on {tokens.device}, ids on {ids.device}; move them: tokens.to(ids.device)"
+            )
         if cache is not None and (len(cache) != self.spec.layers or cache.batch != ids.shape[0]):
             raise ConfigError(
                 f"Decoder: the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
