@@ -29,6 +29,15 @@ def test_the_printed_formula_gives_other_numbers(found: Report) -> None:
     assert min(found.column("from summed scores")[1:]) > 0.1
 
 
+def test_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(found: Report) -> None:
+    """Row 37: counted; the time is shown and not judged."""
+    flops, moved = found.column("FLOPs / token"), found.column("bytes / token")
+    assert flops[0] / flops[-1] < 1.2
+    assert moved[0] / moved[-1] > 3
+    assert moved == sorted(moved, reverse=True)
+    assert all(speed > 0 for speed in found.column("tokens/s"))
+
+
 def test_the_verdict_can_be_not_seen() -> None:
     shared = [heads.measure(Heads.of(8, k)) for k in (8, 2)]
     assert heads.judge(shared).seen

@@ -1,5 +1,6 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,21 @@ from headway.cache import make_cache
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
 from headway.explain import TOPICS, Report
 from headway.heads import Heads
+from headway.models import ModelSpec
 from headway.nn import Attention
 from headway.patterns import Causal
+from headway.tokens import Tokens
 
 QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
 WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
+CONTEXT, REPEATS = 8192, 7
 EQUAL = 1e-12
 COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, GREY)
 
 FORMULA = """query head h reads key/value head h // G;  H = K G heads, K of them with keys and values of their own
 out = concat_h softmax(q_h . k_(h // G) / sqrt(D)) v_(h // G)  W_o      (each head on its own, none are summed)
-parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of multi-head attention's"""
+parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of multi-head attention's
+one more token: operations hardly change with K, the bytes read do; with a cache, decoding waits for memory"""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,26 @@ class Shared:
     from_repeated: float
     from_summed: float
     reads_right: bool
+    step: "Step"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One more token of a small decoder with `CONTEXT` tokens in its cache: operations, bytes, seconds."""
+
+    flops: float
+    moved: int
+    seconds: float
 
 
 def run() -> Report:
     """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
-    return judge([measure(Heads.of(QUERY_HEADS, kv)) for kv in KV_HEADS])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        return judge([measure(Heads.of(QUERY_HEADS, kv)) for kv in KV_HEADS])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def measure(layout: Heads) -> Shared:
@@ -65,7 +85,32 @@ def measure(layout: Heads) -> Shared:
         float((out - repeated).abs().max()),
         float((out - summed_over_group(q, keys, values, layout)).abs().max()),
         bool((reads(layout) == expected(layout)).all()),
+        step_of(layout),
     )
+
+
+def step_of(layout: Heads, context: int = CONTEXT) -> Step:
+    """Counted from the spec, and timed: the best of a few steps, in float32, on a cache of random keys."""
+    h, k = layout.query_heads, layout.kv_heads
+    spec = ModelSpec.of(
+        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
+    )
+    model = spec.build(dtype=torch.float32, seed=SEED).eval()
+    cache = model.make_cache(1)
+    cache.reserve(context)
+    noise = torch.Generator().manual_seed(SEED)
+    seconds = []
+    with torch.inference_mode():
+        for layer in cache.layers:
+            past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
+            layer.update(past[0], past[1], Tokens.range(context - 1))
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+            seconds.append(time.perf_counter() - begin)
+            cache.trim(1)
+    moved = spec.weight_bytes_read(torch.float32) + spec.kv_bytes_read(context, torch.float32)
+    return Step(spec.decode_flops(context), moved, min(seconds))
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
@@ -110,6 +155,9 @@ def judge(shared: list[Shared]) -> Report:
             s.cache_bytes / full.cache_bytes,
             s.from_repeated,
             s.from_summed,
+            s.step.flops,
+            s.step.moved,
+            1 / s.step.seconds,
         )
         for s in shared
     )
@@ -135,15 +183,26 @@ def judge(shared: list[Shared]) -> Report:
             "of MHA's cache",
             "from repeated heads",
             "from summed scores",
+            "FLOPs / token",
+            "bytes / token",
+            "tokens/s",
         ),
         rows=rows,
         seen=sizes and right and same < EQUAL and full.from_summed < EQUAL and other > 1e-3,
-        setting=f"width {WIDTH}, {BATCH} x {LENGTH} tokens, random weights, float64, seed {SEED}",
+        setting=(
+            f"width {WIDTH}, {BATCH} x {LENGTH} tokens, random weights, float64, seed {SEED}; one more token of two "
+            f"layers of width {64 * QUERY_HEADS} at {CONTEXT} tokens, float32, one thread"
+        ),
         finding=(
             f"by gradient every query head reads key/value head h // G and no other; parameters and cache are those "
             f"of the formulas, {shared[-1].cache_bytes / full.cache_bytes:.4g} of the cache with one kv head; the "
             f"output is that of multi-head attention with repeated heads within {same:.0e}, and differs by "
-            f"{other:.2g} or more from a sum of scores over the group"
+            f"{other:.2g} or more from a sum of scores over the group; one more token takes "
+            f"{full.step.flops / shared[-1].step.flops:.2f} times the operations and "
+            f"{full.step.moved / shared[-1].step.moved:.1f} times the bytes with {full.layout.kv_heads} kv heads that "
+            f"it takes with {shared[-1].layout.kv_heads} (timed: "
+            f"{full.step.seconds / shared[-1].step.seconds:.1f} times "
+            "as long)"
         ),
         picture="\n\n".join(picture(s.layout) for s in shared if s.layout.kv_heads != 2),
     )
