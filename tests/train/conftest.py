@@ -18,6 +18,12 @@ def documents(seed: int, count: int, most: int = 60) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, most))) + "\n" for _ in range(count)]
 
 
+@pytest.fixture(autouse=True)
+def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of the machine is a second of work, and only scales one number of metrics.jsonl."""
+    monkeypatch.setattr("headway.train.loop.gemm_peak", lambda dtype: 1e12)
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "text.jsonl"

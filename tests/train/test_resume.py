@@ -223,3 +223,19 @@ def test_more_steps_go_on_and_say_that_the_schedule_is_another(
     assert "going on from" in said
     steps = [r["step"] for r in read_metrics(Path(settings().out) / "metrics.jsonl") if "loss" in r]
     assert steps == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_is_not_overtaken_by_later_ones_of_another_history(
+    settings: Make, tmp_path: Path
+) -> None:
+    config = settings(steps=4, save_every=2, keep_last=9)
+    train(config, quiet=True)
+    middle = Path(config.out) / "checkpoint-2"
+    with pytest.raises(
+        ConfigError, match=r"holds checkpoint-4, which go beyond .*checkpoint-2; choose another folder"
+    ):
+        train(config, resume=str(middle), quiet=True)
+    other = settings(out=str(tmp_path / "other"), steps=4)
+    train(other, quiet=True)
+    with pytest.raises(ConfigError, match=r"other holds checkpoint-0, checkpoint-4, which do not come from"):
+        train(other, resume=str(middle), quiet=True)

@@ -1,5 +1,6 @@
 """A whole run: what it leaves behind, what it refuses, what it holds out."""
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, r
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
 from headway.train.preview import preview
+from headway.train.progress import Reporter, clock
 from headway.train.state import checkpoints
 
 Make = Callable[..., TrainConfig]
@@ -230,3 +232,32 @@ def test_metrics_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
     draw_curve(read_metrics(path), tmp_path / "a.png", "one point")
     draw_curve([], tmp_path / "b.png", "no point")
     assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
+    record = {"step": 4, "loss": 2.5, "bits_per_byte": 1.25, "tokens_per_s": 1234.5, "lr": 1e-3, "grad_norm": 0.5,
+              "eta_s": 200.0}  # fmt: skip
+    line = "loss 2.500  1.250 bits/byte  1234 tok/s  lr 1.00e-03  |g| 0.50  eta 3:20"
+    for stream, every, wanted in (
+        (io.StringIO(), 4, f"step 4/8  {line}\n"),
+        (io.StringIO(), 3, ""),
+    ):
+        reporter = Reporter(8, every, stream=stream)
+        reporter.step(record)
+        reporter.close()
+        assert stream.getvalue() == wanted
+    terminal = Terminal()
+    reporter = Reporter(8, 4, stream=terminal)
+    reporter.step(record)
+    reporter.note("a [bold]remark")
+    reporter.close()
+    said = terminal.getvalue()
+    assert "loss 2.500" in said
+    assert "4/8" in said
+    assert "a [bold]remark" in said
+    assert clock(3725.0) == "1:02:05"

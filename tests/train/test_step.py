@@ -171,3 +171,24 @@ def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
         after = torch.cat([p.grad.flatten() for p in twin.master.parameters() if p.grad is not None]).norm()
         assert window.grad_norm > 0.1
         assert float(after) == pytest.approx(min(clip, window.grad_norm), rel=1e-4)
+
+
+def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
+    """What autograd saves is the inputs of the blocks (and the loss), not what is inside of them."""
+
+    def saved(redo: bool) -> int:
+        twin = Twin(model(), torch.float32)
+        twin.compute.checkpoint_blocks = redo
+        ids, _, tokens = joined(ragged(8), 8)[0]
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = twin.compute.hidden(ids, tokens=tokens)
+        assert hidden.requires_grad
+        return sum(sizes.values())
+
+    assert saved(redo=True) < 0.5 * saved(redo=False)

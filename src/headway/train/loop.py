@@ -23,6 +23,7 @@ from headway.checkpoints.folder import save_folder
 from headway.data import Rows
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
+from headway.report import cell
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.hooks import Every, Interrupted, Moment, TrainResult
@@ -35,7 +36,15 @@ from headway.train.progress import Reporter, clock
 from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
 from headway.train.sources import config_yaml
-from headway.train.state import Progress, State, checkpoints, load_checkpoint, save_checkpoint
+from headway.train.state import (
+    Progress,
+    State,
+    checkpoints,
+    load_checkpoint,
+    read_record,
+    save_checkpoint,
+    step_of,
+)
 from headway.train.step import Window, compute_window
 
 CONFIG, FINAL = "config.yaml", "final"
@@ -81,7 +90,16 @@ def _where_to_begin(out: Path, resume: str) -> Path | None:
     if resume == "auto":
         return there[-1] if there else None
     if resume != "never":
-        return Path(resume)
+        start = Path(resume)
+        step = read_record(start)["step"]
+        here = start.resolve().parent == out.resolve()
+        later = [p.name for p in there if not here or step_of(p) > step]
+        if later:
+            raise ConfigError(
+                f"{out} holds {', '.join(later)}, which {'go' if here else 'do not come from'} "
+                f"{'beyond ' if here else ''}{start}; choose another folder with --out, or remove them"
+            )
+        return start
     if there or (out / CONFIG).exists() or (out / METRICS).exists():
         what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
         raise ConfigError(
@@ -269,7 +287,7 @@ class _Run:
         if validation is not None and validation.bits_per_byte is not None:
             self.log.write({"val_bits_per_byte": validation.bits_per_byte})
         spec = self.state.model.spec
-        title = f"{spec.parameter_count / 1e6:.1f} M parameters, {progress.trained_tokens:,} tokens"
+        title = f"{cell(spec.parameter_count)} parameters, {cell(progress.trained_tokens)} trained tokens"
         draw_curve(read_metrics(self.out / METRICS), self.out / CURVE, title)
         self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         return TrainResult(

@@ -62,8 +62,8 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
         at, values = [s for s, _ in steps], [v for _, v in steps]
         axes.plot(at, values, color="#9ecae1", linewidth=0.8, label="training, each step")
         axes.plot(at, _smooth(values), color="#08519c", linewidth=1.8, label="training, running mean")
-        late = sorted(values[len(values) // 20 :])
-        axes.set_ylim(top=late[-1] + 0.1 * (late[-1] - late[0]) + 1e-3)
+        late = [*values[len(values) // 20 :], *(v for _, v in held)]  # the fall of the first steps may leave
+        axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     if held and unit == "bits_per_byte":
         axes.plot(
             [s for s, _ in held], [v for _, v in held], "o-", color="#d94801", markersize=5, label="held out"

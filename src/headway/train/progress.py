@@ -6,7 +6,7 @@ import sys
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class Reporter:
@@ -19,13 +19,9 @@ class Reporter:
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
         if not quiet and self.stream.isatty():
-            columns = [
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                *([MofNCompleteColumn()] if total else [TextColumn("step {task.completed}")]),
-                TimeElapsedColumn(),
-            ]
-            self._bar = Progress(*columns, console=Console(file=self.stream), transient=False)
+            count = MofNCompleteColumn() if total else TextColumn("step {task.completed}")
+            columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=Console(file=self.stream))
             self._task = self._bar.add_task("", total=total)
             self._bar.start()
 
@@ -34,7 +30,7 @@ class Reporter:
         if self.quiet:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], description=summary(record))
+            self._bar.update(self._task, completed=record["step"], description=summary(record, short=True))
             return
         if record["step"] % self.every == 0 or record["step"] == self.total:
             of = f"/{self.total}" if self.total else ""
@@ -55,19 +51,15 @@ class Reporter:
             self._bar.stop()
 
 
-def summary(record: dict[str, Any]) -> str:
-    """`loss 3.412  1.71 bits/byte  5 321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`."""
-    parts = ["loss -" if record.get("loss") is None else f"loss {record['loss']:.3f}"]
-    if record.get("bits_per_byte") is not None:
+def summary(record: dict[str, Any], *, short: bool = False) -> str:
+    """`loss 3.412  1.71 bits/byte  5321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`; `short` fits a bar on 80 columns."""
+    parts = ["loss -" if record["loss"] is None else f"loss {record['loss']:.3f}"]
+    if record["bits_per_byte"] is not None:
         parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
-    parts += [
-        f"{record['tokens_per_s']:.0f} tok/s",
-        f"lr {record['lr']:.2e}",
-        f"|g| {record['grad_norm']:.2f}",
-    ]
-    if record.get("eta_s") is not None:
-        parts.append(f"eta {clock(record['eta_s'])}")
-    return "  ".join(parts)
+    parts.append(f"{record['tokens_per_s']:.0f} tok/s")
+    if not short:
+        parts += [f"lr {record['lr']:.2e}", f"|g| {record['grad_norm']:.2f}"]
+    return "  ".join([*parts, f"eta {clock(record['eta_s'])}"])
 
 
 def clock(seconds: float) -> str:

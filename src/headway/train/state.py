@@ -171,9 +171,12 @@ def checkpoints(out: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
     if not out.is_dir():
         return []
-    found = []
-    for entry in out.iterdir():
-        name = NAME.fullmatch(entry.name)
-        if name and (current_folder(entry) / STATE).exists():
-            found.append((int(name[1]), entry))
-    return [path for _, path in sorted(found)]
+    there = [p for p in out.iterdir() if NAME.fullmatch(p.name) and (current_folder(p) / STATE).exists()]
+    return sorted(there, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """N of `checkpoint-N`."""
+    name = NAME.fullmatch(checkpoint.name)
+    assert name is not None, checkpoint
+    return int(name[1])

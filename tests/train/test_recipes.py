@@ -1,0 +1,41 @@
+"""Every shipped run file is understood, and runs in toy size."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.train import config_yaml, read_config, train
+from headway.train.inputs import make_spec
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+TOY: dict[str, Any] = {
+    "vocab": 300, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24, "depth": 2, "context": 64,
+    "batch_tokens": 128, "micro_batch": None, "threads": 1, "eval_every": None, "save_every": None,
+    "eval_tokens": None, "sample_tokens": 4,
+}  # fmt: skip
+
+
+def test_there_are_recipes() -> None:
+    assert {"demo.yaml", "small.yaml", "llama.yaml"} <= {path.name for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_is_understood(path: Path, tmp_path: Path) -> None:
+    config = read_config(path)
+    spec = make_spec(config, config.vocab or 4096)
+    assert spec.trained_context == config.context
+    (tmp_path / "again.yaml").write_text(config_yaml(config), encoding="utf-8")
+    assert read_config(tmp_path / "again.yaml") == config
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_runs_in_toy_size(path: Path, corpus: Path, tmp_path: Path) -> None:
+    given = read_config(path)
+    length = {"max_seconds": 0.2} if given.max_seconds else {"steps": 2, "epochs": None}
+    held = {"validation": str(corpus)} if given.validation else {}
+    every = {"sample_every": 1} if given.sample_prompts else {}
+    here = {"data": str(corpus), "out": str(tmp_path / "run"), "tokenizer": None}
+    result = train(read_config(path, flags={**TOY, **length, **held, **every, **here}), quiet=True)
+    assert result.loss is not None
+    assert result.validation is not None
