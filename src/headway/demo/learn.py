@@ -75,6 +75,11 @@ class Learned:
     samples: list[Sample] = field(default_factory=list)
 
     @property
+    def seconds(self) -> float:
+        """Of training alone: the last sample is taken after the last step."""
+        return self.samples[-1].seconds if self.samples else self.result.seconds
+
+    @property
     def bits_per_byte(self) -> float:
         """Of the held-out text, by the trained model."""
         found = self.result.validation.bits_per_byte if self.result.validation else None
@@ -166,7 +171,7 @@ def show(one: Sample, prompt: str) -> str:
 def comparison(learned: Learned, corpus: Corpus) -> str:
     """Bits per byte of the held-out text, for a terminal."""
     own, base = learned.bits_per_byte, learned.baselines
-    trained = f"{learned.result.seconds:.0f} s of training on {corpus.train_bytes / 1e6:.1f} MB of other text"
+    trained = f"{learned.seconds:.0f} s of training on {corpus.train_bytes / 1e6:.1f} MB of other text"
     rows = [
         ("bytes one by one (entropy)", base.unigram, ""),
         ("gzip -9", base.gzip, "the whole held-out text as one stream"),
@@ -206,7 +211,7 @@ def draw_bits(learned: Learned, path: Path) -> None:
         axes.grid(axis="y", visible=False)
         axes.set_xlim(right=max(bits) * 1.12)
         axes.set_xlabel("bits per byte of held-out text (less is better)")
-        axes.set_title(f"{learned.result.trained_tokens:,} tokens trained in {learned.result.seconds:.0f} s")
+        axes.set_title(f"{learned.result.trained_tokens:,} tokens trained in {learned.seconds:.0f} s")
 
 
 def smaller(corpus: Corpus, most: int) -> Corpus:

@@ -95,8 +95,8 @@ def _acts(
     learned = learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
     _keep(out, corpus, learned, prompt)
     say("\n" + comparison(learned, corpus))
-    if quick:
-        say("  (--quick: a small model on a part of the text; the figures mean nothing)")
+    toy = "--quick: a toy on a part of the text; the figures mean nothing"
+    say(f"\n  {toy if quick else verdict(learned)}")
 
     model = load_model(out, dtype=torch.float32).eval()
     report = _heads(model, learned.tokenizer, corpus, prompt, out / "heads.png", say)
@@ -110,7 +110,7 @@ def _acts(
         "bits_per_byte": {"model": learned.bits_per_byte, **asdict(learned.baselines)},
         "below_gzip": learned.below_gzip,
         "verdict": verdict(learned),
-        "trained": {"seconds": learned.result.seconds, "steps": learned.result.steps,
+        "trained": {"seconds": learned.seconds, "steps": learned.result.steps,
                     "tokens": learned.result.trained_tokens},
         **report,
     }  # fmt: skip
