@@ -12,7 +12,7 @@ from headway.generate import Generation, Sampling, Settings, generate, stream, u
 from headway.models import Decoder
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
-from tests.text.conftest import byte_level
+from tests.text.conftest import byte_level, sentencepiece
 
 MODEL, TOKENIZER = small(MIXED), byte_level()
 PROMPTS = [[0, 5, 9], [0], [0, *range(20, 39)], [0, 7, 7, 7, 7, 7, 7]]
@@ -84,14 +84,26 @@ def test_streamed_is_collected() -> None:
         assert (texts[i], ids[i]) == (whole.text, whole.ids)
 
 
-def test_text_is_what_follows_the_prompt() -> None:
-    for sampling in (Sampling(), HOT):
-        for g, prompt in zip(
-            generate(MODEL, PROMPTS, Settings(max_new_tokens=20, sampling=sampling), tokenizer=TOKENIZER),
-            PROMPTS,
-            strict=True,
-        ):
-            assert g.text == TOKENIZER.decode(g.ids, after=prompt) == str(g)
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, sentencepiece()], ids=["byte_level", "sentencepiece"])
+def test_text_is_what_follows_the_prompt(tokenizer: Tokenizer, sampling: Sampling) -> None:
+    prompts = [tokenizer.encode("the cat"), tokenizer.encode("a"), [0]]
+    settings = Settings(
+        max_new_tokens=20, sampling=sampling, forbidden=[*range(3), *tokenizer.unused_ids(330)]
+    )
+    for found, prompt in zip(generate(MODEL, prompts, settings, tokenizer=tokenizer), prompts, strict=True):
+        assert found.text == str(found) == tokenizer.decode(found.ids, after=prompt)
+        if "\ufffd" not in found.text:
+            assert tokenizer.decode(prompt) + found.text == tokenizer.decode([*prompt, *found.ids])
+
+
+def test_a_first_word_keeps_its_space() -> None:
+    """SentencePiece strips the leading space of a text, not that of its continuation."""
+    tokenizer = sentencepiece()
+    (space,) = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == "\u2581the"]
+    settings = Settings(max_new_tokens=1, forbidden=[i for i in range(330) if i != space])
+    texts = [generate(MODEL, [p], settings, tokenizer=tokenizer)[0].text for p in ([1], [1, space])]
+    assert texts == ["the", " the"]
 
 
 def test_eos_ends_a_row_and_is_not_text() -> None:
