@@ -19,10 +19,12 @@ class Reporter:
         self.stream = stream or sys.stderr
         self._bar: Progress | None = None
         if not quiet and self.stream.isatty():
-            count = MofNCompleteColumn() if total else TextColumn("step {task.completed}")
+            count = MofNCompleteColumn() if total else TextColumn("step {task.fields[step]}")
             columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=Console(file=self.stream))
-            self._task = self._bar.add_task("", total=total)
+            # What is printed to a stdout that goes elsewhere must go there, not above the bar.
+            console, here = Console(file=self.stream), sys.stdout.isatty()
+            self._bar = Progress(*columns, console=console, redirect_stdout=here)
+            self._task = self._bar.add_task("", total=total, step=0)
             self._bar.start()
 
     def step(self, record: dict[str, Any]) -> None:
@@ -30,7 +32,11 @@ class Reporter:
         if self.quiet:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], description=summary(record, short=True))
+            done, total = record["step"], self.total
+            if total is None:  # a run by the clock fills its bar by the clock
+                done, total = record["seconds"], record["seconds"] + record["eta_s"]
+            said = summary(record, short=True)
+            self._bar.update(self._task, completed=done, total=total, description=said, step=record["step"])
             return
         if record["step"] % self.every == 0 or record["step"] == self.total:
             of = f"/{self.total}" if self.total else ""
@@ -52,7 +58,8 @@ class Reporter:
 
 
 def summary(record: dict[str, Any], *, short: bool = False) -> str:
-    """`loss 3.412  1.71 bits/byte  5321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`; `short` fits a bar on 80 columns."""
+    """`loss 3.412  1.71 bits/byte  5321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`; `short` fits a bar on 80
+    columns."""
     parts = ["loss -" if record["loss"] is None else f"loss {record['loss']:.3f}"]
     if record["bits_per_byte"] is not None:
         parts.append(f"{record['bits_per_byte']:.3f} bits/byte")

@@ -1,0 +1,36 @@
+"""The live bar of a run by the clock."""
+
+import io
+from typing import Any
+
+import pytest
+
+from headway.train.progress import Reporter
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def record(step: int, seconds: float, left: float) -> dict[str, Any]:
+    numbers = {"loss": 2.5, "bits_per_byte": 1.5, "tokens_per_s": 100.0, "lr": 1e-3, "grad_norm": 1.0}
+    return {**numbers, "step": step, "seconds": seconds, "eta_s": left}
+
+
+def test_the_bar_of_a_run_by_the_clock_fills_by_the_clock() -> None:
+    reporter = Reporter(None, 10, stream=Terminal())
+    reporter.step(record(7, 30.0, 90.0))
+    assert reporter._bar is not None
+    (task,) = reporter._bar.tasks
+    reporter.close()
+    assert (task.completed, task.total, task.percentage) == (30.0, 120.0, 25.0)
+    assert "step 7" in reporter.stream.getvalue()  # type: ignore[attr-defined]
+
+
+def test_results_go_to_stdout_also_under_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = Reporter(None, 10, stream=Terminal())
+    print("a result")
+    reporter.close()
+    assert capsys.readouterr().out == "a result\n"
+    assert "a result" not in reporter.stream.getvalue()  # type: ignore[attr-defined]
