@@ -21,7 +21,7 @@ from tests.data import data_path
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
-SMALL_RUN = "--depth 2 --context 64 --batch-tokens 512 --vocab 300 --steps 3"
+SMALL_RUN = "--depth 2 --context 128 --batch-tokens 512 --vocab 300 --steps 3"
 TOY = {
     "make demo": "headway demo --quick",
     "make bench": f"python {ROOT}/bench/attention.py --tokens 64 --window 16 --repeats 1 --heads 2 --kv-heads 1",
@@ -31,8 +31,8 @@ TOY = {
         + SMALL_RUN
     ),
     "headway eval runs/mine/final --data texts": "headway eval runs/mine/final --data texts --limit 500",
-    "headway eval runs/demo --data runs/demo/held-out.jsonl": (
-        "headway eval runs/demo --data runs/demo/held-out.jsonl --limit 500"
+    "headway eval runs/demo --data runs/demo/text/held-out.jsonl": (
+        "headway eval runs/demo --data runs/demo/text/held-out.jsonl --limit 500"
     ),
 }
 NOT_RUN = {"make test": "this is what it runs"}
@@ -131,6 +131,11 @@ def test_the_tables_name_commands_of_the_readme() -> None:
 
 
 PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")})
+
+
+def test_every_page_is_found_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/\w+\.md)\)", README))
+    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
