@@ -45,7 +45,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-all: $(VENV)/.installed-check
+test-all: $(VENV)/.installed-test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
 
