@@ -1,5 +1,6 @@
 """The command line itself: the overview, exit codes, and who hears of what."""
 
+import os
 import subprocess
 import sys
 import types
@@ -154,3 +155,16 @@ def test_main_exits_with_the_code() -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(["no-such-command"])
     assert stop.value.code == 2
+
+
+def test_a_terminal_without_unicode_gets_escapes() -> None:
+    script = (
+        "import sys; from headway import cli; cli.run = lambda argv: print('\\u4e2d \\u221a'); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert done.stdout == rb"\u4e2d \u221a" + os.linesep.encode()

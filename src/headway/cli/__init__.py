@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any
 
 from headway.errors import HeadwayError, did_you_mean
@@ -43,6 +44,9 @@ USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help says more)"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit the process with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
+            stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:] if argv is None else argv)
     sys.exit(_flush(code))
 
