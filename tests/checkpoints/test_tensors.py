@@ -41,6 +41,20 @@ def test_written_files_are_read_by_us_and_by_safetensors(tmp_path):
     assert (tmp_path / "x.safetensors").read_bytes() == (tmp_path / "y.safetensors").read_bytes()
 
 
+def test_every_value_is_aligned_whatever_the_order(tmp_path):
+    """Readers map values where they lie; the header is padded to 8 bytes, so wide dtypes must come first."""
+    mixed = {
+        str(d): torch.zeros(3, dtype=d) for d in (torch.int8, torch.bfloat16, torch.float64, torch.float32)
+    }
+    write_safetensors(tmp_path / "x.safetensors", mixed)
+    raw = (tmp_path / "x.safetensors").read_bytes()
+    length = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + length])
+    assert length % 8 == 0
+    for name, tensor in mixed.items():
+        assert header[name]["data_offsets"][0] % tensor.dtype.itemsize == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_there_and_back(tmp_path, dtype):
     value = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
