@@ -8,6 +8,7 @@ from headway.cache import make_cache
 from headway.nn import Attention, RMSNorm
 from headway.patterns import Causal, Full, Pattern, PerHead, Window, visible
 from headway.positions import DynamicNTK, LongRope, Rotary
+from headway.scores import RelativeBias, SoftCap
 from headway.tokens import Tokens
 
 WIDTH, HEADS, LENGTH = 24, 6, 11
@@ -151,6 +152,32 @@ def test_dropped_weights_are_dropped_at_their_rate() -> None:
     assert torch.allclose(dropped[~gone], weights[~gone] / (1 - p), rtol=1e-5, atol=0)
 
 
+def test_tensors_of_scores_belong_to_the_module() -> None:
+    table = torch.nn.Parameter(torch.randn(8, HEADS))
+    layer = layer_of(score=[RelativeBias(table, bidirectional=False), SoftCap(20.0)])
+    plain = layer_of()
+    plain.load_state_dict({n: t for n, t in layer.state_dict().items() if "score" not in n})
+    assert "score_0_0" in layer.state_dict()
+    y = layer(X)
+    assert not torch.allclose(y, plain(X))
+    y.pow(2).sum().backward()
+    found = dict(layer.named_parameters())["score_0_0"].grad
+    assert found is not None
+    assert float(found.abs().sum()) > 0
+    with torch.device("meta"):
+        fresh = Attention(
+            WIDTH,
+            HEADS,
+            2,
+            head_dim=6,
+            score=[RelativeBias(torch.zeros(8, HEADS), bidirectional=False), SoftCap(20.0)],
+        )
+    fresh = fresh.double().to_empty(device="cpu")
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(X), y)
+    assert "score_0_0" not in dict(fresh.named_parameters())
+
+
 def in_chunks(layer: Attention, x: Tensor, edges: list[int], pattern: Pattern, **given: object) -> Tensor:
     cache = make_cache(
         pattern,
@@ -266,5 +293,7 @@ def test_wrong_calls_are_refused() -> None:
     table = Rotary(pairing="halves").table(torch.arange(LENGTH), 6)
     with pytest.raises(ValueError, match="rotation is given, but positions are NoPositions"):
         layer_of()(X, rotation=table)
+    with pytest.raises(ValueError, match="rotation is given, but memory is given"):
+        cross(X, memory=X, rotation=table)
     with pytest.raises(ValueError, match="unknown backend 'sdap'"):
         layer_of(backend="sdap")(X)

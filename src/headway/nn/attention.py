@@ -41,7 +41,8 @@ class Attention(nn.Module):
         positions: `Rotary` turns queries and keys here; other schemes act elsewhere.
         qkv_bias, out_bias: biases of the projections.
         qk_norm: RMSNorm on every query and key, with eps `norm_eps`.
-        score, scale, backend: as in `attend`; scale is D^-0.5 unless given.
+        score, scale, backend: as in `attend`; scale is D^-0.5 unless given. Tensors of a score are part of the
+            module: trained when they are an `nn.Parameter`, moved and saved with it in any case.
         dropout: probability for attention weights, after the softmax; only in training mode.
         output_dropout: probability for the output, after Wo; only in training mode.
 
@@ -90,16 +91,20 @@ class Attention(nn.Module):
         if isinstance(positions, Rotary):
             positions.rotated_dims(self.head_dim)
         self.pattern, self.positions, self.backend, self.scale = pattern, positions, backend, scale
-        self.score = (score,) if isinstance(score, Score) else tuple(score)
         self.dropout = dropout
-        queries, keys, values = heads * self.head_dim, self.heads.kv_heads, self.heads.kv_heads
-        self.q_proj = nn.Linear(width, queries, bias=qkv_bias)
-        self.k_proj = nn.Linear(width, keys * self.head_dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(width, values * self.value_dim, bias=qkv_bias)
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=qkv_bias)
+        self.k_proj = nn.Linear(width, self.heads.kv_heads * self.head_dim, bias=qkv_bias)
+        self.v_proj = nn.Linear(width, self.heads.kv_heads * self.value_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(heads * self.value_dim, width, bias=out_bias)
         self.q_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
         self.drop_output = nn.Dropout(output_dropout)
+        self.score = (score,) if isinstance(score, Score) else tuple(score)
+        for name, tensor in self._score_tensors().items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, tensor)
+            else:
+                self.register_buffer(name, tensor)
 
     def forward(
         self,
@@ -124,6 +129,9 @@ class Attention(nn.Module):
         """
         if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
             raise ConfigError(f"Attention: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
+        if rotation is not None and (memory is not None or not isinstance(self.positions, Rotary)):
+            what = "memory is given" if memory is not None else f"positions are {self.positions}"
+            raise ConfigError(f"Attention: rotation is given, but {what}, and nothing is turned")
         if memory is not None:
             return self._cross(x_BTM, tokens, cache, memory, memory_tokens)
         if memory_tokens is not None:
@@ -142,8 +150,6 @@ class Attention(nn.Module):
             assert rotation is not None
             q_BHTD = rotation.apply(q_BHTD)
             k_BKSD = k_BKSD if late else rotation.apply(k_BKSD)
-        elif rotation is not None:
-            raise ConfigError(f"Attention: rotation is given, but positions are {self.positions}")
         if cache is None:
             return self._attend(q_BHTD, k_BKSD, v_BKSE, tokens, tokens)
         keys = cache.update(k_BKSD, v_BKSE, tokens)
@@ -161,6 +167,19 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
+    def _score_tensors(self) -> dict[str, Tensor]:
+        """The tensors of the score steps, by the names that they bear in the state dict."""
+        return {
+            f"score_{i}_{j}": t for i, step in enumerate(self.score) for j, t in enumerate(step.parameters)
+        }
+
+    def _scores(self) -> list[Score]:
+        """The score steps on the tensors that are registered here, wherever the module has been moved to."""
+        return [
+            step.with_parameters(tuple(getattr(self, f"score_{i}_{j}") for j in range(len(step.parameters))))
+            for i, step in enumerate(self.score)
+        ]
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, q_tokens: Tokens, k_tokens: Tokens) -> Tensor:
         out_BHTE = attend(
             q,
@@ -169,7 +188,7 @@ class Attention(nn.Module):
             self.pattern,
             q_tokens=q_tokens,
             k_tokens=k_tokens,
-            score=self.score,
+            score=self._scores(),
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
