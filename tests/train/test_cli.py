@@ -160,3 +160,15 @@ def test_eval_refuses_what_it_cannot_read(
     assert "none is not there" in capsys.readouterr().err
     assert run(["eval", str(done.model), "--data", settings().data, "--dtype", "fp16"]) == 1
     assert "dtype=fp16" in capsys.readouterr().err
+
+
+def test_the_environment_is_the_weakest_source(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWAY_THREADS", "3")
+    monkeypatch.setenv("HEADWAY_BACKEND", "")
+    for given, wanted in (([], 3), (["threads=2"], 2), (["--threads", "1"], 1)):
+        assert run(["train", "--data", "x", "--print-config", *given]) == 0
+        said = capsys.readouterr().out
+        assert f"threads: {wanted} " in said
+        assert "backend: auto " in said

@@ -6,6 +6,7 @@ The flags are generated from the fields of TrainConfig: name, type, help and uni
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -44,6 +45,9 @@ Overrides = Annotated[
 ]
 
 
+ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as in every command
+
+
 def command(
     overrides: Overrides = None,
     config: Config = None,
@@ -55,7 +59,8 @@ def command(
 ) -> int:
     """Train a causal language model on text, on the CPU. Resumes bit for bit."""
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    resolved = read_config(config, overrides or (), given)
+    around = {name: os.environ[f"HEADWAY_{name.upper()}"] for name in ENVIRONMENT if _is_set(name)}
+    resolved = read_config(config, overrides or (), given, around)
     if print_config:
         print(config_yaml(resolved), end="")
         return 0
@@ -78,6 +83,10 @@ def command(
     else:
         print(_text(result))
     return 0
+
+
+def _is_set(name: str) -> bool:
+    return bool(os.environ.get(f"HEADWAY_{name.upper()}"))
 
 
 def _report(result: TrainResult) -> dict[str, Any]:
@@ -127,6 +136,8 @@ def _flag(name: str, field: Any) -> inspect.Parameter:
             {True: "yes", False: "no"}.get(field.default, field.default) if kind is bool else field.default
         )
         text += f" [default: {default}]"
+    if name in ENVIRONMENT:
+        text += f" [env: HEADWAY_{name.upper()}]"
     declared = f"{option}/--no-{name.replace('_', '-')}" if kind is bool else option
     unit = str(extra["unit"]).upper().replace(" ", "-") if "unit" in extra else None
     info = typer.Option(declared, help=text, rich_help_panel=extra["group"], show_default=False, metavar=unit)

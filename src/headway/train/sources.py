@@ -16,8 +16,9 @@ def read_config(
     path: str | Path | None = None,
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
-    """A YAML file, then `key=value` overrides, then flags; each may be absent, later ones win.
+    """`defaults` (the environment), a YAML file, `key=value` overrides, flags: each may be absent, later ones win.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
     an override and as a flag, and everything that `TrainConfig.of` refuses.
@@ -28,7 +29,7 @@ def read_config(
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
     sources += ["the command line"] if given or flags or not sources else []
-    return TrainConfig.of(values | given | dict(flags), where=" + ".join(sources))
+    return TrainConfig.of(dict(defaults or {}) | values | given | dict(flags), where=" + ".join(sources))
 
 
 def config_yaml(config: TrainConfig) -> str:
