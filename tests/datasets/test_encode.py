@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.data import Piece, TokenFile, encode_corpus, read_text
 from headway.errors import DataError
+from headway.text import train_bpe
 from tests.text.conftest import CORPUS, byte_level
 
 TOKENIZER = byte_level()
@@ -36,6 +39,20 @@ def test_a_document_in_pieces_has_the_ids_of_the_whole(tmp_path: Path) -> None:
     assert len(pieces) > 5
     encode_corpus(pieces, TOKENIZER, tmp_path / "x")
     assert TokenFile(tmp_path / "x").tokens.tolist() == [*TOKENIZER.encode(text), TOKENIZER.eos]
+
+
+SPACED = train_bpe(["a\n\n  b\n \n\n a  \n\n\n b"] * 3, 265)
+
+
+@given(st.text("ab \n", min_size=1, max_size=60).filter(lambda text: not text.isspace()))
+def test_no_cut_falls_where_white_space_would_be_joined(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.mktemp("t") / "x.txt"
+    file.write_text(text)
+    encode_corpus(read_text(file, piece=4), SPACED, file.with_suffix(".tokens"), eos=False)
+    # a text without a place to cut is cut at 16 pieces: longer than this one
+    assert TokenFile(file.with_suffix(".tokens")).tokens.tolist() == SPACED.encode(text)
 
 
 def test_control_tokens_in_the_corpus_are_text(tmp_path: Path) -> None:

@@ -24,26 +24,7 @@ def byte_level() -> Tokenizer:
 
 def sentencepiece() -> Tokenizer:
     """A LLaMA-style tokenizer with byte pieces, made by hand."""
-    words = [
-        "▁",
-        "t",
-        "h",
-        "e",
-        "a",
-        "c",
-        "s",
-        "▁t",
-        "he",
-        "▁the",
-        "at",
-        "▁a",
-        "▁c",
-        "▁cat",
-        "<",
-        "/",
-        ">",
-        "猫",
-    ]
+    words = ["▁", *"theacs", "▁t", "he", "▁the", "at", "▁a", "▁c", "▁cat", *"</>猫", "</", "</s"]
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *words]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
     scores = [0.0] * 259 + [-float(i) for i in range(len(words))]

@@ -40,7 +40,6 @@ def byte_table(backend: Backend) -> ByteTable | None:
     (WordPiece)."""
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
-    added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
     vocabulary = {i: piece for piece, i in backend.get_vocab(with_added_tokens=True).items()}
     bytes_of: list[bytes | None] = [None] * (max(vocabulary, default=-1) + 1)
     if kinds == ["ByteLevel"]:
@@ -53,7 +52,7 @@ def byte_table(backend: Backend) -> ByteTable | None:
         return None
     fallback = "ByteFallback" in kinds
     for i, piece in vocabulary.items():
-        byte = _BYTE_PIECE.fullmatch(piece) if fallback and i not in added else None
+        byte = _BYTE_PIECE.fullmatch(piece) if fallback else None
         bytes_of[i] = bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ").encode()
     return ByteTable(bytes_of, strips_space=_strips_space(steps))
 
