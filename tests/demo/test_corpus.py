@@ -77,10 +77,10 @@ def test_ones_own_text_holds_out_its_end_at_a_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_texts_is_split_by_file(tmp_path: Path) -> None:
-    fill(tmp_path, ["a.txt", "b.md", "c/d.txt", "c/e.txt", "f.bin"], size=9000)
+    fill(tmp_path, ["a.txt", "b.md", "c/d.txt", "tests/e.txt", "f.bin"], size=9000)
     found = corpus.own_text(tmp_path)
     names = {document.name for document in (*found.train, *found.held_out)}
-    assert names == {"a.txt", "b.md", "c/d.txt", "c/e.txt"}
+    assert names == {"a.txt", "b.md", "c/d.txt", "tests/e.txt"}
     assert found.train
     assert found.held_out
     assert not {d.group for d in found.train} & {d.group for d in found.held_out}

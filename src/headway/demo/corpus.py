@@ -6,7 +6,7 @@ import math
 import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def standard_library(root: Path | None = None) -> Corpus:
     root = root or Path(sysconfig.get_paths()["stdlib"])
     return _split(
         str(root),
-        [document for document in _files(root, "*.py") if not _left_out(document)],
+        list(_files(root, "*.py", _left_out)),
         "by top-level package, tests and tables left out",
     )
 
@@ -107,15 +107,16 @@ def is_held_out(group: str) -> bool:
     return zlib.crc32(group.encode()) % HELD_OUT_SHARE == 5
 
 
-def _left_out(document: Document) -> bool:
-    parts = Path(document.name).parts
-    return any(part in LEFT_OUT or part.startswith(("_sysconfigdata", "config-")) for part in parts)
+def _left_out(name: Path) -> bool:
+    return any(part in LEFT_OUT or part.startswith(("_sysconfigdata", "config-")) for part in name.parts)
 
 
-def _files(root: Path, pattern: str) -> Iterator[Document]:
+def _files(
+    root: Path, pattern: str, left_out: Callable[[Path], bool] = lambda _: False
+) -> Iterator[Document]:
     for path in sorted(root.rglob(pattern)):
         name = path.relative_to(root)
-        if any(part in LEFT_OUT for part in name.parts) or not path.is_file():
+        if left_out(name) or not path.is_file():
             continue
         text = _read(path)
         if text:
