@@ -188,7 +188,9 @@ class LanguageModel:
         save_folder(folder, self.model, tokenizer=self.tokenizer, generation=self.generation)
 
     def __repr__(self) -> str:
-        return f"LanguageModel({self.spec.family}, {self.spec.parameter_count:,} parameters, {self.tokenizer!r})"
+        return (
+            f"LanguageModel({self.spec.family}, {self.spec.parameter_count:,} parameters, {self.tokenizer!r})"
+        )
 
     # -- inside -------------------------------------------------------------------------------------------
 
