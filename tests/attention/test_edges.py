@@ -1,0 +1,122 @@
+"""Where peers go wrong: lengths at block edges, windows at the length, one-sided windows, group order, ragged rows."""
+
+import pytest
+import torch
+
+from headway.attention import attend
+from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
+from headway.tokens import Tokens
+from tests.naive import naive, with_gradients
+
+EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257]
+
+
+def same(
+    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, backend: str = "banded", rows: int = 2
+) -> None:
+    """Output and gradients equal the formula, in float64."""
+    shapes = [(rows, h, t.count, 4) for h, t in ((4, q_tokens), (2, k_tokens), (2, k_tokens))]
+    q, k, v = (torch.randn(s, dtype=torch.float64) for s in shapes)
+    grad = torch.randn(q.shape, dtype=torch.float64)
+    ours = with_gradients(
+        lambda *t: attend(*t, pattern, q_tokens=q_tokens, k_tokens=k_tokens, backend=backend), grad, q, k, v
+    )
+    plain = with_gradients(lambda *t: naive(*t, pattern, q_tokens, k_tokens), grad, q, k, v)
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", EDGES)
+def test_lengths_around_every_block_size(n: int) -> None:
+    at = Tokens.range(n)
+    for pattern in (
+        Causal(),
+        Window.last(64),
+        Window.around(65),
+        Window.last(5, step=3) | Causal() & Sink(1),
+    ):
+        same(pattern, at, at)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "sdpa", "banded", "diagonal"])
+@pytest.mark.parametrize("keys", [1, 8, 9, 10, 100])
+def test_windows_shorter_as_long_as_and_longer_than_the_row(backend: str, keys: int) -> None:
+    at = Tokens.range(9)
+    same(Window.last(keys), at, at, backend)
+    same(Window.around(keys - 1), at, at, backend)
+    if keys >= 9:
+        q, k, v = (torch.randn(1, 1, 9, 4, dtype=torch.float64) for _ in range(3))
+        torch.testing.assert_close(
+            attend(q, k, v, Window.last(keys)), attend(q, k, v, Causal()), rtol=0, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "diagonal"])
+def test_one_sided_windows_see_one_side(backend: str) -> None:
+    at = Tokens.range(70)
+    same(Window(5, 0), at, at, backend)
+    same(Window(0, 5), at, at, backend)
+    same(Window(3, 7, step=2), at, at, backend)
+
+
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "auto"])
+def test_chunks_of_queries_anywhere_in_the_row(backend: str) -> None:
+    """T != S: indices say where queries are; there is no corner that a mask is aligned to."""
+    for queries, keys, start in ((1, 5, 4), (3, 9, 6), (4, 9, 2), (9, 4, 0), (130, 200, 70), (5, 200, 0)):
+        at_q, at_k = Tokens.range(queries, start=start), Tokens.range(keys)
+        for pattern in (Causal(), Window.last(4), Window.around(6), Causal() & Sink(2)):
+            same(pattern, at_q, at_k, backend)
+
+
+def test_a_query_before_all_keys_sees_nothing() -> None:
+    q = torch.randn(1, 1, 2, 4)
+    out = attend(q, q, q, Causal(), q_tokens=Tokens.range(2), k_tokens=Tokens.range(2, start=5))
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "diagonal"])
+def test_global_tokens_none_some_all_and_different_per_row(backend: str) -> None:
+    n = 67
+    ragged = Tokens.from_lengths([n, 40], n, "left")
+    for marks in ([[], [0]], [[0, 5, 66], [39]], [list(range(n)), list(range(40))]):
+        at = ragged.with_global(marks)
+        same(Window.around(3) | Global(), at, at, backend)
+        same(Window.last(4) | Causal() & GlobalKeys(), at, at, backend)
+
+
+def test_a_pair_in_window_and_global_columns_counts_once() -> None:
+    """Overlapping disjuncts: a global token inside the window has one weight, not two."""
+    at = Tokens.range(5).with_global([2])
+    q = torch.zeros(1, 1, 5, 4)
+    v = torch.eye(5).view(1, 1, 5, 5)
+    for backend in ("dense", "banded", "diagonal"):
+        out = attend(q, q, v, Window.around(1) | Global(), q_tokens=at, k_tokens=at, backend=backend)
+        torch.testing.assert_close(out[0, 0, 1], torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]) / 3)
+
+
+def test_query_head_h_reads_kv_head_h_div_group() -> None:
+    q, k = torch.randn(1, 6, 3, 4), torch.randn(1, 2, 3, 4)
+    v = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1).expand(1, 2, 3, 1)
+    for backend in ("dense", "banded"):
+        out = attend(q, k, v, Full(), backend=backend)
+        torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]))
+
+
+def test_a_whole_row_of_padding_beside_a_full_one() -> None:
+    at = Tokens.from_lengths([0, 66], 66)
+    for backend in ("dense", "sdpa", "banded", "diagonal"):
+        same(Causal(), at, at, backend)
+        same(Window.around(9), at, at, backend)
+
+
+def test_row_i_of_a_batch_is_row_i_alone() -> None:
+    lengths = [70, 33, 1]
+    for side in ("left", "right"):
+        at = Tokens.from_lengths(lengths, 70, side)
+        q, k, v = (torch.randn(3, 2, 70, 4, dtype=torch.float64) for _ in range(3))
+        for pattern in (Causal(), Window.last(8), Window.around(4) | Sink(2)):
+            together = attend(q, k, v, pattern, q_tokens=at, k_tokens=at)
+            for b, n in enumerate(lengths):
+                row = slice(70 - n, 70) if side == "left" else slice(0, n)
+                alone = attend(q[b : b + 1, :, row], k[b : b + 1, :, row], v[b : b + 1, :, row], pattern)
+                torch.testing.assert_close(together[b : b + 1, :, row], alone, rtol=1e-12, atol=1e-12)
