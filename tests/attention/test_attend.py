@@ -323,7 +323,9 @@ def test_choices_say_why() -> None:
     assert what(Window.last(512), 64, 64) == "sdpa"
     assert what(Causal(), 1, 4096) == "sdpa"
     assert what(Causal(), 4096, 4096, dropout=0.1) == "banded"
-    assert what(Window.last(8), 64, 64) == "dense"
+    assert what(Window.last(8), 64, 64) == "sdpa"
+    assert what(Window.last(8), 64, 64, dropout=0.1) == "dense"
+    assert what(Window.last(64), 512, 512) == "banded"
     window = choose(Window.last(512), queries=8192, keys=8192, heads=8)
     assert ("sdpa", "it would build a mask of queries x keys") in window.rejected
     assert "skipped" in window.why

@@ -40,6 +40,9 @@ ABILITIES = {
     "diagonal": Ability(dropout=False, scores=False),
 }
 
+MASK_PAIRS = 2**16
+"""Pairs of a row up to which torch's kernel with a mask is quicker than planning blocks (docs/log.md)."""
+
 DENSE_SCORES = 2**20
 """Score elements up to which the whole matrix at once is quicker than planning blocks."""
 
@@ -77,6 +80,9 @@ def choose_for(call: Call, lse: bool = False) -> Choice:
         forms = [sdpa.form(call, part) for part in call.keys]
         if all(f in ("full", "causal") or (f == "chunk" and not call.needs_grad) for f in forms):
             return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
+        pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
+        if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1:
+            return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
         reason = "it would build a mask of queries x keys"
     rejected.append(("sdpa", reason))
     scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
