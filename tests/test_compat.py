@@ -53,10 +53,8 @@ def calls(draw: st.DrawFn) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (q, k, v), options
 
 
-def by_formula(*tensors: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
-    """torch's function by its plain formula, the causal mask written out: is_causal with a scale <= 0 gives NaN."""
-    if is_causal:
-        options["attn_mask"] = torch.ones(tensors[0].shape[-2], tensors[1].shape[-2], dtype=torch.bool).tril()
+def by_formula(*tensors: Tensor, **options: Any) -> Tensor:
+    """torch's function by its plain formula: the fused CPU kernel gives NaN for is_causal and a scale <= 0."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*tensors, **options)
 
