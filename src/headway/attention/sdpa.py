@@ -23,9 +23,9 @@ def form(call: Call, part: Keys) -> str:
     if call.keep is not None or any(s.by_slot for s in call.score):
         return "mask"
     q, k = call.q_tokens, part.tokens
-    pattern = simplified(call.pattern, q, k)
     if q.start is None or k.start is None or not q.count:
         return "mask"
+    pattern = simplified(call.pattern, q, k)
     if pattern == Full():
         return "full"
     if pattern == Causal() and q.start >= k.start and q.start + q.count == k.start + k.count:
