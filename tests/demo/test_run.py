@@ -100,6 +100,8 @@ def test_the_three_acts_are_told(done: Done) -> None:
         assert part in done.said
     opening = " ".join(held_out(done).decode().split()[:6])
     assert f"| {opening}" in done.said, "the prompt is the opening of the held-out text"
+    assert done.said.count("the figures mean nothing") == 1
+    assert done.said.count("below gzip") == 0, "a toy gets no verdict"
     single, double = done.report["cached_equals_full"]
     assert double["difference"] < 1e-11 < single["difference"] < 1e-3
     assert {row["ring"] for row in done.report["ring"]} == {32}

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "backend": "sdpa",
     "batch_tokens": 2048,
     "optimizer": "muon",
-    "lr": 3e-3,
+    "lr": 1e-2,
     "matrix_lr": 0.02,
     "lr_floor": 0.0,
     "weight_decay": 0.0,
@@ -178,10 +178,8 @@ def comparison(learned: Learned, corpus: Corpus) -> str:
         ("xz -9e", base.xz, "the whole held-out text as one stream"),
         ("this model", own, trained),
     ]
-    text = table(
-        ("held-out text", "bits per byte", ""), [(name, f"{bits:.3f}", how) for name, bits, how in rows]
-    )
-    return text + f"\n\n  {verdict(learned)}"
+    cells = [(name, f"{bits:.3f}", how) for name, bits, how in rows]
+    return table(("held-out text", "bits per byte", ""), cells)
 
 
 def verdict(learned: Learned) -> str:
