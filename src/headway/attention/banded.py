@@ -60,6 +60,11 @@ def _order(tokens: Tokens, step: int) -> Tensor | None:
     return key.argsort(dim=1, stable=True)
 
 
+def _finite(t: Tensor) -> bool:
+    """No NaN or infinity: their sum would not be a number (an overflow of the sum only costs a copy)."""
+    return not t.numel() or bool(t.sum().isfinite())
+
+
 def tile_of(pattern: Pattern) -> int:
     """Queries per tile: small for narrow windows (less is computed in vain), large for wide patterns."""
     before, after = pattern.reach
@@ -84,8 +89,10 @@ class Layout:
         empty = None if call.q_tokens.start is not None else ~self.queries.tokens.valid
         q = self.queries.take(call.q)
         self.q = call.grouped(q if empty is None else q.masked_fill(empty[:, None, :, None], 0.0))
-        self.k = [side.take(part.k) for side, part in zip(self.keys, call.keys, strict=True)]
-        self.v = [side.take(part.v) for side, part in zip(self.keys, call.keys, strict=True)]
+        sides, dtype = list(zip(self.keys, call.keys, strict=True)), call.work_dtype
+        self.k = [side.take(part.k).to(dtype) for side, part in sides]
+        self.v = [side.take(part.v).to(dtype) for side, part in sides]
+        self.finite = [_finite(k) and _finite(v) for k, v in zip(self.k, self.v, strict=True)]
 
     def tiles(self) -> Iterator[tuple[int, int, Queries]]:
         for number, begin in enumerate(range(0, self.call.q.shape[2], self.tile)):
@@ -106,7 +113,8 @@ class Layout:
                     tokens = side.tokens.slice(begin, end)
                     mask = None if entry.full else self.call.visible(at.tokens, tokens)
                     k, v = self.k[which][:, :, begin:end], self.v[which][:, :, begin:end]
-                    yield which, begin, end, KeyBlock(k, v, tokens, side.slots[:, begin:end] + first, mask)
+                    slots = side.slots[:, begin:end] + first
+                    yield which, begin, end, KeyBlock(k, v, tokens, slots, mask, self.finite[which])
 
 
 def run_forward(call: Call) -> Partial:

@@ -27,9 +27,9 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class KeyBlock:
-    """A block of keys: k [B, K, s, D], v [B, K, s, Dv] (any dtype), tokens, global slots [B|1, s].
+    """A block of keys: k [B, K, s, D], v [B, K, s, Dv] in the work dtype, tokens, global slots [B|1, s].
 
-    `mask` bool [B|1, 1, t, s] is None when every pair is visible.
+    `mask` bool [B|1, 1, t, s] is None when every pair is visible. `finite` says that k and v hold numbers only.
     """
 
     k: Tensor
@@ -37,14 +37,14 @@ class KeyBlock:
     tokens: Tokens
     slots: Tensor
     mask: Tensor | None
+    finite: bool
 
-    def clean(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """k and v in the work dtype, with what no query of the block sees set to 0 (it may be NaN)."""
-        k, v = self.k.to(dtype), self.v.to(dtype)
-        if self.mask is None:
-            return k, v
+    def clean(self) -> tuple[Tensor, Tensor]:
+        """k and v, with what no query of the block sees set to 0 where it may be NaN or infinite."""
+        if self.mask is None or self.finite:
+            return self.k, self.v
         unseen = ~self.mask.any(-2).unsqueeze(-1)
-        return k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+        return self.k.masked_fill(unseen, 0.0), self.v.masked_fill(unseen, 0.0)
 
 
 def _scores(call: Call, at: Queries, q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
@@ -68,7 +68,7 @@ def forward(call: Call, at: Queries, blocks: Sequence[KeyBlock]) -> Partial:
     total = torch.zeros_like(top)
     out = at.q.new_zeros(batch, kv, group * t, call.keys[0].v.shape[-1])
     for block in blocks:
-        k, v = block.clean(dtype)
+        k, v = block.clean()
         s = _scores(call, at, at.q, k, block)
         new = torch.maximum(top, s.amax(-1))
         safe = new.masked_fill(new == float("-inf"), 0.0)
@@ -118,7 +118,7 @@ def backward(
     and delta every block is independent of the others.
     """
     kv, group, t = at.q.shape[1:4]
-    k, v = block.clean(at.q.dtype)
+    k, v = block.clean()
     parameters = call.parameters
     wanted = [p for p in parameters if p.requires_grad]
     if call.score:

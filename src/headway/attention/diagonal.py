@@ -101,7 +101,7 @@ class _Parts:
         for mask in (seen & column, seen & row & ~column):
             if bool(mask.any()):
                 at = Queries(self.q, q_tokens, slots)
-                yield at, KeyBlock(self.k, self.v, self.tokens, slots, mask)
+                yield at, KeyBlock(self.k, self.v, self.tokens, slots, mask, finite=False)
 
 
 def _single(tokens: Tokens) -> Tokens:
