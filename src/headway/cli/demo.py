@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import ThreadsOption, note, set_threads
+from headway.cli._shared import ThreadsOption, note, set_threads, share_cores
 
 
 def command(
@@ -24,6 +24,7 @@ def command(
 
     Needs no network and no data. Writes a Hugging Face folder with metrics and pictures.
     """
+    share_cores()
     from headway.demo.run import demo, next_commands
     from headway.train import Interrupted
 

@@ -16,6 +16,8 @@ OPTIONAL = {
 VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "asimd", "bf16")
 VARIABLES = (
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
     "MKL_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES",
     "HF_HOME",
