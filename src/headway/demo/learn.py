@@ -22,8 +22,9 @@ WORK = "work"
 
 # The training settings of recipes/demo.yaml; a test holds the two together.
 SETTINGS: dict[str, Any] = {
+    "family": "qwen3",
     "depth": 4,
-    "width": 256,
+    "width": 192,
     "heads": 4,
     "kv_heads": 2,
     "patterns": "Window.last(64); Causal()",
@@ -31,12 +32,12 @@ SETTINGS: dict[str, Any] = {
     "backend": "sdpa",
     "batch_tokens": 2048,
     "optimizer": "muon",
-    "lr": 1e-2,
+    "lr": 3e-2,
     "matrix_lr": 0.02,
     "lr_floor": 0.0,
     "weight_decay": 0.0,
 }
-VOCAB = 2048
+VOCAB = 4096
 QUICK = {**SETTINGS, "depth": 2, "width": 64, "context": 128, "batch_tokens": 1024}
 QUICK["patterns"] = "Window.last(32); Causal()"
 QUICK_VOCAB, QUICK_BYTES = 512, 300_000
