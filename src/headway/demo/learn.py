@@ -11,9 +11,11 @@ from headway.data import Piece, TokenFile, encode_corpus
 from headway.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 from headway.draw import BLUE, GREY, ORANGE, saved_figure
 from headway.generate import Sampling, Settings, generate
+from headway.models import ModelSpec
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
 from headway.train import Every, Moment, TrainConfig, TrainResult, train
+from headway.train.inputs import make_spec
 
 PROMPT = "class Reader:\n    def __init__(self, path"
 SAMPLE_SECONDS, SAMPLE_TOKENS = 20.0, 48
@@ -143,8 +145,19 @@ def learn(
         say(show(samples[-1], prompt))
 
     every = [Every(look, seconds=min(SAMPLE_SECONDS, left / 2))]
-    result = train(settings(out, left, quick), callbacks=every)
+    config = settings(out, left, quick)
+    say(about_model(make_spec(config, tokenizer.vocab_size)))
+    result = train(config, callbacks=every)
     return Learned(result, baselines, tokenizer, samples)
+
+
+def about_model(spec: ModelSpec) -> str:
+    """The model in a line."""
+    layers = "; ".join(dict.fromkeys(map(str, spec.patterns)))
+    return (
+        f"model of {spec.parameter_count / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
+        f"{spec.heads} query heads on {spec.kv_heads} of keys and values, layers see {layers} in turn"
+    )
 
 
 def sample(moment: Moment, prompt: str) -> Sample:
