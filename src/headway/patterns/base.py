@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,11 +29,11 @@ class Retention:
     sinks: int = 0
     globals: bool = False
 
-    def union(self, other: Retention) -> Retention:
+    def __or__(self, other: Retention) -> Retention:
         reach = None if self.reach is None or other.reach is None else max(self.reach, other.reach)
         return Retention(reach, max(self.sinks, other.sinks), self.globals or other.globals)
 
-    def intersection(self, other: Retention) -> Retention:
+    def __and__(self, other: Retention) -> Retention:
         """An upper bound of what both retain (A & B sees no more than either)."""
         bounded = [r.reach for r in (self, other) if r.reach is not None]
         return Retention(
@@ -96,30 +100,45 @@ class Pattern(ABC):
 
 
 @dataclass(frozen=True, repr=False)
-class And(Pattern):
-    """Pairs that every part allows."""
+class _Joined(Pattern):
+    """What & and | share: everything follows from the parts, joined by one operator."""
 
     parts: tuple[Pattern, ...]
+    operator: ClassVar[Callable[[Any, Any], Any]]
+    sign: ClassVar[str]
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
-        result = self.parts[0].allows(q, k)
-        for part in self.parts[1:]:
-            result = result & part.allows(q, k)
+        result: Tensor = reduce(self._join, (p.allows(q, k) for p in self.parts))
         return result
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        possible, certain = self.parts[0].judge(q, k)
-        for part in self.parts[1:]:
-            some, every = part.judge(q, k)
-            possible, certain = possible & some, certain & every
-        return possible, certain
+        possible, certain = zip(*(p.judge(q, k) for p in self.parts), strict=True)
+        return reduce(self._join, possible), reduce(self._join, certain)
 
     @property
     def retention(self) -> Retention:
-        result = self.parts[0].retention
-        for part in self.parts[1:]:
-            result = result.intersection(part.retention)
+        result: Retention = reduce(self._join, (p.retention for p in self.parts))
         return result
+
+    @property
+    def dilation(self) -> int:
+        return max(p.dilation for p in self.parts)
+
+    @classmethod
+    def _join(cls, a: Any, b: Any) -> Any:
+        return cls.operator(a, b)
+
+    def __str__(self) -> str:
+        inner = (f"({p})" if isinstance(self, And) and isinstance(p, Or) else str(p) for p in self.parts)
+        return f" {self.sign} ".join(inner)
+
+
+@dataclass(frozen=True, repr=False)
+class And(_Joined):
+    """Pairs that every part allows."""
+
+    operator = and_
+    sign = "&"
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
@@ -128,42 +147,16 @@ class And(Pattern):
         return min(before, default=None), min(after, default=None)
 
     @property
-    def dilation(self) -> int:
-        return max(p.dilation for p in self.parts)
-
-    @property
     def is_causal(self) -> bool:
         return any(p.is_causal for p in self.parts)
 
-    def __str__(self) -> str:
-        return " & ".join(f"({p})" if isinstance(p, Or) else str(p) for p in self.parts)
-
 
 @dataclass(frozen=True, repr=False)
-class Or(Pattern):
+class Or(_Joined):
     """Pairs that some part allows."""
 
-    parts: tuple[Pattern, ...]
-
-    def allows(self, q: Tokens, k: Tokens) -> Tensor:
-        result = self.parts[0].allows(q, k)
-        for part in self.parts[1:]:
-            result = result | part.allows(q, k)
-        return result
-
-    def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        possible, certain = self.parts[0].judge(q, k)
-        for part in self.parts[1:]:
-            some, every = part.judge(q, k)
-            possible, certain = possible | some, certain | every
-        return possible, certain
-
-    @property
-    def retention(self) -> Retention:
-        result = self.parts[0].retention
-        for part in self.parts[1:]:
-            result = result.union(part.retention)
-        return result
+    operator = or_
+    sign = "|"
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
@@ -172,15 +165,8 @@ class Or(Pattern):
         return _most(before), _most(after)
 
     @property
-    def dilation(self) -> int:
-        return max(p.dilation for p in self.parts)
-
-    @property
     def is_causal(self) -> bool:
         return all(p.is_causal for p in self.parts)
-
-    def __str__(self) -> str:
-        return " | ".join(str(p) for p in self.parts)
 
 
 @dataclass(frozen=True, repr=False)
