@@ -6,6 +6,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import disk
+from headway.checkpoints.folder import load_model, save_folder
 from headway.checkpoints.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
+from headway.text import Tokenizer
 from headway.train import Every, Interrupted, Moment, TrainConfig, train
 from headway.train.metrics import read_metrics
 from headway.train.precision import Twin
@@ -239,3 +242,23 @@ def test_a_checkpoint_is_not_overtaken_by_later_ones_of_another_history(
     train(other, quiet=True)
     with pytest.raises(ConfigError, match=r"other holds checkpoint-0, checkpoint-4, which do not come from"):
         train(other, resume=str(middle), quiet=True)
+
+
+def test_random_state_goes_on_where_it_was(settings: Make, tmp_path: Path) -> None:
+    """With dropout, whose seeds are drawn from torch's generator step by step."""
+    first = train(settings(steps=1), quiet=True)
+    spec = replace(load_model(first.model).spec, attention_dropout=0.3)
+    save_folder(tmp_path / "dropping", spec.build(seed=0), tokenizer=Tokenizer.load(first.model))
+    home_made = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
+
+    def config(out: str) -> TrainConfig:
+        return settings(model=str(tmp_path / "dropping"), save_every=2, out=str(tmp_path / out), **home_made)
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    train(config("whole"), quiet=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)  # what the caller drew before has no part in it
+    assert in_a_child(killed_at_micro_batch(config("killed"), 3 * 3 + 1)) == -signal.SIGKILL
+    train(config("killed"), resume="auto", quiet=True)
+    assert_same_bits(config("killed").out, config("whole").out)

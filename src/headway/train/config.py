@@ -168,7 +168,7 @@ class TrainConfig(BaseModel):
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
     threads: int | None = setting(None, "CPU threads [default: torch's]", group="Machine", ge=1)
-    seed: int = setting(0, "seed of weights and order of the data", group="Machine", ge=0, lt=2**63)
+    seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
 
     out: str = setting("runs/train", "folder of the run", group="Output")
     log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)

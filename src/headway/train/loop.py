@@ -71,7 +71,9 @@ def train(
     start = _where_to_begin(out, resume)
     precision = choose_precision(config.dtype)
     before = torch.get_num_threads()
+    generator = torch.get_rng_state()
     try:
+        torch.manual_seed(config.seed)  # dropout; a checkpoint brings its own state
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if start is None:
@@ -83,6 +85,7 @@ def train(
         return run.go(start)
     finally:
         torch.set_num_threads(before)
+        torch.set_rng_state(generator)
 
 
 def _where_to_begin(out: Path, resume: str) -> Path | None:
