@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError
+from headway.train.elsewhere import known_as
 
 
 def setting(default: Any, description: str, *, group: str, unit: str | None = None, **limits: Any) -> Any:
@@ -220,50 +221,12 @@ class TrainConfig(BaseModel):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
         unknown = [str(key) for key in values if key not in cls.model_fields]
         if unknown:
-            said = ", ".join(f'"{key}"{_known_as(key, cls.model_fields)}' for key in unknown)
+            said = ", ".join(f'"{key}"{known_as(key, cls.model_fields)}' for key in unknown)
             raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(f"{where}: " + "; ".join(_explain(error, cls.model_fields))) from None
-
-
-# What other trainers call it, where no similarity of letters would find ours.
-ELSEWHERE = {
-    "learning_rate": "lr",
-    "max_lr": "lr",
-    "grad_clip": "clip",
-    "max_grad_norm": "clip",
-    "max_steps": "steps",
-    "max_iters": "steps",
-    "num_train_epochs": "epochs",
-    "num_epochs": "epochs",
-    "per_device_train_batch_size": "micro_batch",
-    "micro_batch_size": "micro_batch",
-    "batch_size": "batch_tokens",
-    "gradient_accumulation_steps": "batch_tokens",
-    "output_dir": "out",
-    "out_dir": "out",
-    "model_name_or_path": "model",
-    "data_path": "data",
-    "block_size": "context",
-    "model_max_length": "context",
-    "warmup_ratio": "warmup",
-    "warmup_steps": "warmup",
-    "logging_steps": "log_every",
-    "eval_steps": "eval_every",
-    "save_steps": "save_every",
-    "save_total_limit": "keep_last",
-    "num_layers": "depth",
-    "n_layer": "depth",
-    "bf16": "dtype",
-    "vocab_size": "vocab",
-}
-
-
-def _known_as(key: str, fields: Mapping[str, Any]) -> str:
-    ours = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
-    return f' (here it is "{ours}": {fields[ours].description})' if ours else did_you_mean(key, fields)
 
 
 def _contradictions(config: TrainConfig) -> Iterable[str]:

@@ -21,7 +21,6 @@ import torch
 from headway.checkpoints.files import atomic_write
 from headway.checkpoints.folder import save_folder
 from headway.data import Rows
-from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
 from headway.train.config import TrainConfig
@@ -37,17 +36,16 @@ from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
 from headway.train.sources import config_yaml
 from headway.train.state import (
+    CONFIG,
     Progress,
     State,
-    checkpoints,
     load_checkpoint,
-    read_record,
     save_checkpoint,
-    step_of,
+    where_to_begin,
 )
 from headway.train.step import Window, compute_window
 
-CONFIG, FINAL = "config.yaml", "final"
+FINAL = "final"
 
 
 def train(
@@ -68,7 +66,7 @@ def train(
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
     out = Path(config.out)
-    start = _where_to_begin(out, resume)
+    start = where_to_begin(out, resume)
     precision = choose_precision(config.dtype)
     before = torch.get_num_threads()
     generator = torch.get_rng_state()
@@ -86,30 +84,6 @@ def train(
     finally:
         torch.set_num_threads(before)
         torch.set_rng_state(generator)
-
-
-def _where_to_begin(out: Path, resume: str) -> Path | None:
-    there = checkpoints(out)
-    if resume == "auto":
-        return there[-1] if there else None
-    if resume != "never":
-        start = Path(resume)
-        step = read_record(start)["step"]
-        here = start.resolve().parent == out.resolve()
-        later = [p.name for p in there if not here or step_of(p) > step]
-        if later:
-            raise ConfigError(
-                f"{out} holds {', '.join(later)}, which {'go' if here else 'do not come from'} "
-                f"{'beyond ' if here else ''}{start}; choose another folder with --out, or remove them"
-            )
-        return start
-    if there or (out / CONFIG).exists() or (out / METRICS).exists():
-        what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
-        raise ConfigError(
-            f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
-            "with --out (out=...)"
-        )
-    return None
 
 
 class _Run:

@@ -26,9 +26,11 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
+from headway.train.metrics import METRICS
 from headway.train.optimizer import Optimizer
 
 FORMAT = 1
+CONFIG = "config.yaml"
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
 NAME = re.compile(r"checkpoint-(\d+)")
 # What may be set differently when a run goes on: the rest decides weights, data, or the optimizer's state.
@@ -180,3 +182,28 @@ def step_of(checkpoint: Path) -> int:
     name = NAME.fullmatch(checkpoint.name)
     assert name is not None, checkpoint
     return int(name[1])
+
+
+def where_to_begin(out: Path, resume: str) -> Path | None:
+    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed."""
+    there = checkpoints(out)
+    if resume == "auto":
+        return there[-1] if there else None
+    if resume != "never":
+        start = Path(resume)
+        step = read_record(start)["step"]
+        here = start.resolve().parent == out.resolve()
+        later = [p.name for p in there if not here or step_of(p) > step]
+        if later:
+            raise ConfigError(
+                f"{out} holds {', '.join(later)}, which {'go' if here else 'do not come from'} "
+                f"{'beyond ' if here else ''}{start}; choose another folder with --out, or remove them"
+            )
+        return start
+    if there or (out / CONFIG).exists() or (out / METRICS).exists():
+        what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
+        raise ConfigError(
+            f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
+            "with --out (out=...)"
+        )
+    return None
