@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, jud
 from headway.tokens import Tokens
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Key slots begin..end-1 for a query tile; `full` when every pair is visible, else the mask is evaluated."""
 
     begin: int
@@ -49,40 +49,43 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
     step, dilation = 16, pattern.dilation
-    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
     coarse_q, coarse_k = Extent.of(q, tile * step, dilation), Extent.of(k, k_tile * step, dilation)
     possible, certain = judge(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )
-    at = possible.any(0).nonzero()
-    sure = certain.all(0)[at[:, 0], at[:, 1]]
-    tiles_q, tiles_k = fine_q.lo.shape[1], fine_k.lo.shape[1]
-    inside = torch.arange(step, device=at.device)
-    i = (at[:, :1, None] * step + inside.view(1, -1, 1)).expand(-1, step, step)
-    j = (at[:, 1:, None] * step + inside.view(1, 1, -1)).expand(-1, step, step)
-    known = sure.view(-1, 1, 1).expand_as(i)
+    possible, certain = possible.any(0), certain.all(0)
+    tiles_q, tiles_k = -(-q.count // tile), -(-k.count // k_tile)
+    inside = torch.arange(step, device=possible.device)
+
+    at_q, at_k = (possible & certain).nonzero().unbind(1)
+    i = (at_q.unsqueeze(1) * step + inside).flatten()
+    begin = (at_k * step).repeat_interleave(step)
+    runs = [torch.stack((i, begin, (begin + step).clamp(max=tiles_k), torch.ones_like(i)))[:, i < tiles_q]]
+
+    at_q, at_k = (possible & ~certain).nonzero().unbind(1)
+    i = (at_q.view(-1, 1, 1) * step + inside.view(1, -1, 1)).expand(-1, step, step).flatten()
+    j = (at_k.view(-1, 1, 1) * step + inside).expand(-1, step, step).flatten()
     there = (i < tiles_q) & (j < tiles_k)
-    i, j, known = i[there], j[there], known[there]
+    i, j = i[there], j[there]
+    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
     some, every = judge(pattern, fine_q.map(lambda t: t[:, i]), fine_k.map(lambda t: t[:, j]))
-    some, every = some.any(0) | known, every.all(0) | known
-    i, j, full = i[some], j[some], every[some]
-    order = torch.argsort(i * tiles_k + j)
-    return Plan(tile, _runs(i[order], j[order], full[order], tiles_q, k_tile, k.count))
+    some = some.any(0)
+    runs.append(torch.stack((i, j, j + 1, every.all(0).long()))[:, some])
+    return Plan(tile, _entries(torch.cat(runs, 1), tiles_q, k_tile, k.count))
 
 
-def _runs(
-    i: Tensor, j: Tensor, full: Tensor, tiles: int, width: int, count: int
-) -> tuple[tuple[Entry, ...], ...]:
-    """Neighbouring blocks of a query tile that are alike become one entry."""
+def _entries(runs: Tensor, tiles: int, width: int, count: int) -> tuple[tuple[Entry, ...], ...]:
+    """Runs (query tile, first key tile, end, full) [4, R] as entries; neighbours that are alike are joined."""
     rows: list[list[Entry]] = [[] for _ in range(tiles)]
-    if len(i):
-        new = torch.ones_like(full)
-        new[1:] = (i[1:] != i[:-1]) | (j[1:] != j[:-1] + 1) | (full[1:] != full[:-1])
+    if runs.shape[1]:
+        i, begin, end, full = runs[:, torch.argsort(runs[0] * (int(runs[1].max()) + 1) + runs[1])]
+        new = torch.ones_like(i, dtype=torch.bool)
+        new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])
         first = new.nonzero().squeeze(1)
         last = torch.cat([first[1:] - 1, first.new_tensor([len(i) - 1])])
-        columns = (i[first], j[first] * width, ((j[last] + 1) * width).clamp(max=count), full[first])
-        for tile, begin, end, whole in zip(*(c.tolist() for c in columns), strict=True):
-            rows[tile].append(Entry(begin, end, whole))
+        columns = (i[first], begin[first] * width, (end[last] * width).clamp(max=count), full[first])
+        for tile, low, high, whole in zip(*(c.tolist() for c in columns), strict=True):
+            rows[tile].append(Entry(low, high, bool(whole)))
     return tuple(tuple(row) for row in rows)
 
 

@@ -39,6 +39,8 @@ class Extent:
     @staticmethod
     def of(tokens: Tokens, tile: int, step: int = 1) -> Extent:
         """Extents of consecutive tiles of `tile` slots (the last one may be short); residues modulo `step`."""
+        if tokens.start is not None and tokens.is_global is None:
+            return Extent._regular(tokens.start, tokens.count, tile, step, tokens.device)
         tokens = tokens.expand(tokens.rows)
         index, valid = _tiled(tokens.index, tile, -1), _tiled(tokens.valid, tile, False)
         some = valid.any(-1)
@@ -72,6 +74,14 @@ class Extent:
             residue_hi,
             step,
         )
+
+    @staticmethod
+    def _regular(start: int, count: int, tile: int, step: int, device: torch.device) -> Extent:
+        """The extents of start, start+1, ...: known without looking at the slots (residues: any of them)."""
+        lo = torch.arange(start, start + count, tile, device=device).unsqueeze(0)
+        zero, no = torch.zeros_like(lo), torch.zeros_like(lo, dtype=torch.bool)
+        hi = (lo + tile - 1).clamp(max=start + count - 1)
+        return Extent(lo, hi, zero, zero, no, no, ~no, ~no, zero, zero + step - 1, step)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
         """The extent with every field changed alike along its tile axis."""
