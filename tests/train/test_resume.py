@@ -67,16 +67,16 @@ def kill_me() -> None:
 def killed_at_micro_batch(config: TrainConfig, number: int) -> Callable[[], None]:
     def run() -> None:
         count = 0
-        collect = Twin.collect
+        add = Twin.add
 
-        def counted(twin: Twin) -> None:
+        def counted(twin: Twin, gradients: Any) -> None:
             nonlocal count
-            collect(twin)
+            add(twin, gradients)
             count += 1
             if count == number:
                 kill_me()
 
-        Twin.collect = counted  # type: ignore[method-assign]
+        Twin.add = counted  # type: ignore[method-assign]
         train(config, resume="auto", quiet=True)
 
     return run

@@ -31,12 +31,15 @@ def command(
     json: JsonOption = False,
 ) -> int:
     """Bits per byte, perplexity and loss by position of a model on a text."""
+    import torch
+
     from headway.checkpoints.folder import load_model
     from headway.data import TokenFile, encode_corpus
     from headway.errors import ConfigError
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
     from headway.train.precision import DTYPES, choose_precision
+    from headway.train.workers import Workers
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
@@ -52,7 +55,8 @@ def command(
             path = encode_corpus(data, tokenizer, Path(folder) / "data.tokens").path
         file = TokenFile(path)
         file.require_tokenizer(tokenizer.fingerprint)
-        found = evaluate(decoder, file, length, limit=limit)
+        with Workers(torch.get_num_threads()) as workers:
+            found = evaluate(decoder, file, length, limit=limit, workers=workers)
     report = {
         "model": model,
         "data": data,

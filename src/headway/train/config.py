@@ -109,7 +109,8 @@ class TrainConfig(BaseModel):
     )
     micro_batch: int | None = setting(
         None,
-        "rows of one forward pass; the step's gradient is the same for any value [default: all rows]",
+        "rows of one forward pass; the step's gradient is the same for any value [default: the step's rows, "
+        "shared among the workers]",
         group="Batch",
         unit="rows",
         ge=1,
@@ -169,6 +170,13 @@ class TrainConfig(BaseModel):
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
     threads: int | None = setting(None, "CPU threads [default: torch's]", group="Machine", ge=1)
+    workers: int | None = setting(
+        None,
+        "forward passes of a step that run side by side, with one CPU thread each; 1: one after the other, with "
+        "all threads [default: as many as threads, for models of up to some 100 M parameters]",
+        group="Machine",
+        ge=1,
+    )
     seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
 
     out: str = setting("runs/train", "folder of the run", group="Output")

@@ -13,6 +13,7 @@ from headway.data import Rows, TokenFile
 from headway.errors import DataError
 from headway.models import Decoder
 from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.train.workers import Workers
 
 BATCH_TOKENS = 8192
 LEAST_BUCKET = 16
@@ -67,44 +68,52 @@ class Evaluation:
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
 
-@torch.no_grad()
-def evaluate(model: Decoder, file: TokenFile, context: int, *, limit: int | None = None) -> Evaluation:
+def evaluate(
+    model: Decoder,
+    file: TokenFile,
+    context: int,
+    *,
+    limit: int | None = None,
+    workers: Workers | None = None,
+) -> Evaluation:
     """Predict every token of `file` but the first of each document, in rows of `context` tokens.
 
     Rows do not overlap, so a prediction looks back on 1 to `context` tokens: the number is an upper bound of
     what a longer look back would give. With `limit`, only about the first `limit` tokens are predicted, and
-    the bytes are those of the whole file times the share of tokens.
+    the bytes are those of the whole file times the share of tokens. `workers` compute batches side by side.
 
     Raises DataError when no token can be predicted.
     """
     rows = Rows(file, context)
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // context)))
-    per_batch = max(1, BATCH_TOKENS // context)
-    nats, tokens, seconds = 0.0, 0, 0.0
+    workers = workers or Workers(1)
+    per_batch = max(1, BATCH_TOKENS // context // workers.count)
+
+    @torch.no_grad()
+    def run(start: int) -> tuple[Tensor, Tensor]:
+        ids, targets, described = rows.batch(range(start, min(start + per_batch, count)))
+        _, losses = cross_entropy_sum(model.hidden(ids, tokens=described), output_weight(model), targets)
+        keep = targets != IGNORED
+        return described.index.expand(targets.shape)[keep], losses[keep].double()
+
     sums, counts = torch.zeros(context, dtype=torch.float64), torch.zeros(context, dtype=torch.int64)
     training = model.training
     model.eval()
+    begin = time.perf_counter()
     try:
-        for start in range(0, count, per_batch):
-            ids, targets, described = rows.batch(range(start, min(start + per_batch, count)))
-            begin = time.perf_counter()
-            hidden = model.hidden(ids, tokens=described)
-            _, losses = cross_entropy_sum(hidden, output_weight(model), targets)
-            seconds += time.perf_counter() - begin
-            keep = targets != IGNORED
-            at = described.index.expand(targets.shape)[keep]
-            sums.index_add_(0, at, losses[keep].double())
+        for at, losses in workers.map(run, range(0, count, per_batch)):
+            sums.index_add_(0, at, losses)
             counts.index_add_(0, at, torch.ones_like(at))
-            nats += float(losses.double().sum())
-            tokens += int(keep.sum())
     finally:
         model.train(training)
+    seconds = time.perf_counter() - begin
+    tokens = int(counts.sum())
     if not tokens:
         raise DataError(f"{file.path}: no token to predict: every document has a single token")
     total = len(file) - file.documents if file.documents else len(file) - 1
     whole = count == len(rows)
     text_bytes = file.text_bytes if whole else round(file.text_bytes * tokens / max(total, 1))
-    return Evaluation(nats, tokens, text_bytes, seconds, _buckets(sums, counts))
+    return Evaluation(float(sums.sum()), tokens, text_bytes, seconds, _buckets(sums, counts))
 
 
 def output_weight(model: Decoder) -> Tensor:

@@ -37,6 +37,7 @@ from headway.train.schedule import learning_rate
 from headway.train.sources import config_yaml
 from headway.train.state import (
     CONFIG,
+    Machine,
     Progress,
     State,
     load_checkpoint,
@@ -44,6 +45,7 @@ from headway.train.state import (
     where_to_begin,
 )
 from headway.train.step import Window, compute_window
+from headway.train.workers import Workers, choose_workers
 
 FINAL = "final"
 
@@ -93,10 +95,16 @@ class _Run:
         self.config, self.inputs, self.dtype = config, inputs, dtype
         self.out = Path(config.out)
         self.rows = Rows(inputs.train, config.context)
-        self.plan = Plan.of(config, len(self.rows))
         model = first_model(config, inputs.tokenizer.vocab_size)
         inputs.tokenizer.require_fits(model.spec.vocab)
-        self.state = State(model, Optimizer(parameter_groups(model), config), Progress())
+        threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
+        side_by_side = choose_workers(
+            config.workers, threads=threads, micro_batches=passes, spec=model.spec, dtype=dtype
+        )
+        self.workers = Workers(int(side_by_side.what))
+        self.plan = Plan.of(config, len(self.rows), self.workers.count)
+        self.machine = Machine(threads, self.workers.count, self.plan.micro_batch)
+        self.state = State(model, Optimizer(parameter_groups(model), config, self.workers), Progress())
         sampler = prompt_sampler(config, inputs.tokenizer)
         self.callbacks = [*([sampler] if sampler else []), *callbacks]
         self.quiet = quiet
@@ -112,7 +120,10 @@ class _Run:
     def go(self, start: Path | None) -> TrainResult:
         state = self.state
         if start is not None:
-            for remark in load_checkpoint(start, state, config=self.config, data=self.inputs.train):
+            found = load_checkpoint(
+                start, state, config=self.config, data=self.inputs.train, machine=self.machine
+            )
+            for remark in found:
                 self.say(f"not bit for bit the same run: {remark}")
             self.say(f"going on from {start}: step {state.progress.step}")
         self.twin = Twin(state.model, self.dtype)
@@ -126,11 +137,12 @@ class _Run:
         try:
             if start is None:
                 self.save()  # shows, before any work is done, that saving works
-            with self._signals():
-                while not self._done():
-                    record = self._step()
-                    self._after(record)
-            return self._finish(record)
+            with self.workers:
+                with self._signals():
+                    while not self._done():
+                        record = self._step()
+                        self._after(record)
+                return self._finish(record)
         finally:
             self.log.close()
             self.reporter.close()
@@ -138,7 +150,12 @@ class _Run:
     def save(self) -> Path:
         self.state.progress.seconds = time.monotonic() - self.began
         return save_checkpoint(
-            self.out, self.state, config=self.config, tokenizer=self.inputs.tokenizer, data=self.inputs.train
+            self.out,
+            self.state,
+            config=self.config,
+            tokenizer=self.inputs.tokenizer,
+            data=self.inputs.train,
+            machine=self.machine,
         )
 
     def _done(self) -> bool:
@@ -163,6 +180,7 @@ class _Run:
             self.plan.micro_batches(progress.step),
             clip=config.clip,
             step=progress.step + 1,
+            workers=self.workers,
         )
         factor = learning_rate(self._share(), warmup=config.warmup, floor=config.lr_floor)
         if window.tokens:
@@ -242,7 +260,13 @@ class _Run:
     def _evaluate(self, limit: int | None) -> Evaluation | None:
         if self.inputs.validation is None:
             return None
-        found = evaluate(self.twin.compute, self.inputs.validation, self.config.context, limit=limit)
+        found = evaluate(
+            self.twin.compute,
+            self.inputs.validation,
+            self.config.context,
+            limit=limit,
+            workers=self.workers,
+        )
         bits = found.bits_per_byte
         said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {found.loss:.4f}"
         self.say(f"held out, step {self.state.progress.step}: {said} over {found.tokens} tokens")

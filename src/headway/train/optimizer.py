@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.errors import CheckpointError
 from headway.train.config import TrainConfig
+from headway.train.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class Optimizer:
     orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
     """
 
-    def __init__(self, groups: Groups, config: TrainConfig) -> None:
+    def __init__(self, groups: Groups, config: TrainConfig, workers: Workers | None = None) -> None:
         self.groups, self.config = groups, config
+        self.workers = workers or Workers(1)
         rest = [*groups.embeddings.values(), *groups.vectors.values()]
         matrices = list(groups.matrices.values())
         adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
@@ -90,16 +92,22 @@ class Optimizer:
         ]
         if config.optimizer == "muon" and matrices:
             rate = config.matrix_lr or MATRIX_LR
-            muon = torch.optim.Muon(matrices, lr=rate, weight_decay=config.weight_decay, momentum=0.95)
-            self._parts.append((rate, muon))
+            for share in shares(matrices, self.workers.count):
+                muon = torch.optim.Muon(share, lr=rate, weight_decay=config.weight_decay, momentum=0.95)
+                self._parts.append((rate, muon))
 
     def step(self, factor: float) -> None:
         """One step at `factor` times the peak learning rates; gradients are dropped afterwards."""
-        for peak, part in self._parts:
+
+        def run(item: tuple[float, torch.optim.Optimizer]) -> None:
+            peak, part = item
             for group in part.param_groups:
                 group["lr"] = peak * factor
             part.step()
             part.zero_grad(set_to_none=True)
+
+        for _ in self.workers.map(run, self._parts):
+            pass
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ..."""
@@ -137,6 +145,17 @@ class Optimizer:
                     f"{sorted(STATE[kind])}; resume with the optimizer of the run"
                 )
             owner[id(p)].state[p] = dict(state)
+
+
+def shares(matrices: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
+    """The matrices in at most `count` groups of about equal work; how they are grouped changes no bit."""
+    groups: list[list[nn.Parameter]] = [[] for _ in range(count)]
+    load = [0] * count
+    for p in sorted(matrices, key=lambda p: -p.numel()):
+        least = load.index(min(load))
+        groups[least].append(p)
+        load[least] += p.numel() * min(p.shape)
+    return [group for group in groups if group]
 
 
 MATRIX_LR = 0.02

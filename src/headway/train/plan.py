@@ -28,9 +28,12 @@ class Plan:
     micro_batch: int
 
     @staticmethod
-    def of(config: TrainConfig, rows: int) -> Plan:
-        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window."""
+    def of(config: TrainConfig, rows: int, workers: int = 1) -> Plan:
+        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
+
+        Where `micro_batch` is not given, the rows of a step are shared among `workers`."""
         per_step = config.rows_per_step
+        micro_batch = config.micro_batch or -(-per_step // workers)
         if config.max_seconds is not None:
             steps, total = None, None
         elif config.steps is not None:
@@ -38,7 +41,7 @@ class Plan:
         else:
             total = (config.epochs or 1) * rows
             steps = -(-total // per_step)
-        return Plan(config.seed, rows, per_step, steps, total, config.micro_batch or per_step)
+        return Plan(config.seed, rows, per_step, steps, total, micro_batch)
 
     def rows_of(self, step: int) -> list[int]:
         """The rows that step `step` (from 0) reads, in order."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from headway.choice import Choice
 from headway.errors import ConfigError
@@ -46,20 +48,22 @@ class Twin:
     def __init__(self, master: Decoder, dtype: torch.dtype) -> None:
         self.master = master
         self.compute = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
-        self._pairs = list(zip(master.parameters(), self.compute.parameters(), strict=True))
+        both = list(zip(master.parameters(), self.compute.parameters(), strict=True))
+        self._pairs = [(own, copied) for own, copied in both if own.requires_grad]
+        self._copies = both if self.compute is not master else []
 
-    def collect(self) -> None:
-        """After a backward: move the copy's gradients into the fp32 weights', added to what is there."""
-        if self.compute is self.master:
-            return
-        for own, copied in self._pairs:
-            if copied.grad is not None:
-                own.grad = copied.grad.float() if own.grad is None else own.grad.add_(copied.grad)
-                copied.grad = None
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the computing weights, not yet added to anything: several threads may ask at the same time."""
+        return torch.autograd.grad(loss, [copied for _, copied in self._pairs], allow_unused=True)
+
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add what `gradients` gave to `.grad` of the fp32 weights."""
+        for (own, _), grad in zip(self._pairs, gradients, strict=True):
+            if grad is not None:
+                own.grad = grad.float() if own.grad is None else own.grad.add_(grad)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """After an optimizer step: the copy takes the new weights."""
-        if self.compute is not self.master:
-            for own, copied in self._pairs:
-                copied.copy_(own)
+        for own, copied in self._copies:
+            copied.copy_(own)

@@ -22,6 +22,7 @@ from headway.train.loss import CHUNK_BYTES
 from headway.train.optimizer import parameter_groups
 from headway.train.plan import Plan
 from headway.train.precision import DTYPES, choose_precision
+from headway.train.workers import choose_workers
 
 BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
 
@@ -40,6 +41,7 @@ class Preview:
     micro_batches: int
     steps: int | None
     train_flops_per_token: float
+    workers: Choice
     memory: dict[str, int]
     memory_available: int
 
@@ -61,6 +63,7 @@ class Preview:
             ("training tokens", f"{about}{self.tokens}"),
             ("rows", f"{about}{self.rows}"),
             ("rows per step", f"{self.rows_per_step} in {self.micro_batches} forward passes"),
+            ("side by side", str(self.workers)),
             ("optimizer steps", "until the time is over" if self.steps is None else self.steps),
             ("FLOPs per token", self.train_flops_per_token),
         ]
@@ -87,7 +90,13 @@ def preview(config: TrainConfig) -> Preview:
     with torch.device("meta"):
         groups = parameter_groups(Decoder(spec))
     rows = len(Rows(TokenFile(config.data), config.context)) if exact else -(-tokens // config.context)
-    plan = Plan.of(config, max(1, rows))
+    low = DTYPES[precision.what]
+    threads, passes = (
+        config.threads or torch.get_num_threads(),
+        -(-config.rows_per_step // (config.micro_batch or 1)),
+    )
+    workers = choose_workers(config.workers, threads=threads, micro_batches=passes, spec=spec, dtype=low)
+    plan = Plan.of(config, max(1, rows), int(workers.what))
     return Preview(
         spec=spec,
         precision=precision,
@@ -103,7 +112,8 @@ def preview(config: TrainConfig) -> Preview:
         micro_batches=-(-plan.rows_per_step // plan.micro_batch),
         steps=plan.steps,
         train_flops_per_token=spec.train_flops(config.context),
-        memory=_memory(config, spec, DTYPES[precision.what], plan),
+        workers=workers,
+        memory=_memory(config, spec, low, plan, int(workers.what)),
         memory_available=memory_available(),
     )
 
@@ -126,7 +136,9 @@ def _tokens(config: TrainConfig) -> tuple[int, bool, int]:
     return max(2, int(size_bytes / BYTES_PER_TOKEN)), False, vocab
 
 
-def _memory(config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan) -> dict[str, int]:
+def _memory(
+    config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan, workers: int
+) -> dict[str, int]:
     """Bytes by cause. Activations are what the backward reads, counted block by block:
 
     per token and layer, in values of the compute dtype:
@@ -134,7 +146,7 @@ def _memory(config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan
     per token and layer, in fp32: 2 M (norms), H (lse)
     """
     n, low = spec.parameter_count, dtype.itemsize
-    tokens = plan.micro_batch * config.context
+    tokens = plan.micro_batch * config.context * workers
     heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim
     block = tokens * (low * (4 * spec.width + heads + 4 * spec.hidden) + 4 * (2 * spec.width + spec.heads))
     kept = tokens * spec.width * low
@@ -142,9 +154,10 @@ def _memory(config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan
     copy = n * low if dtype != torch.float32 else 0
     return {
         "weights (fp32)": 4 * n,
-        "weights and gradients that compute": 2 * copy,
+        "weights that compute": copy,
+        "gradients of passes": workers * n * low,
         "gradients (fp32)": 4 * n,
         "optimizer": 8 * n,
         "activations": layers + 2 * kept,
-        "logits (one chunk)": 2 * CHUNK_BYTES,
+        "logits (one chunk per pass)": 2 * workers * CHUNK_BYTES,
     }

@@ -36,7 +36,8 @@ NAME = re.compile(r"checkpoint-(\d+)")
 # What may be set differently when a run goes on: the rest decides weights, data, or the optimizer's state.
 MAY_CHANGE = frozenset(
     ("steps", "epochs", "max_seconds", "micro_batch", "threads", "out", "log_every", "eval_every", "eval_tokens",
-     "save_every", "keep_last", "sample_prompts", "sample_every", "sample_tokens", "gradient_checkpointing")
+     "save_every", "keep_last", "sample_prompts", "sample_every", "sample_tokens", "gradient_checkpointing",
+     "workers")
 )  # fmt: skip
 KEEPS_BITS = frozenset(
     ("out", "log_every", "eval_every", "eval_tokens", "save_every", "keep_last", "sample_prompts", "sample_every",
@@ -59,6 +60,16 @@ class Progress:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What bits depend on besides settings: resolved numbers of CPU threads, workers and rows per pass, and torch."""
+
+    threads: int
+    workers: int
+    micro_batch: int
+    torch: str = str(torch.__version__)
+
+
 @dataclass
 class State:
     """All that the next step depends on, besides settings and data."""
@@ -69,7 +80,7 @@ class State:
 
 
 def save_checkpoint(
-    out: Path, state: State, *, config: TrainConfig, tokenizer: Tokenizer, data: TokenFile
+    out: Path, state: State, *, config: TrainConfig, tokenizer: Tokenizer, data: TokenFile, machine: Machine
 ) -> Path:
     """Write `out`/checkpoint-N, N being the steps done, in one atomic step; then drop the oldest ones."""
     path = out / f"checkpoint-{state.progress.step}"
@@ -78,8 +89,7 @@ def save_checkpoint(
         **asdict(state.progress),
         "config": config.model_dump(mode="json"),
         "data": describe(data),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        "machine": asdict(machine),
     }
     with atomic_folder(path) as folder:
         # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
@@ -95,13 +105,15 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(path: Path, state: State, *, config: TrainConfig, data: TokenFile) -> list[str]:
+def load_checkpoint(
+    path: Path, state: State, *, config: TrainConfig, data: TokenFile, machine: Machine
+) -> list[str]:
     """Fill `state` from a checkpoint; returns remarks: what is different now, and what follows from it.
 
     Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
     """
     record = read_record(path)
-    remarks = compare(record, config, data, path)
+    remarks = compare(record, config, data, machine, path)
     folder = load_folder(path)
     own = state.model.state_dict()
     if folder.spec != state.model.spec or own.keys() != folder.tensors.keys():
@@ -128,7 +140,7 @@ def read_record(path: Path) -> dict[str, Any]:
             + ("" if path.is_dir() else " (there is no such folder)")
         )
     record = read_json(path / STATE)
-    missing = [n for n in ("format", "step", "config", "data", "threads") if n not in record]
+    missing = [n for n in ("format", "step", "config", "data", "machine") if n not in record]
     if missing or record["format"] != FORMAT:
         raise CheckpointError(
             f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
@@ -136,7 +148,9 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def compare(record: dict[str, Any], config: TrainConfig, data: TokenFile, path: Path) -> list[str]:
+def compare(
+    record: dict[str, Any], config: TrainConfig, data: TokenFile, machine: Machine, path: Path
+) -> list[str]:
     """Settings and data then and now. ConfigError for differences that do not make sense; else remarks."""
     then, now = record["config"], config.model_dump(mode="json")
     changed = [name for name in now if then.get(name) != now[name]]
@@ -152,10 +166,9 @@ def compare(record: dict[str, Any], config: TrainConfig, data: TokenFile, path: 
             f"{describe(data)}"
         )
     remarks = [f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if n not in KEEPS_BITS]
-    if record["threads"] != torch.get_num_threads():
-        remarks.append(f"threads: {record['threads']} then, {torch.get_num_threads()} now")
-    if record.get("torch") != torch.__version__:
-        remarks.append(f"torch {record.get('torch')} then, {torch.__version__} now")
+    for name, value in asdict(machine).items():
+        if record["machine"].get(name) != value:
+            remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
     return remarks
 
 

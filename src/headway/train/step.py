@@ -15,6 +15,7 @@ from headway.tokens import Tokens
 from headway.train.evaluation import output_weight
 from headway.train.loss import IGNORED, cross_entropy_sum
 from headway.train.precision import Twin
+from headway.train.workers import Workers
 
 Batch = tuple[Tensor, Tensor, Tokens]
 
@@ -37,32 +38,47 @@ class Window:
         return self.nats / self.tokens if self.tokens else None
 
 
-def accumulate(twin: Twin, batches: Sequence[Batch]) -> tuple[float, int]:
+def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = None) -> tuple[float, int]:
     """Add the window's gradient to `.grad` of the fp32 weights; returns (nats, trained tokens).
 
         gradient of (sum of losses over all micro batches) / (count of trained tokens over all micro batches)
 
-    however the rows are cut into micro batches. A window without a trained token has no gradient.
+    however the rows are cut into micro batches. They are added up in their order, whoever computes them. A window
+    without a trained token has no gradient.
     """
+    workers = workers or Workers(1)
     count = sum(int((targets != IGNORED).sum()) for _, targets, _ in batches)
-    nats = 0.0
-    for ids, targets, described in batches:
-        if not count:
-            break
+    if not count:
+        return 0.0, 0
+
+    def run(batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
+        ids, targets, described = batch
         hidden = twin.compute.hidden(ids, tokens=described)
         total, _ = cross_entropy_sum(hidden, output_weight(twin.compute), targets)
-        (total / count).backward()
-        twin.collect()
-        nats += float(total.detach())
+        return float(total.detach()), twin.gradients(total / count)
+
+    nats = 0.0
+    for start in range(
+        0, len(batches), workers.count
+    ):  # so that no more gradients wait than there are workers
+        for part, gradients in workers.map(run, batches[start : start + workers.count]):
+            nats += part
+            twin.add(gradients)
     return nats, count
 
 
 def compute_window(
-    twin: Twin, rows: Rows, micro_batches: Sequence[Sequence[int]], *, clip: float, step: int
+    twin: Twin,
+    rows: Rows,
+    micro_batches: Sequence[Sequence[int]],
+    *,
+    clip: float,
+    step: int,
+    workers: Workers | None = None,
 ) -> Window:
     """Accumulate and clip. Raises TrainingError, before anything is changed by it, for a loss or a gradient that
     is not finite: the message has the step, its rows and their documents."""
-    nats, tokens = accumulate(twin, [rows.batch(part) for part in micro_batches])
+    nats, tokens = accumulate(twin, [rows.batch(part) for part in micro_batches], workers)
     parameters = [p for p in twin.master.parameters() if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = float(total)

@@ -1,0 +1,151 @@
+"""Side by side: the same gradients, the same bits whoever is done first, and threads as they were."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.models import ModelSpec
+from headway.train import TrainConfig, train
+from headway.train.evaluation import evaluate
+from headway.train.inputs import prepare
+from headway.train.optimizer import Optimizer, parameter_groups, shares
+from headway.train.precision import Twin
+from headway.train.step import accumulate
+from headway.train.workers import Workers, choose_workers
+from tests.train.test_resume import assert_same_bits
+from tests.train.test_step import joined, model, ragged
+
+Make = Callable[..., TrainConfig]
+
+
+def test_results_come_in_order_and_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    with Workers(3) as workers:
+        assert torch.get_num_threads() == 1
+        delays = [0.05, 0.0, 0.02]
+        assert list(workers.map(lambda i: (time.sleep(delays[i]), i)[1], range(3))) == [0, 1, 2]
+    assert torch.get_num_threads() == before
+    with Workers(1) as alone:
+        assert torch.get_num_threads() == before
+        assert list(alone.map(str, [1, 2])) == ["1", "2"]
+
+
+def test_an_error_in_a_worker_is_raised() -> None:
+    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+        list(workers.map(lambda i: 1 // i, [1, 0]))
+
+
+@pytest.mark.parametrize("redo", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, redo: bool) -> None:
+    """Also when the workers finish in the other order."""
+    rows = joined(ragged(10), 2)
+    found = []
+    for count in (1, 2, 3):
+        twin = Twin(model(), dtype)
+        twin.compute.checkpoint_blocks = redo
+        with Workers(count) as workers:
+            result = accumulate(twin, rows, workers)
+        found.append((result, [p.grad for p in twin.master.parameters()]))
+    for result, gradients in found[1:]:
+        assert result == found[0][0]
+        for a, b in zip(gradients, found[0][1], strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a, b)
+
+
+class Backwards(Workers):
+    """Computes the items in the other order; results still come in theirs."""
+
+    def map(self, run: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return [run(item) for item in reversed(list(items))][::-1]
+
+
+def test_the_order_of_computing_changes_no_bit() -> None:
+    rows = joined(ragged(9), 3)
+    a, b = Twin(model(), torch.bfloat16), Twin(model(), torch.bfloat16)
+    accumulate(a, rows, Workers(1))
+    backwards = Backwards(3)
+    accumulate(b, rows, backwards)
+    for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_optimizer_is_shared_out_without_changing_a_bit(kind: str) -> None:
+    def stepped(count: int) -> dict[str, torch.Tensor]:
+        m = model()
+        with Workers(count) as workers:
+            optimizer = Optimizer(
+                parameter_groups(m), TrainConfig.of({"data": "x", "optimizer": kind}), workers
+            )
+            for step in range(3):
+                for i, p in enumerate(m.parameters()):
+                    p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + i))
+                optimizer.step(0.5)
+        return dict(m.named_parameters()) | optimizer.state_tensors()
+
+    alone, together = stepped(1), stepped(3)
+    assert alone.keys() == together.keys()
+    assert all(torch.equal(alone[name], together[name]) for name in alone)
+
+
+def test_shares_hold_every_matrix_once() -> None:
+    matrices = list(parameter_groups(model()).matrices.values())
+    parts = shares(matrices, 3)
+    assert sorted(id(p) for part in parts for p in part) == sorted(map(id, matrices))
+    assert shares(matrices[:1], 4) == [matrices[:1]]
+
+
+def test_a_run_side_by_side_is_the_run(settings: Make, tmp_path: Path) -> None:
+    alone = settings(optimizer="muon", out=str(tmp_path / "alone"), workers=1)
+    together = settings(optimizer="muon", out=str(tmp_path / "together"), workers=2)
+    train(alone, quiet=True)
+    train(together, quiet=True)
+    assert_same_bits(together.out, alone.out)
+
+
+def test_another_number_of_workers_is_said_on_resume(
+    settings: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(settings(steps=1, workers=1, micro_batch=None), quiet=True)
+    train(settings(steps=1, workers=2, micro_batch=None), resume="auto")
+    said = capsys.readouterr().err
+    assert "workers: 1 then, 2 now" in said
+    assert "micro_batch: 8 then, 4 now" in said
+
+
+def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
+    inputs = prepare(settings(), tmp_path / "made")
+    m = ModelSpec.of_depth(1, inputs.tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
+        seed=0
+    )
+    alone = evaluate(m, inputs.train, 24)
+    with Workers(3) as workers:
+        together = evaluate(m, inputs.train, 24, workers=workers)
+    assert together.tokens == alone.tokens
+    assert together.nats == pytest.approx(alone.nats, rel=1e-6)
+
+
+def test_how_many_workers_and_why() -> None:
+    def chosen(
+        asked: int | None = None, micro: int = 8, dropout: float = 0.0, hidden: int = 128
+    ) -> tuple[str, str]:
+        big = ModelSpec.of_depth(2, 100, hidden=hidden, attention_dropout=dropout)
+        found = choose_workers(asked, threads=4, micro_batches=micro, spec=big, dtype=torch.float32)
+        return found.what, found.why
+
+    assert chosen()[0] == "4"
+    assert chosen(micro=3)[0] == "3"
+    assert chosen(asked=2) == ("2", "asked for")
+    assert chosen(asked=9, micro=3)[0] == "3"
+    assert chosen(dropout=0.1) == ("1", "dropout draws its seeds in the order of the micro batches")
+    assert chosen(hidden=10**6)[0] == "1"
+    assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]
