@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from headway.errors import ConfigError, DataError
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
 from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
+from headway.train.hooks import StopRequest
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
 from headway.train.preview import preview
@@ -261,3 +264,25 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     assert "4/8" in said
     assert "a [bold]remark" in said
     assert clock(3725.0) == "1:02:05"
+
+
+def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest(said.append) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked
+        assert said == ["stopping after this step (once more to stop at once, without saving)"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+    def elsewhere() -> None:
+        with StopRequest(said.append):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]

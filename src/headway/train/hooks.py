@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from headway.models import Decoder
@@ -56,3 +59,29 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(str(checkpoint))
         self.checkpoint = checkpoint
+
+
+class StopRequest:
+    """While open, the first Ctrl-C or SIGTERM sets `asked` (the loop ends after its step); a second one ends it at
+    once. Only in the main thread: elsewhere Python takes no signals."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.asked = False
+        self._say = say
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._say("stopping after this step (once more to stop at once, without saving)")

@@ -7,13 +7,9 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 from __future__ import annotations
 
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +21,7 @@ from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.hooks import Every, Interrupted, Moment, TrainResult
+from headway.train.hooks import Every, Interrupted, Moment, StopRequest, TrainResult
 from headway.train.inputs import Inputs, first_model, prepare
 from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
 from headway.train.optimizer import Optimizer, parameter_groups
@@ -109,7 +105,7 @@ class _Run:
         self.callbacks = [*([sampler] if sampler else []), *callbacks]
         self.quiet = quiet
         self.reporter = Reporter(self.plan.steps, config.log_every, quiet=quiet)
-        self.stop = False
+        self.stop = StopRequest(self.say)
         self._called: dict[int, float] = {}
         self.flops = model.spec.train_flops(config.context)
         self.bytes_per_token = inputs.train.text_bytes / max(1, len(inputs.train) - inputs.train.documents)
@@ -138,7 +134,7 @@ class _Run:
             if start is None:
                 self.save()  # shows, before any work is done, that saving works
             with self.workers:
-                with self._signals():
+                with self.stop:
                     while not self._done():
                         record = self._step()
                         self._after(record)
@@ -224,7 +220,7 @@ class _Run:
             self._evaluate(config.eval_tokens)
         if config.save_every and step % config.save_every == 0 and not last:
             self.save()
-        if self.stop and not last:
+        if self.stop.asked and not last:
             raise Interrupted(self.save())
         for number, callback in enumerate(self.callbacks):
             now = time.monotonic()
@@ -302,23 +298,3 @@ class _Run:
             loss=record.get("loss"),
             validation=validation,
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM ends the run after the present step; a second one at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self.stop:
-                raise KeyboardInterrupt
-            self.stop = True
-            self.say("stopping after this step (once more to stop at once, without saving)")
-
-        old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, previous in old.items():
-                signal.signal(number, previous)
