@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.train import TrainConfig, train
 from headway.train.evaluation import evaluate
@@ -147,5 +148,7 @@ def test_how_many_workers_and_why() -> None:
     assert chosen(asked=2) == ("2", "asked for")
     assert chosen(asked=9, micro=3)[0] == "3"
     assert chosen(dropout=0.1) == ("1", "dropout draws its seeds in the order of the micro batches")
+    with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
+        chosen(2, dropout=0.1)
     assert chosen(hidden=10**6)[0] == "1"
     assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from headway.choice import Choice
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 
 GRADIENT_BYTES = 1 << 30
@@ -61,6 +62,11 @@ def choose_workers(
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
     if spec.attention_dropout:
+        if asked is not None and asked > 1:
+            raise ConfigError(
+                f"workers={asked} with attention dropout {spec.attention_dropout}: its seeds are drawn in the order "
+                "of the micro batches, so they run one after the other; leave workers out, or set it to 1"
+            )
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if asked is not None:
         return Choice(str(min(asked, micro_batches)), "asked for")
