@@ -49,7 +49,8 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
     step, dilation = 16, pattern.dilation
-    coarse_q, coarse_k = Extent.of(q, tile * step, dilation), Extent.of(k, k_tile * step, dilation)
+    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
+    coarse_q, coarse_k = fine_q.coarser(step), fine_k.coarser(step)
     possible, certain = judge(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )
@@ -67,7 +68,6 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     j = (at_k.view(-1, 1, 1) * step + inside).expand(-1, step, step).flatten()
     there = (i < tiles_q) & (j < tiles_k)
     i, j = i[there], j[there]
-    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
     some, every = judge(pattern, fine_q.map(lambda t: t[:, i]), fine_k.map(lambda t: t[:, j]))
     some = some.any(0)
     runs.append(torch.stack((i, j, j + 1, every.all(0).long()))[:, some])

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from headway.errors import DataError
 
-# Left out: tests (they repeat what they test), tables (character sets, help texts, HTML's 2231 named
-# characters), other people's packages, files made for one machine. From the training text and the held-out
-# text alike.
+# Left out: tests (they repeat what they test), encodings and help texts (tables), other people's packages, files
+# made for one machine. From the training text and the held-out text alike.
 LEFT_OUT = frozenset(
-    ("test", "tests", "idle_test", "encodings", "pydoc_data", "entities.py", "site-packages", "dist-packages",
+    ("test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages",
      "lib-dynload", "__pycache__", "turtledemo")
 )  # fmt: skip
 HELD_OUT_SHARE = 16  # one top-level name in so many
@@ -61,7 +60,7 @@ def standard_library(root: Path | None = None) -> Corpus:
     return _split(
         str(root),
         list(_files(root, "*.py", _left_out)),
-        "by top-level package, tests and tables left out",
+        "by top-level package, tests and encodings left out",
     )
 
 

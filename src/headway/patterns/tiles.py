@@ -83,6 +83,29 @@ class Extent:
         hi = (lo + tile - 1).clamp(max=start + count - 1)
         return Extent(lo, hi, zero, zero, no, no, ~no, ~no, zero, zero + step - 1, step)
 
+    def coarser(self, count: int) -> Extent:
+        """The extents of every `count` neighbouring tiles taken together, from the extents of the tiles."""
+        short = -self.lo.shape[1] % count
+
+        def joined(t: Tensor, fill: int | bool, how: Callable[[Tensor, int], Tensor]) -> Tensor:
+            padded = torch.nn.functional.pad(t, (0, short), value=fill) if short else t
+            return how(padded.reshape(t.shape[0], -1, count), -1)
+
+        some = joined(self.any_token, False, torch.any)
+        return Extent(
+            lo=joined(self.lo, _BIG, torch.amin),
+            hi=joined(self.hi, -_BIG, torch.amax),
+            document_lo=joined(self.document_lo, _BIG, torch.amin),
+            document_hi=joined(self.document_hi, -_BIG, torch.amax),
+            any_global=joined(self.any_global, False, torch.any),
+            all_global=joined(self.all_global | ~self.any_token, True, torch.all) & some,
+            any_token=some,
+            all_tokens=joined(self.all_tokens, True, torch.all),
+            residue_lo=joined(self.residue_lo, _BIG, torch.amin),
+            residue_hi=joined(self.residue_hi, -_BIG, torch.amax),
+            step=self.step,
+        )
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
         """The extent with every field changed alike along its tile axis."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
