@@ -107,7 +107,7 @@ class Layout:
     def blocks(self, number: int, at: Queries) -> Iterator[tuple[int, int, int, KeyBlock]]:
         """(key set, begin, end, block) of every entry of a query tile; wide entries in several pieces."""
         for which, (side, first) in enumerate(zip(self.keys, self.call.slots, strict=True)):
-            for entry in self.plans[which].entries[number]:
+            for entry in self.plans[which].row(number):
                 for begin in range(entry.begin, entry.end, WIDEST):
                     end = min(begin + WIDEST, entry.end)
                     tokens = side.tokens.slice(begin, end)

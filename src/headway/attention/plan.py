@@ -29,16 +29,28 @@ class Plan:
     """Entries per query tile of `tile` slots: disjoint, and together they cover every visible pair.
 
     One plan serves all rows of the batch: an interval is there if any row needs it, and full if it is in
-    every row.
+    every row. Query tile t has runs first[t] .. first[t + 1] - 1 of `begin`, `end` and `full`, in order.
     """
 
     tile: int
-    entries: tuple[tuple[Entry, ...], ...]
+    first: list[int]
+    begin: list[int]
+    end: list[int]
+    full: list[int]
+
+    def row(self, tile: int) -> list[Entry]:
+        """The entries of one query tile."""
+        runs = range(self.first[tile], self.first[tile + 1])
+        return [Entry(self.begin[r], self.end[r], bool(self.full[r])) for r in runs]
+
+    @property
+    def entries(self) -> list[list[Entry]]:
+        return [self.row(tile) for tile in range(len(self.first) - 1)]
 
     @property
     def area(self) -> int:
         """Slot pairs that are computed (queries of a short last tile counted as a full tile)."""
-        return sum(self.tile * (e.end - e.begin) for row in self.entries for e in row)
+        return self.tile * (sum(self.end) - sum(self.begin))
 
 
 def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64) -> Plan:
@@ -71,22 +83,19 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     some, every = judge(pattern, fine_q.map(lambda t: t[:, i]), fine_k.map(lambda t: t[:, j]))
     some = some.any(0)
     runs.append(torch.stack((i, j, j + 1, every.all(0).long()))[:, some])
-    return Plan(tile, _entries(torch.cat(runs, 1), tiles_q, k_tile, k.count))
+    return _joined(torch.cat(runs, 1), tile, tiles_q, k_tile, k.count)
 
 
-def _entries(runs: Tensor, tiles: int, width: int, count: int) -> tuple[tuple[Entry, ...], ...]:
-    """Runs (query tile, first key tile, end, full) [4, R] as entries; neighbours that are alike are joined."""
-    rows: list[list[Entry]] = [[] for _ in range(tiles)]
-    if runs.shape[1]:
-        i, begin, end, full = runs[:, torch.argsort(runs[0] * (int(runs[1].max()) + 1) + runs[1])]
-        new = torch.ones_like(i, dtype=torch.bool)
-        new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])
-        first = new.nonzero().squeeze(1)
-        last = torch.cat([first[1:] - 1, first.new_tensor([len(i) - 1])])
-        columns = (i[first], begin[first] * width, (end[last] * width).clamp(max=count), full[first])
-        for tile, low, high, whole in zip(*(c.tolist() for c in columns), strict=True):
-            rows[tile].append(Entry(low, high, bool(whole)))
-    return tuple(tuple(row) for row in rows)
+def _joined(runs: Tensor, tile: int, tiles: int, width: int, count: int) -> Plan:
+    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined."""
+    i, begin, end, full = runs[:, torch.argsort(runs[0] * (-(-count // width) + 1) + runs[1])]
+    new = torch.ones_like(i, dtype=torch.bool)
+    new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])
+    last = torch.ones_like(new)
+    last[:-1] = new[1:]
+    first = torch.bincount(i[new], minlength=tiles).cumsum(0).tolist()
+    ends = (end[last] * width).clamp(max=count)
+    return Plan(tile, [0, *first], (begin[new] * width).tolist(), ends.tolist(), full[new].tolist())
 
 
 def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
