@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
+# Of the native kernels: auto (go on without where they do not compile), require, off.
+HEADWAY_BUILD ?= auto
+export HEADWAY_BUILD
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 help:
@@ -24,28 +27,33 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headway needs Python 3.11 or newer; choose one with make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(VENV)/.installed-test: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test]"
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-check: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(VENV)/.installed-check: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test,check]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
-install: $(VENV)/.installed
+# Renews the kernels when their sources change; what is up to date is left alone.
+$(VENV)/.native: src/headway/native/build.py $(wildcard src/headway/native/csrc/*) | $(VENV)/pyvenv.cfg
+	PYTHONPATH=src $(BIN)/python -m headway.native.build
+	@touch $@
+
+install: $(VENV)/.installed $(VENV)/.native
 	@echo "installed: $(BIN)/headway"
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed $(VENV)/.native
 	$(BIN)/headway demo
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-all: $(VENV)/.installed-test
+test-all: $(VENV)/.installed-test $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
 
@@ -55,7 +63,7 @@ check: $(VENV)/.installed-check
 	$(BIN)/mypy src/headway
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed $(VENV)/.native
 	$(BIN)/python bench/attention.py
 
 clean:

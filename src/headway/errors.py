@@ -16,6 +16,10 @@ class BackendError(HeadwayError):
     """A kernel was asked for something that it cannot do."""
 
 
+class BuildError(HeadwayError):
+    """The native kernels could not be compiled."""
+
+
 class CacheError(HeadwayError):
     """A cache was asked to hold or to forget what it cannot."""
 

@@ -1,0 +1,236 @@
+"""Compiles the kernels of `csrc` into one shared library per CPU level. Imports the standard library only.
+
+    python -m headway.native.build [--level LEVEL ...] [--out FOLDER] [--force] [--sanitize]
+
+The installation calls the same functions. The variable HEADWAY_BUILD says how much it matters: `auto` (build, and
+go on without where that fails), `require` (fail), `off` (do not build). By hand, `require` is the default.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from headway.errors import BuildError, did_you_mean
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "csrc"
+LIBRARIES = HERE / "lib"
+COMMAND = "python -m headway.native.build"
+MODES = ("auto", "require", "off")
+COMPILERS = ("g++", "clang++", "c++")
+JOBS = 2
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_AVX2)
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512bf16": ("-mavx512bf16", *_AVX512),
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+    "portable": (),
+}
+"""The CPU levels, best first, and the instruction sets that each may use. Never -march=native: a library is built
+where it does not run."""
+
+FLAGS = (
+    "-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden",
+    "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+)  # fmt: skip
+SANITIZE = (
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
+STAMP = re.compile(rb"headway-source-hash:([0-9a-f]{16})\0")
+
+
+def levels() -> tuple[str, ...]:
+    """The levels that this architecture can have, best first."""
+    return tuple(LEVELS) if platform.machine() in ("x86_64", "AMD64") else ("portable",)
+
+
+def file_name(level: str) -> str:
+    """The name of a level's library."""
+    return f"libheadway_{level}.so"
+
+
+def source_hash(level: str, sources: Path = SOURCES) -> str:
+    """16 hexadecimal digits that change with any source, and with the flags that they are compiled with."""
+    digest = hashlib.sha256(" ".join((level, *FLAGS, *LEVELS[level])).encode())
+    for path in sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h")):
+        digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def built_hash(library: Path) -> str | None:
+    """The hash of the sources that a library file was built from, read without opening it as a library; None
+    where there is no such file, or none in it."""
+    try:
+        found = STAMP.search(library.read_bytes())
+    except OSError:
+        return None
+    return found.group(1).decode() if found else None
+
+
+def mode(environment: Mapping[str, str] = os.environ, default: str = "auto") -> str:
+    """What HEADWAY_BUILD asks for: "auto", "require" or "off"."""
+    asked = environment.get("HEADWAY_BUILD") or default
+    if asked not in MODES:
+        raise BuildError(f"HEADWAY_BUILD={asked}{did_you_mean(asked, MODES)} is none of {', '.join(MODES)}")
+    return asked
+
+
+def compiler() -> list[str]:
+    """The command of the C++ compiler: what CXX says, else the first of g++, clang++ and c++ in PATH.
+
+    Raises BuildError where there is none."""
+    asked = shlex.split(os.environ.get("CXX", ""))
+    if asked:
+        if shutil.which(asked[0]) is None:
+            raise BuildError(
+                f"no C++ compiler: CXX={os.environ['CXX']} names no program; correct or unset it"
+            )
+        return asked
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise BuildError(
+        f"no C++ compiler: none of {', '.join(COMPILERS)} is in PATH; install one (Debian, Ubuntu: "
+        "apt install g++) or name one in CXX"
+    )
+
+
+def build(
+    out: Path = LIBRARIES,
+    only: Iterable[str] = (),
+    *,
+    sanitize: bool = False,
+    force: bool = True,
+    say: Callable[[str], None] = print,
+) -> list[Path]:
+    """Compiles the levels `only` (default: all of this architecture) into the folder `out`; returns the library
+    files of `out`, best level first.
+
+    Each file is replaced at once, so that a process sees the old library or the new one. `force=False` keeps
+    those that were built from these very sources. Levels that the compiler is too old for are left out, which is
+    said; where `only` names one, or the sources do not compile, it is a BuildError with the compiler's last
+    words."""
+    asked = tuple(only)
+    for level in asked:
+        if level not in levels():
+            raise BuildError(
+                f"no level {level!r}{did_you_mean(level, levels())} on {platform.machine()}; "
+                f"known: {', '.join(levels())}"
+            )
+    wanted = [level for level in levels() if level in asked or not asked]
+    stale = [x for x in wanted if force or built_hash(out / file_name(x)) != source_hash(x)]
+    command = compiler() if stale else []
+    able = [
+        level for level in stale if _able(command, level, must=level in asked or level == "portable", say=say)
+    ]
+    if able:
+        say(f"{shlex.join(command)}: {', '.join(able)} from {len(_units())} files, {JOBS} at a time")
+        _compile(command, able, out, SANITIZE if sanitize else ())
+    return [out / file_name(level) for level in wanted if level in able or level not in stale]
+
+
+def _units() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
+
+
+def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]) -> bool:
+    """Whether the compiler knows the instruction sets of a level; where it `must`, a BuildError if not."""
+    probe = [*command, *FLAGS, *LEVELS[level], "-x", "c++", "-c", "-o", os.devnull, "-"]
+    done = subprocess.run(probe, input="int x;", capture_output=True, text=True)
+    if done.returncode and must:
+        raise BuildError(_failure(probe, done.stderr))
+    if done.returncode:
+        say(
+            f"level {level} is left out, {command[0]} is too old for it: {done.stderr.strip().splitlines()[-1]}"
+        )
+    return not done.returncode
+
+
+def _compile(command: list[str], able: list[str], out: Path, more: tuple[str, ...]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
+        objects = {(x, unit): Path(scratch, f"{x}-{unit.stem}.o") for x in able for unit in _units()}
+        jobs = [
+            pool.submit(_run, [*command, *_flags(x), *more, "-c", str(unit), "-o", str(made)])
+            for (x, unit), made in objects.items()
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+        exports = Path(scratch, "exports")
+        exports.write_text("{ global: headway_*; local: *; };\n")
+        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
+        for x in able:
+            own = [str(made) for (of, _), made in objects.items() if of == x]
+            fresh = out / f".{file_name(x)}.{os.getpid()}"
+            try:
+                _run([*command, *_flags(x), *more, "-shared", *hide, *own, "-o", str(fresh)])
+                fresh.replace(out / file_name(x))
+            finally:
+                fresh.unlink(missing_ok=True)
+
+
+def _flags(level: str) -> list[str]:
+    number = len(LEVELS) - 1 - list(LEVELS).index(level)
+    names = {"LEVEL": number, "LEVEL_NAME": f'"{level}"', "SOURCE_HASH": f'"{source_hash(level)}"'}
+    return [*FLAGS, *LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(_failure(command, done.stderr))
+
+
+def _failure(command: list[str], words: str) -> str:
+    last = "\n".join(words.strip().splitlines()[-12:])
+    return f"the native kernels do not compile: exit code of\n{shlex.join(command)}\nwas not 0; its last words:\n{last}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; exit code 1 where a library that is required could not be built."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Compile headway's native kernels.")
+    parser.add_argument("--level", action="append", default=[], help="only this level; can be repeated")
+    parser.add_argument("--out", type=Path, help="folder of the libraries [default: beside the package]")
+    parser.add_argument("--force", action="store_true", help="also those that are up to date")
+    parser.add_argument("--sanitize", action="store_true", help="with the address and undefined sanitizers")
+    given = parser.parse_args(arguments)
+    out = given.out or (LIBRARIES / "sanitized" if given.sanitize else LIBRARIES)
+    how = "require"
+    try:
+        how = mode(default=how)
+        if how == "off":
+            _say("HEADWAY_BUILD=off: nothing built")
+        else:
+            print(*build(out, given.level, sanitize=given.sanitize, force=given.force, say=_say), sep="\n")
+    except BuildError as error:
+        _say(f"headway: {'error' if how == 'require' else 'going on without native kernels'}: {error}")
+        return 1 if how == "require" else 0
+    return 0
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

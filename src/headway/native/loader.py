@@ -1,0 +1,192 @@
+"""Finds the best native library for this CPU, checks that it is of these sources, opens it once a process.
+
+The variable HEADWAY_NATIVE takes `0` (no native kernels) or a level (that one or an error); HEADWAY_NATIVE_DIR names
+another folder of libraries. Where something is amiss, a warning says so once, and what remains takes over.
+"""
+
+import ctypes
+import os
+import warnings
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError, did_you_mean
+from headway.hardware import cpu_flags
+from headway.native import build
+from headway.native.interface import ABI
+
+_CPU_NAMES = {"avx512bf16": "avx512_bf16", "bmi": "bmi1"}
+NEEDS = {
+    level: frozenset(_CPU_NAMES.get(flag[2:], flag[2:]) for flag in flags)
+    for level, flags in build.LEVELS.items()
+}
+"""What the code of a level may use, as `hardware.cpu_flags` names it."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """An open native library: its level, its file, and its functions in `dll`."""
+
+    level: str
+    path: Path
+    dll: ctypes.CDLL
+
+    def peak(
+        self, dtype: torch.dtype = torch.float32, threads: int | None = None, seconds: float = 0.2
+    ) -> float:
+        """The roof of this level in FLOP/s: multiply-adds (2 each) of `threads` threads (default: `threads()`)
+        that never leave the registers, the best of what fits into `seconds`.
+
+        bfloat16 products are added in float32; 0.0 where the level has no instruction for them. Raises
+        BackendError for another dtype."""
+        if dtype not in (torch.float32, torch.bfloat16):
+            raise BackendError(f"peak measures products of float32 or bfloat16, not of {dtype}")
+        count = _count(threads)
+        return float(self.dll.headway_peak(int(dtype == torch.bfloat16), count, seconds))
+
+    def read_seconds(self, tensor: Tensor, threads: int | None = None) -> float:
+        """Seconds in which `threads` threads (default: `threads()`) read the tensor's bytes once, side by side.
+
+        It is the roof of whatever must read these bytes where they are: in memory if the tensor is several times
+        the last cache. Raises BackendError for a tensor that is not contiguous on the CPU."""
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise BackendError(
+                f"read_seconds reads contiguous tensors on the CPU, not {tuple(tensor.shape)} with strides "
+                f"{tensor.stride()} on {tensor.device}; give it tensor.cpu().contiguous()"
+            )
+        count = _count(threads)
+        return float(self.dll.headway_read(tensor.data_ptr(), tensor.nbytes, count))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with: a library, or `why` there is none; `trouble` is what should be known of."""
+
+    library: Library | None
+    why: str | None = None
+    trouble: str | None = None
+
+
+def library() -> Library | None:
+    """The best native library for this CPU, opened once a process; None where there is none (`why_missing`).
+
+    Raises BackendError where HEADWAY_NATIVE asks for a level that is not to be had."""
+    found = search()
+    if found.trouble:
+        _announce(found.trouble)
+    return found.library
+
+
+def why_missing() -> str | None:
+    """Why `library()` is None and what to do about it; None where it is not."""
+    return search().why
+
+
+@cache
+def search() -> Found:
+    """`find` as this process's environment and CPU have it."""
+    folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
+    return find(folder, os.environ.get("HEADWAY_NATIVE", ""), cpu_flags())
+
+
+@cache
+def _announce(trouble: str) -> None:
+    warnings.warn(trouble, stacklevel=3)
+
+
+def find(folder: Path, wanted: str, flags: Set[str]) -> Found:
+    """The best library in `folder` for a CPU with these flags; `wanted` as HEADWAY_NATIVE says it, "" the best.
+
+    Raises BackendError where a wanted level is unknown, beyond this CPU, missing or unusable."""
+    if wanted == "0":
+        return Found(None, "HEADWAY_NATIVE=0 turns the native kernels off; unset it to use them")
+    known = build.levels()
+    if wanted and wanted not in known:
+        raise BackendError(
+            f"HEADWAY_NATIVE={wanted} names no level{did_you_mean(wanted, known)}; "
+            f"known: 0 (no native kernels), {', '.join(known)}"
+        )
+    able = [level for level in known if NEEDS[level] <= flags]
+    if wanted and wanted not in able:
+        raise BackendError(
+            f"HEADWAY_NATIVE={wanted} is beyond this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
+            f"unset it, or take {able[0]}"
+        )
+    amiss = []
+    for level in [wanted] if wanted else able:
+        try:
+            opened = open_library(folder, level)
+        except BackendError as error:
+            amiss.append(str(error))
+            continue
+        if not amiss:
+            return Found(opened)
+        return Found(opened, trouble=f"headway runs its native kernels at level {level} only: {_mend(amiss)}")
+    if wanted:
+        raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(amiss)}")
+    if not any((folder / build.file_name(level)).exists() for level in able):
+        amiss = [f"none were built in {folder}"]
+    why = _mend(amiss)
+    return Found(None, why, f"headway runs without its native kernels: {why}")
+
+
+def _mend(amiss: list[str]) -> str:
+    return f"{'; '.join(amiss)}. Build them: {build.COMMAND}"
+
+
+def open_library(folder: Path, level: str) -> Library:
+    """Opens one level's library. BackendError where it is missing, stale, not ours, or cannot be opened."""
+    path = folder / build.file_name(level)
+    if not path.exists():
+        raise BackendError(f"{level} was not built in {folder}")
+    built, here = build.built_hash(path) or "unknown", build.source_hash(level)
+    if built != here:
+        raise BackendError(f"{path} is stale: built from sources {built}, while those here are {here}")
+    try:
+        dll = ctypes.CDLL(str(path))
+        _declare(dll)
+    except (OSError, AttributeError) as error:
+        raise BackendError(f"{path} cannot be opened: {error}") from error
+    if dll.headway_abi() != ABI or dll.headway_level() != level.encode():
+        raise BackendError(
+            f"{path} is level {dll.headway_level().decode()} with interface {dll.headway_abi()}, "
+            f"not {level} with {ABI}"
+        )
+    return Library(level, path, dll)
+
+
+def _declare(dll: ctypes.CDLL) -> None:
+    number, real, address = ctypes.c_int, ctypes.c_double, ctypes.c_void_p
+    dll.headway_level.restype = dll.headway_source_hash.restype = ctypes.c_char_p
+    dll.headway_level.argtypes = dll.headway_source_hash.argtypes = dll.headway_abi.argtypes = []
+    dll.headway_abi.restype = ctypes.c_int64
+    dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
+    dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def threads() -> int:
+    """How many threads a kernel may use: torch's number, and 1 in a forked process.
+
+    GNU's OpenMP hangs in a forked child whose parent had used it: its pool's threads are not there."""
+    return 1 if _forked else torch.get_num_threads()
+
+
+def _count(given: int | None) -> int:
+    return threads() if given is None else given
