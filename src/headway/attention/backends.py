@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.attention import banded, blocked, dense, diagonal, sdpa
+from headway.attention import banded, blocked, dense, diagonal, flex, sdpa, split_decode
 from headway.attention.call import Call
 from headway.attention.keys import Keys
 from headway.choice import Choice
@@ -20,8 +20,14 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True)
 class Ability:
-    """What a backend can do; `choose` and its errors read this and nothing else."""
+    """What a backend can do; `choose` and its errors read this and nothing else.
 
+    `devices` it runs on, those on which it returns a logsumexp (`lse`) and those on which it can be
+    differentiated (`gradient`); `lse_gradient` says that the logsumexp can be, too.
+    """
+
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    gradient: tuple[str, ...] = ("cpu", "cuda")
     dropout: bool = True
     scores: bool = True
     slot_scores: bool = False
@@ -38,6 +44,8 @@ ABILITIES = {
     ),
     "banded": Ability(),
     "diagonal": Ability(dropout=False, scores=False),
+    "flex": Ability(dropout=False, gradient=("cuda",)),
+    "triton": Ability(dropout=False, scores=False, devices=("cuda",), gradient=()),
 }
 
 MASK_PAIRS = 2**16
@@ -47,46 +55,77 @@ DENSE_SCORES = 2**20
 """Score elements up to which the whole matrix at once is quicker than planning blocks."""
 
 
-def obstacle(name: str, call: Call, lse: bool) -> str | None:
-    """Why backend `name` cannot run this call (`lse`: the logsumexp is asked for); None if it can."""
-    ability, device = ABILITIES[name], call.q.device.type
+def obstacle(name: str, call: Call, lse: bool, device: str | None = None) -> str | None:
+    """Why backend `name` cannot run this call (`lse`: the logsumexp is asked for); None if it can.
+
+    `device` is where it would run: that of its tensors, unless they only stand for others (meta).
+    """
+    ability, device = ABILITIES[name], _device(call, device)
     wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
     needs_lse = lse or len(call.keys) > 1
     checks = (
+        (device not in ability.devices, f"it runs on {' and '.join(ability.devices)}, not on {device}"),
+        (call.needs_grad and device not in ability.gradient, f"it has no backward on {device}"),
         (call.dropout > 0 and not ability.dropout, "it has no dropout keyed by place"),
         (bool(call.score) and not ability.scores, f"it knows no scores such as {_names(call)}"),
         (any(s.by_slot for s in call.score) and not ability.slot_scores, "it takes no bias tied to slots"),
         (call.keep is not None and not ability.keep, "it takes no `keep` mask"),
         (wide and not ability.value_width, "it needs values as wide as keys"),
-        (needs_lse and device not in (*ability.lse, "meta"), f"it returns no logsumexp on {device}"),
+        (needs_lse and device not in ability.lse, f"it returns no logsumexp on {device}"),
         (needs_lse and call.needs_grad and not ability.lse_gradient, "its logsumexp has no gradient"),
         (name == "sdpa" and call.scale <= 0, "a causal mask with a scale of 0 or less gives NaN there"),
     )
     for failed, reason in checks:
         if failed:
             return reason
+    if name == "flex":
+        return flex.obstacle(call, device)
+    if name == "triton":
+        return split_decode.obstacle(call)
     return diagonal.obstacle(call) if name == "diagonal" else None
+
+
+def _device(call: Call, device: str | None) -> str:
+    """The type of device of a call: "cpu" for tensors without any, unless `device` says more."""
+    found = call.q.device.type
+    return device or ("cpu" if found == "meta" else found)
 
 
 def _names(call: Call) -> str:
     return ", ".join(type(s).__name__ for s in call.score)
 
 
-def choose_for(call: Call, lse: bool = False) -> Choice:
-    """The backend that `auto` takes for a call whose heads share one pattern."""
+def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choice:
+    """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `obstacle`)."""
     rejected = []
-    reason = obstacle("sdpa", call, lse)
+    device = _device(call, device)
+    reason = obstacle("sdpa", call, lse, device)
     if reason is None:
         forms = [sdpa.form(call, part) for part in call.keys]
-        if all(f in ("full", "causal") or (f == "chunk" and not call.needs_grad) for f in forms):
+        if all(
+            f in ("full", "causal") or (f == "chunk" and device == "cpu" and not call.needs_grad)
+            for f in forms
+        ):
             return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
         pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
         if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1:
             return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
         reason = "it would build a mask of queries x keys"
     rejected.append(("sdpa", reason))
+    if device == "cuda":
+        reason = obstacle("triton", call, lse, device)
+        if reason is None:
+            why = "few queries: the keys are split over the device, each is read once"
+            return Choice("triton", why, rejected=tuple(rejected))
+        rejected.append(("triton", reason))
     scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
-    blocked_reason = obstacle("banded", call, lse)
+    if device == "cuda" and scores > DENSE_SCORES:
+        reason = obstacle("flex", call, lse, device)
+        if reason is None:
+            why = "one compiled kernel, tiles outside the pattern are skipped"
+            return Choice("flex", why, rejected=tuple(rejected))
+        rejected.append(("flex", reason))
+    blocked_reason = obstacle("banded", call, lse, device)
     if blocked_reason is not None:
         rejected.append(("banded", blocked_reason))
         return Choice(
@@ -117,12 +156,13 @@ def choose(
     dropout: float = 0.0,
     gradient: bool = False,
     in_order: bool = True,
+    device: str = "cpu",
 ) -> Choice:
     """Which backend `auto` takes for calls of these shapes, and why; nothing is computed.
 
     `queries` follow `keys - queries` earlier ones unless `start` says where they begin. `in_order=False` says
-    that the keys stand in no known order, as in a ring cache that has wrapped. Patterns of `PerHead` run one
-    by one; the choice is for the first of them.
+    that the keys stand in no known order, as in a ring cache that has wrapped. `device` is "cpu" or "cuda".
+    Patterns of `PerHead` run one by one; the choice is for the first of them.
     """
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
@@ -131,7 +171,8 @@ def choose(
     ordered = Tokens.range(keys)
     part = Keys(k, k, ordered if in_order else Tokens(ordered.index))
     at = Tokens.range(queries, start)
-    return choose_for(Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout))
+    call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
+    return choose_for(call, device=device)
 
 
 def run(call: Call, backend: str, lse: bool) -> Partial:
@@ -153,4 +194,8 @@ def run(call: Call, backend: str, lse: bool) -> Partial:
         return dense.run(call)
     if backend == "sdpa":
         return sdpa.run(call, with_lse=lse or len(call.keys) > 1)
+    if backend == "flex":
+        return flex.run(call, with_lse=lse)
+    if backend == "triton":
+        return split_decode.run(call)
     return blocked.run(banded if backend == "banded" else diagonal, call)

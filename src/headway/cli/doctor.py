@@ -83,6 +83,8 @@ def examine(measure: bool = False) -> dict[str, Any]:
 
 def backends() -> list[dict[str, Any]]:
     """Each attention backend: whether it can be used here, and what takes over where it cannot."""
+    import torch
+
     from headway.attention import ABILITIES
 
     known = {
@@ -90,12 +92,14 @@ def backends() -> list[dict[str, Any]]:
         "diagonal": "one product per diagonal; small and slow, for comparison",
         "sdpa": "torch's fused kernels for full and causal patterns",
         "banded": "windows and other sparse patterns in linear memory, with a backward",
+        "flex": "sparse patterns on CUDA through torch's FlexAttention",
+        "triton": "a few queries against a long cache, on CUDA",
     }
+    cuda = () if torch.cuda.is_available() else ("flex", "triton")
     absent = {
         "native": "no C++ kernels in this version; sdpa and banded take over, at a fraction of the CPU's peak",
-        "flex": "FlexAttention is not wired in; banded takes over on CUDA too",
     }
-    rows = [(name, True, known[name]) for name in ABILITIES]
+    rows = [(name, name not in cuda, known[name]) for name in ABILITIES]
     rows += [(name, False, why) for name, why in absent.items() if name not in ABILITIES]
     return [{"name": name, "usable": usable, "why": why} for name, usable, why in rows]
 

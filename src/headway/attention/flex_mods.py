@@ -1,0 +1,203 @@
+"""Patterns and scores as FlexAttention wants them: functions of one pair, given by its place.
+
+Legend: b, h, m, n a row, a query head, a query and a key in block order, each a scalar tensor; H query heads, T
+queries, D per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from headway.attention.call import Call
+from headway.errors import BackendError
+from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
+from headway.tokens import Tokens
+
+Read = Callable[[Tensor, Tensor], Tensor]
+"""(b, slot) -> what is known of the slot."""
+
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(b, h, m, n) -> may the query see the key?"""
+
+Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(score, b, h, m, n) -> score."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """One side's tokens, to be read slot by slot; None is what every slot is (a token, of one document, local)."""
+
+    index: Read
+    position: Read
+    valid: Read | None
+    document: Read | None
+    is_global: Read | None
+
+    @staticmethod
+    def of(tokens: Tokens) -> Slots:
+        plain = tokens.start == 0
+        index = _slot if plain else _read(tokens.index)
+        regular = tokens.start is not None
+        return Slots(
+            index,
+            index if tokens.position is None else _read(tokens.position),
+            None if regular else _positive(index),
+            None if tokens.document is None else _read(tokens.document),
+            None if tokens.is_global is None else _read(tokens.is_global),
+        )
+
+    @staticmethod
+    def form(tokens: Tokens) -> tuple[object, ...]:
+        """What two sides share when one kernel serves both."""
+        fields = (tokens.document, tokens.is_global, tokens.position)
+        return tokens.start is None, tokens.start == 0, tokens.rows > 1, *(f is None for f in fields)
+
+
+def _slot(b: Tensor, slot: Tensor) -> Tensor:
+    return slot
+
+
+def _positive(index: Read) -> Read:
+    return lambda b, slot: index(b, slot) >= 0
+
+
+def _read(values: Tensor) -> Read:
+    """values [B|1, N], integers or bools, as a function of the place."""
+    table = (values if values.dtype == torch.bool else values.to(torch.int32)).contiguous()
+    if table.shape[0] > 1:
+        return lambda b, slot: table[b, slot]
+    row = table[0]
+    return lambda b, slot: row[slot]
+
+
+# -- patterns ------------------------------------------------------------------------------------------------
+
+
+def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
+    """`visible` of one pair: the pattern, and the laws of tokens (documents, empty slots)."""
+    laws = [_leaf(pattern, q, k)]
+    if q.valid is not None:
+        valid_q = q.valid
+        laws.append(lambda b, m, n: valid_q(b, m))
+    if k.valid is not None:
+        valid_k = k.valid
+        laws.append(lambda b, m, n: valid_k(b, n))
+    if q.document is not None or k.document is not None:
+        document_q, document_k = q.document or _first, k.document or _first
+        laws.append(lambda b, m, n: document_q(b, m) == document_k(b, n))
+    every = _all(laws)
+
+    def allowed(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return every(b, m, n)
+
+    return allowed
+
+
+Pair = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(b, m, n) -> bool."""
+
+
+def _first(b: Tensor, slot: Tensor) -> Tensor:
+    """The document of a slot where there is one document only."""
+    return slot * 0
+
+
+def _all(tests: list[Pair]) -> Pair:
+    return lambda b, m, n: reduce(torch.logical_and, [test(b, m, n) for test in tests])
+
+
+def _any(tests: list[Pair]) -> Pair:
+    return lambda b, m, n: reduce(torch.logical_or, [test(b, m, n) for test in tests])
+
+
+def _leaf(pattern: Pattern, q: Slots, k: Slots) -> Pair:
+    """`pattern.allows` of one pair."""
+    index_q, index_k = q.index, k.index
+    match pattern:
+        case And(parts):
+            return _all([_leaf(p, q, k) for p in parts])
+        case Or(parts):
+            return _any([_leaf(p, q, k) for p in parts])
+        case Full():
+            return lambda b, m, n: n >= 0
+        case Causal():
+            return lambda b, m, n: index_k(b, n) <= index_q(b, m)
+        case Window():
+            return _window(pattern, index_q, index_k)
+        case Sink(count):
+            return lambda b, m, n: index_k(b, n) < count
+        case GlobalKeys():
+            return _mark(k.is_global, of_key=True)
+        case GlobalQueries():
+            return _mark(q.is_global, of_key=False)
+    raise BackendError(f"flex: no predicate on pairs is known for {type(pattern).__name__}")
+
+
+def _window(window: Window, index_q: Read, index_k: Read) -> Pair:
+    step, first, last = window.step, -window.before * window.step, window.after * window.step
+
+    def near(b: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        away = index_k(b, n) - index_q(b, m)
+        inside = (away >= first) & (away <= last)
+        return inside if step == 1 else inside & (away % step == 0)
+
+    return near
+
+
+def _mark(marks: Read | None, of_key: bool) -> Pair:
+    if marks is None:
+        return lambda b, m, n: n < 0
+    return (lambda b, m, n: marks(b, n)) if of_key else (lambda b, m, n: marks(b, m))
+
+
+# -- scores --------------------------------------------------------------------------------------------------
+
+
+def can_score(step: Score) -> bool:
+    """Is the step a function of the score and the place of its pair (with tables made before)?"""
+    return isinstance(step, SoftCap | ALiBi | RelativeBias | RelativeKey)
+
+
+def score_mod(call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
+    """The steps of `call.score`, in order; q [B, H, T, D] in block order. Tables get their gradients."""
+    steps = [_step(step, call, q, at_q, at_k) for step in call.score]
+
+    def mod(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        for step in steps:
+            score = step(score, b, h, m, n)
+        return score
+
+    return mod
+
+
+def _step(step: Score, call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
+    position_q, position_k, dtype = at_q.position, at_k.position, call.work_dtype
+
+    def away(b: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return position_k(b, n) - position_q(b, m)
+
+    match step:
+        case SoftCap(cap):
+            return lambda score, b, h, m, n: torch.tanh(score / cap) * cap
+        case ALiBi():
+            heads = alibi_slopes(q.shape[1]) if step.slopes is None else step.slopes
+            slopes = torch.tensor(heads, dtype=dtype, device=q.device)
+            return lambda score, b, h, m, n: score - slopes[h] * away(b, m, n).abs()
+        case RelativeBias():
+            # From max_distance on the bucket is the last one: one row a distance is a table of all of them.
+            far = max(step.max_distance, step.table.shape[0])
+            bias = step.table.to(dtype)[step.bucket(torch.arange(-far, far + 1, device=q.device))]
+            return lambda score, b, h, m, n: score + bias[away(b, m, n).clamp(-far, far) + far, h]
+        case RelativeKey():
+            clip = step.table.shape[0] // 2
+            products = (q.to(dtype) @ step.table.to(dtype).T) * call.scale
+            return lambda score, b, h, m, n: (
+                score + products[b, h, m, away(b, m, n).clamp(-clip, clip) + clip]
+            )
+    raise BackendError(f"flex: the score {type(step).__name__} is not a function of a pair's place")
