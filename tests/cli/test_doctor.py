@@ -1,6 +1,9 @@
 """`headway doctor` says what is here, what is not, and what to do."""
 
+import ctypes
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 from headway import hardware
 from headway.attention import ABILITIES
 from headway.cli import doctor, run
+from headway.native import loader
 
 
 def test_the_report_is_about_this_machine(
@@ -27,12 +31,62 @@ def test_the_report_is_about_this_machine(
     assert report["problems"] == []
 
 
-def test_every_backend_is_listed_and_native_says_what_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_backend_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     text = capsys.readouterr().out
-    for name in (*ABILITIES, "native", "flex"):
-        assert name in text
-    assert "banded take over" in text
+    for name in (*ABILITIES, "native"):
+        assert f"\n{name} " in text
+
+
+def native_row(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The report on the native library, and the row of its backend."""
+    assert run(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    return report["native"], next(row for row in report["backends"] if row["name"] == "native")
+
+
+def test_native_names_its_level_and_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = loader.Library("avx2", Path("/somewhere/libheadway_avx2.so"), ctypes.CDLL(None))
+    monkeypatch.setattr(loader, "search", lambda: loader.Found(library))
+    native, row = native_row(capsys)
+    assert row["usable"]
+    assert "level avx2, in /somewhere/libheadway_avx2.so" in row["why"]
+    assert (native["level"], native["path"]) == ("avx2", "/somewhere/libheadway_avx2.so")
+    assert native["why_missing"] is native["trouble"] is None
+
+
+def test_without_native_it_says_how_to_build_it_and_what_it_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(loader, "search", lambda: loader.find(tmp_path, "", set()))
+    native, row = native_row(capsys)
+    assert not row["usable"]
+    assert "sdpa and banded take over, which reach a fifth" in row["why"]
+    assert f"none were built in {tmp_path}; " in row["why"]
+    assert "python -m headway.native.build" in row["why"]
+    assert native["level"] is native["path"] is None
+    assert run(["doctor"]) == 0
+    assert "advice    headway runs without its native kernels: none were built" in capsys.readouterr().out
+
+
+def test_native_turned_off_is_no_advice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(loader, "search", lambda: loader.find(tmp_path, "0", set()))
+    native, row = native_row(capsys)
+    assert "HEADWAY_NATIVE=0 turns the native kernels off; unset it" in row["why"]
+    assert native["trouble"] is None
+
+
+def test_a_wrong_level_is_reported_and_not_raised(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(loader, "search", lambda: loader.find(tmp_path, "avx3", set()))
+    native, row = native_row(capsys)
+    assert not row["usable"]
+    assert "HEADWAY_NATIVE=avx3 names no level" in native["trouble"]
 
 
 def test_a_missing_package_is_a_problem_and_exit_code_1(
@@ -51,9 +105,11 @@ def test_advice_follows_from_the_facts() -> None:
         "cpu": {"cores": 4, "bf16": False},
         "torch": {"threads": 8},
         "memory": {"available": 1 << 30},
+        "native": {"trouble": "headway runs without its native kernels"},
     }
     problems, advice = doctor.judge(report)
     assert problems == []
+    assert advice[0] == "headway runs without its native kernels"
     assert any("8 threads on 4 cores" in line for line in advice)
     assert any("no bf16" in line for line in advice)
     assert any("1.00 GiB of memory" in line for line in advice)
@@ -62,5 +118,6 @@ def test_advice_follows_from_the_facts() -> None:
         "cpu": {"cores": 4, "bf16": True},
         "torch": {"threads": 4},
         "memory": {"available": 8 << 30},
+        "native": {"trouble": None},
     }
     assert doctor.judge(calm) == ([], [])

@@ -13,6 +13,7 @@ OPTIONAL = {
     "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',
     "sentencepiece": "reads LLaMA's tokenizer.model; pip install sentencepiece",
 }
+WITHOUT_NATIVE = "sdpa and banded take over, which reach a fifth of a CPU's bf16 peak"
 VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "asimd", "bf16")
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -67,6 +68,7 @@ def examine(measure: bool = False) -> dict[str, Any]:
             "onednn": torch.backends.mkldnn.is_available(),
             "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
+        "native": native(),
         "backends": backends(),
         "packages": packages(),
         "environment": environment(),
@@ -81,27 +83,47 @@ def examine(measure: bool = False) -> dict[str, Any]:
     return report
 
 
+def native() -> dict[str, Any]:
+    """The native library that is used here, or why there is none; `trouble` is what makes it less than it could
+    be, `levels` are those that this architecture can have."""
+    from headway.errors import BackendError
+    from headway.native import build, loader
+
+    try:
+        found = loader.search()
+    except BackendError as error:
+        found = loader.Found(None, str(error), str(error))
+    return {
+        "level": found.library.level if found.library else None,
+        "path": str(found.library.path) if found.library else None,
+        "why_missing": found.why,
+        "trouble": found.trouble,
+        "levels": list(build.levels()),
+    }
+
+
 def backends() -> list[dict[str, Any]]:
     """Each attention backend: whether it can be used here, and what takes over where it cannot."""
     import torch
 
     from headway.attention import ABILITIES
 
+    kernels = native()
     known = {
         "dense": "the specification: any device and dtype; builds all scores",
         "diagonal": "one product per diagonal; small and slow, for comparison",
         "sdpa": "torch's fused kernels for full and causal patterns",
         "banded": "windows and other sparse patterns in linear memory, with a backward",
+        "native": f"C++ kernels for the CPU, level {kernels['level']}, in {kernels['path']}",
         "flex": "sparse patterns on CUDA through torch's FlexAttention",
         "triton": "a few queries against a long cache, on CUDA",
     }
-    cuda = () if torch.cuda.is_available() else ("flex", "triton")
-    absent = {
-        "native": "no C++ kernels in this version; sdpa and banded take over, at a fraction of the CPU's peak",
-    }
-    rows = [(name, name not in cuda, known[name]) for name in ABILITIES]
-    rows += [(name, False, why) for name, why in absent.items() if name not in ABILITIES]
-    return [{"name": name, "usable": usable, "why": why} for name, usable, why in rows]
+    absent = set() if torch.cuda.is_available() else {"flex", "triton"}
+    if kernels["level"] is None:
+        absent.add("native")
+        known["native"] = f"{WITHOUT_NATIVE}: {kernels['why_missing']}"
+    names = dict.fromkeys((*ABILITIES, "native"))
+    return [{"name": name, "usable": name not in absent, "why": known[name]} for name in names]
 
 
 def packages() -> list[dict[str, Any]]:
@@ -124,7 +146,8 @@ def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
         for package in report["packages"]
         if package["needed"] and package["version"] is None
     ]
-    cpu, threads, advice = report["cpu"], report["torch"]["threads"], []
+    cpu, threads = report["cpu"], report["torch"]["threads"]
+    advice = [report["native"]["trouble"]] if report["native"]["trouble"] else []
     if threads > cpu["cores"]:
         advice.append(
             f"torch uses {threads} threads on {cpu['cores']} cores: set OMP_NUM_THREADS={cpu['cores']}"

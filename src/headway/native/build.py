@@ -115,6 +115,7 @@ def build(
     out: Path = LIBRARIES,
     only: Iterable[str] = (),
     *,
+    sources: Path = SOURCES,
     sanitize: bool = False,
     force: bool = True,
     say: Callable[[str], None] = print,
@@ -134,19 +135,16 @@ def build(
                 f"known: {', '.join(levels())}"
             )
     wanted = [level for level in levels() if level in asked or not asked]
-    stale = [x for x in wanted if force or built_hash(out / file_name(x)) != source_hash(x)]
+    stale = [x for x in wanted if force or built_hash(out / file_name(x)) != source_hash(x, sources)]
     command = compiler() if stale else []
     able = [
         level for level in stale if _able(command, level, must=level in asked or level == "portable", say=say)
     ]
     if able:
-        say(f"{shlex.join(command)}: {', '.join(able)} from {len(_units())} files, {JOBS} at a time")
-        _compile(command, able, out, SANITIZE if sanitize else ())
+        say(f"{shlex.join(command)}: {', '.join(able)}, {JOBS} files at a time")
+        more = SANITIZE if sanitize else ()
+        _compile({x: [*command, *_flags(x, sources), *more] for x in able}, sources, out)
     return [out / file_name(level) for level in wanted if level in able or level not in stale]
-
-
-def _units() -> list[Path]:
-    return sorted(SOURCES.glob("*.cpp"))
 
 
 def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]) -> bool:
@@ -162,13 +160,17 @@ def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]
     return not done.returncode
 
 
-def _compile(command: list[str], able: list[str], out: Path, more: tuple[str, ...]) -> None:
+def _compile(commands: dict[str, list[str]], sources: Path, out: Path) -> None:
+    """One library per level and command. The commands hold the hash of the sources as it was before any was read:
+    one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
-        objects = {(x, unit): Path(scratch, f"{x}-{unit.stem}.o") for x in able for unit in _units()}
+        units = sorted(sources.glob("*.cpp"))
+        objects = {x: [Path(scratch, f"{x}-{unit.stem}.o") for unit in units] for x in commands}
         jobs = [
-            pool.submit(_run, [*command, *_flags(x), *more, "-c", str(unit), "-o", str(made)])
-            for (x, unit), made in objects.items()
+            pool.submit(_run, [*command, "-c", str(unit), "-o", str(made)])
+            for x, command in commands.items()
+            for unit, made in zip(units, objects[x], strict=True)
         ]
         try:
             for job in jobs:
@@ -179,19 +181,18 @@ def _compile(command: list[str], able: list[str], out: Path, more: tuple[str, ..
         exports = Path(scratch, "exports")
         exports.write_text("{ global: headway_*; local: *; };\n")
         hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
-        for x in able:
-            own = [str(made) for (of, _), made in objects.items() if of == x]
+        for x, command in commands.items():
             fresh = out / f".{file_name(x)}.{os.getpid()}"
             try:
-                _run([*command, *_flags(x), *more, "-shared", *hide, *own, "-o", str(fresh)])
+                _run([*command, "-shared", *hide, *map(str, objects[x]), "-o", str(fresh)])
                 fresh.replace(out / file_name(x))
             finally:
                 fresh.unlink(missing_ok=True)
 
 
-def _flags(level: str) -> list[str]:
+def _flags(level: str, sources: Path) -> list[str]:
     number = len(LEVELS) - 1 - list(LEVELS).index(level)
-    names = {"LEVEL": number, "LEVEL_NAME": f'"{level}"', "SOURCE_HASH": f'"{source_hash(level)}"'}
+    names = {"LEVEL": number, "LEVEL_NAME": f'"{level}"', "SOURCE_HASH": f'"{source_hash(level, sources)}"'}
     return [*FLAGS, *LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.errors import BackendError, did_you_mean
+from headway.errors import BackendError, BuildError, did_you_mean
 from headway.hardware import cpu_flags
 from headway.native import build
 from headway.native.interface import ABI
@@ -99,8 +99,9 @@ def _announce(trouble: str) -> None:
     warnings.warn(trouble, stacklevel=3)
 
 
-def find(folder: Path, wanted: str, flags: Set[str]) -> Found:
-    """The best library in `folder` for a CPU with these flags; `wanted` as HEADWAY_NATIVE says it, "" the best.
+def find(folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURCES) -> Found:
+    """The best library in `folder` of these `sources` for a CPU with these flags; `wanted` as HEADWAY_NATIVE says
+    it, "" the best.
 
     Raises BackendError where a wanted level is unknown, beyond this CPU, missing or unusable."""
     if wanted == "0":
@@ -117,12 +118,12 @@ def find(folder: Path, wanted: str, flags: Set[str]) -> Found:
             f"HEADWAY_NATIVE={wanted} is beyond this CPU, which lacks {', '.join(sorted(NEEDS[wanted] - flags))}; "
             f"unset it, or take {able[0]}"
         )
-    amiss = []
+    amiss: dict[str, str] = {}
     for level in [wanted] if wanted else able:
         try:
-            opened = open_library(folder, level)
+            opened = open_library(folder, level, sources)
         except BackendError as error:
-            amiss.append(str(error))
+            amiss[level] = str(error)
             continue
         if not amiss:
             return Found(opened)
@@ -130,23 +131,31 @@ def find(folder: Path, wanted: str, flags: Set[str]) -> Found:
     if wanted:
         raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(amiss)}")
     if not any((folder / build.file_name(level)).exists() for level in able):
-        amiss = [f"none were built in {folder}"]
+        amiss = {"": f"none were built in {folder}"}
     why = _mend(amiss)
     return Found(None, why, f"headway runs without its native kernels: {why}")
 
 
-def _mend(amiss: list[str]) -> str:
-    return f"{'; '.join(amiss)}. Build them: {build.COMMAND}"
+def _mend(amiss: dict[str, str]) -> str:
+    """What is amiss with the best level, which others are unusable too, and what to do."""
+    (_, first), *others = amiss.items()
+    too = f", and {', '.join(level for level, _ in others)} are unusable too" if others else ""
+    try:
+        build.compiler()
+        todo = f"build them: {build.COMMAND}"
+    except BuildError as error:
+        todo = f"{error}; then {build.COMMAND}"
+    return f"{first}{too}; {todo}"
 
 
-def open_library(folder: Path, level: str) -> Library:
+def open_library(folder: Path, level: str, sources: Path = build.SOURCES) -> Library:
     """Opens one level's library. BackendError where it is missing, stale, not ours, or cannot be opened."""
     path = folder / build.file_name(level)
     if not path.exists():
         raise BackendError(f"{level} was not built in {folder}")
-    built, here = build.built_hash(path) or "unknown", build.source_hash(level)
+    built, here = build.built_hash(path) or "unknown", build.source_hash(level, sources)
     if built != here:
-        raise BackendError(f"{path} is stale: built from sources {built}, while those here are {here}")
+        raise BackendError(f"{path} is stale (built from sources {built}, here are {here})")
     try:
         dll = ctypes.CDLL(str(path))
         _declare(dll)
