@@ -15,6 +15,8 @@ from torch import Tensor
 from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, judge
 from headway.tokens import Tokens
 
+_BLOCK = 16
+
 
 class Entry(NamedTuple):
     """Key slots begin..end-1 for a query tile; `full` when every pair is visible, else the mask is evaluated."""
@@ -56,38 +58,53 @@ class Plan:
 def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64) -> Plan:
     """The plan of one call for a pattern that all its heads share (take `PerHead` apart first).
 
-    Coarse blocks are judged first and only the undecided ones are looked at closely, so the work grows with
-    the number of blocks on the edge of the pattern, not with T x S.
+    Blocks of 16 x 16 tiles are judged first and only the undecided ones are looked at closely, so the work
+    grows with the number of blocks on the edge of the pattern, not with T x S. Tiles are described once each;
+    pairs of them come about by broadcasting.
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
-    step, dilation = 16, pattern.dilation
-    fine_q, fine_k = Extent.of(q, tile, dilation), Extent.of(k, k_tile, dilation)
-    coarse_q, coarse_k = fine_q.coarser(step), fine_k.coarser(step)
-    possible, certain = judge(
+    fine_q = Extent.of(q, tile, pattern.dilation).grouped(_BLOCK)
+    fine_k = Extent.of(k, k_tile, pattern.dilation).grouped(_BLOCK)
+    coarse_q, coarse_k = fine_q.joined(), fine_k.joined()
+    some, every = _judged(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )
-    possible, certain = possible.any(0), certain.all(0)
-    tiles_q, tiles_k = -(-q.count // tile), -(-k.count // k_tile)
-    inside = torch.arange(step, device=possible.device)
+    at_q, begin, end, full = _runs(every, every)
+    wide = torch.stack((at_q * _BLOCK, begin * _BLOCK, end * _BLOCK, full)).unsqueeze(2).repeat(1, 1, _BLOCK)
+    wide[0] += torch.arange(_BLOCK, device=wide.device)
 
-    at_q, at_k = (possible & certain).nonzero().unbind(1)
-    i = (at_q.unsqueeze(1) * step + inside).flatten()
-    begin = (at_k * step).repeat_interleave(step)
-    runs = [torch.stack((i, begin, (begin + step).clamp(max=tiles_k), torch.ones_like(i)))[:, i < tiles_q]]
+    at_q, at_k = (some & ~every).nonzero().unbind(1)
+    some, every = _judged(
+        pattern, fine_q.map(lambda t: t[:, at_q].unsqueeze(3)), fine_k.map(lambda t: t[:, at_k].unsqueeze(2))
+    )
+    block, row, begin, end, full = _runs(some, every)
+    first = at_k[block] * _BLOCK
+    narrow = torch.stack((at_q[block] * _BLOCK + row, first + begin, first + end, full))
+    return _joined(torch.cat((wide.flatten(1), narrow), 1), tile, -(-q.count // tile), k_tile, k.count)
 
-    at_q, at_k = (possible & ~certain).nonzero().unbind(1)
-    i = (at_q.view(-1, 1, 1) * step + inside.view(1, -1, 1)).expand(-1, step, step).flatten()
-    j = (at_k.view(-1, 1, 1) * step + inside).expand(-1, step, step).flatten()
-    there = (i < tiles_q) & (j < tiles_k)
-    i, j = i[there], j[there]
-    some, every = judge(pattern, fine_q.map(lambda t: t[:, i]), fine_k.map(lambda t: t[:, j]))
-    some = some.any(0)
-    runs.append(torch.stack((i, j, j + 1, every.all(0).long()))[:, some])
-    return _joined(torch.cat(runs, 1), tile, tiles_q, k_tile, k.count)
+
+def _judged(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+    """`judge` for all rows of the batch together: (possible in some row, certain in every row)."""
+    possible, certain = judge(pattern, q, k)
+    some = possible.any(0)
+    return some, certain.all(0) & some
+
+
+def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
+    """The stretches along the last axis that are alike: (place on the other axes, begin, end, full), [R] each."""
+    kind = torch.nn.functional.pad(some.byte() + every.byte(), (1, 1))
+    change = kind[..., 1:] != kind[..., :-1]
+    where = (change[..., :-1] & some).nonzero().unbind(1)
+    end = (change[..., 1:] & some).nonzero()[:, -1] + 1
+    return *where, end, every[where].long()
 
 
 def _joined(runs: Tensor, tile: int, tiles: int, width: int, count: int) -> Plan:
-    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined."""
+    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined.
+
+    What lies past the last tile (`Extent.grouped` repeats it) is dropped.
+    """
+    runs = runs[:, runs[0] < tiles]
     i, begin, end, full = runs[:, torch.argsort(runs[0] * (-(-count // width) + 1) + runs[1])]
     new = torch.ones_like(i, dtype=torch.bool)
     new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])

@@ -18,7 +18,7 @@ _BIG = torch.iinfo(torch.int64).max // 4
 
 @dataclass(frozen=True, eq=False)
 class Extent:
-    """Bounds over the tokens of each tile of slots; every tensor is [B, tiles] until it is broadcast.
+    """Bounds over the tokens of each tile of slots; every tensor is [B, tiles] until it is grouped or broadcast.
 
     `lo` and `hi` bound `index` over the tile's tokens (lo > hi in a tile without any); `residue_lo` and
     `residue_hi` bound index modulo `step`.
@@ -42,25 +42,20 @@ class Extent:
         if tokens.start is not None and tokens.is_global is None:
             return Extent._regular(tokens.start, tokens.count, tile, step, tokens.device)
         tokens = tokens.expand(tokens.rows)
-        index, valid = _tiled(tokens.index, tile, -1), _tiled(tokens.valid, tile, False)
-        some = valid.any(-1)
-        lo = torch.where(valid, index, _BIG).amin(-1)
-        hi = torch.where(valid, index, -_BIG).amax(-1)
-        document_lo = document_hi = torch.zeros_like(lo)
+        index = _tiled(tokens.index, tile)
+        least, most = torch.aminmax(index, dim=-1)
+        some, full = most >= 0, least >= 0
+        valid = None if bool(full.all()) else index >= 0
+        lo, hi = (least, most) if valid is None else _bounds(index, valid)
+        document_lo = document_hi = residue_lo = residue_hi = torch.zeros_like(lo)
         if tokens.document is not None:
-            document = _tiled(tokens.document, tile, 0)
-            document_lo = torch.where(valid, document, _BIG).amin(-1)
-            document_hi = torch.where(valid, document, -_BIG).amax(-1)
+            document_lo, document_hi = _bounds(_tiled(tokens.document, tile), valid)
+        if step > 1:
+            residue_lo, residue_hi = _bounds(index % step, valid)
         any_global = all_global = torch.zeros_like(some)
         if tokens.is_global is not None:
-            glob = _tiled(tokens.is_global, tile, False)
-            any_global, all_global = (glob & valid).any(-1), (glob | ~valid).all(-1) & some
-        every = _tiled(torch.ones(1, tokens.count, dtype=torch.bool, device=tokens.device), tile, False)
-        full = (valid | ~every).all(-1)
-        residue_lo = residue_hi = torch.zeros_like(lo)
-        if step > 1:
-            residue_lo = torch.where(valid, index % step, _BIG).amin(-1)
-            residue_hi = torch.where(valid, index % step, -_BIG).amax(-1)
+            glob = _tiled(tokens.is_global, tile)
+            any_global, all_global = glob.any(-1), (glob | (index < 0)).all(-1) & some
         return Extent(
             lo,
             hi,
@@ -83,26 +78,24 @@ class Extent:
         hi = (lo + tile - 1).clamp(max=start + count - 1)
         return Extent(lo, hi, zero, zero, no, no, ~no, ~no, zero, zero + step - 1, step)
 
-    def coarser(self, count: int) -> Extent:
-        """The extents of every `count` neighbouring tiles taken together, from the extents of the tiles."""
-        short = -self.lo.shape[1] % count
+    def grouped(self, count: int) -> Extent:
+        """The tiles in groups of `count` neighbours, [B, groups, count]; the last tile is repeated."""
+        return self.map(lambda t: _tiled(t, count))
 
-        def joined(t: Tensor, fill: int | bool, how: Callable[[Tensor, int], Tensor]) -> Tensor:
-            padded = torch.nn.functional.pad(t, (0, short), value=fill) if short else t
-            return how(padded.reshape(t.shape[0], -1, count), -1)
-
-        some = joined(self.any_token, False, torch.any)
+    def joined(self) -> Extent:
+        """The extents of the tiles along the last axis taken together."""
+        some = self.any_token.any(-1)
         return Extent(
-            lo=joined(self.lo, _BIG, torch.amin),
-            hi=joined(self.hi, -_BIG, torch.amax),
-            document_lo=joined(self.document_lo, _BIG, torch.amin),
-            document_hi=joined(self.document_hi, -_BIG, torch.amax),
-            any_global=joined(self.any_global, False, torch.any),
-            all_global=joined(self.all_global | ~self.any_token, True, torch.all) & some,
+            lo=self.lo.amin(-1),
+            hi=self.hi.amax(-1),
+            document_lo=self.document_lo.amin(-1),
+            document_hi=self.document_hi.amax(-1),
+            any_global=self.any_global.any(-1),
+            all_global=(self.all_global | ~self.any_token).all(-1) & some,
             any_token=some,
-            all_tokens=joined(self.all_tokens, True, torch.all),
-            residue_lo=joined(self.residue_lo, _BIG, torch.amin),
-            residue_hi=joined(self.residue_hi, -_BIG, torch.amax),
+            all_tokens=self.all_tokens.all(-1),
+            residue_lo=self.residue_lo.amin(-1),
+            residue_hi=self.residue_hi.amax(-1),
             step=self.step,
         )
 
@@ -112,9 +105,21 @@ class Extent:
         return Extent(**{name: change(t) for name, t in tensors.items()}, step=self.step)
 
 
-def _tiled(values: Tensor, tile: int, fill: int | bool) -> Tensor:
-    """[B, N] -> [B, ceil(N / tile), tile], padded with `fill`."""
-    short = -values.shape[1] % tile
+def _bounds(values: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The least and the greatest value of each tile, over the valid slots (None: all)."""
+    if valid is None:
+        lo, hi = torch.aminmax(values, dim=-1)
+        return lo, hi
+    # aminmax where one bound is wanted: several times faster than amin over a short axis of int64
+    lo, _ = torch.aminmax(torch.where(valid, values, _BIG), dim=-1)
+    _, hi = torch.aminmax(torch.where(valid, values, -_BIG), dim=-1)
+    return lo, hi
+
+
+def _tiled(values: Tensor, tile: int) -> Tensor:
+    """[B, N] -> [B, ceil(N / tile), tile]; the last value of a row is repeated, which moves no bound."""
+    rows, count = values.shape
+    short = -count % tile
     if short:
-        values = torch.nn.functional.pad(values, (0, short), value=fill)
-    return values.reshape(values.shape[0], -1, tile)
+        values = torch.cat((values, values[:, -1:].expand(-1, short)), 1)
+    return values.reshape(rows, -(-count // tile), tile)

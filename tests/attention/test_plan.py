@@ -1,0 +1,72 @@
+"""The plan is the one that judging every pair of tiles by itself gives."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.attention import Entry, plan
+from headway.patterns import Causal, Pattern, Sink, Window, classify
+from headway.tokens import Tokens
+from tests.strategies import patterns, tokens
+
+counts, tiles = st.integers(0, 80), st.sampled_from([1, 2, 3])
+N = 5000
+
+
+def naive(pattern: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int) -> list[list[Entry]]:
+    """Every pair of tiles judged, then neighbours that are alike joined."""
+    possible, certain = classify(pattern, q, k, tile, k_tile)
+    some, every = possible.any(0).tolist(), certain.all(0).tolist()
+    rows = []
+    for some_row, every_row in zip(some, every, strict=True):
+        row: list[Entry] = []
+        for j in (j for j, there in enumerate(some_row) if there):
+            entry = Entry(j * k_tile, min((j + 1) * k_tile, k.count), every_row[j])
+            if row and row[-1].end == entry.begin and row[-1].full == entry.full:
+                entry = Entry(row.pop().begin, entry.end, entry.full)
+            row.append(entry)
+        rows.append(row)
+    return rows
+
+
+@given(patterns, tokens(counts), tokens(counts), tiles, tiles)
+@settings(max_examples=200)
+def test_looking_at_blocks_first_changes_nothing(
+    p: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int
+) -> None:
+    if min(q.rows, k.rows) not in (1, max(q.rows, k.rows)):
+        return
+    assert plan(p, q, k, tile, k_tile).entries == naive(p, q, k, tile, k_tile)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        Tokens.range(N),
+        Tokens.packed([[N // 3, N - N // 3]]),
+        Tokens.packed([[N], [700, 1, 299, 3000], [N // 2, N // 2], [10] * 400], N),
+        Tokens.from_lengths([N, 1, 3000, 0], N, "left"),
+    ],
+    ids=["range", "packed", "packed-rows", "ragged-rows"],
+)
+@pytest.mark.parametrize(("tile", "k_tile"), [(128, 64), (96, 64), (64, 96)])
+def test_long_rows_too(at: Tokens, tile: int, k_tile: int) -> None:
+    for p in (Causal(), Window.around(256), Window.last(512) | Causal() & Sink(4), Window.last(99, step=4)):
+        assert plan(p, at, at, tile, k_tile).entries == naive(p, at, at, tile, k_tile)
+    late = at.slice(N - 300, N)
+    assert plan(Causal(), late, at, tile, k_tile).entries == naive(Causal(), late, at, tile, k_tile)
+
+
+def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
+    """Where documents end with their tiles, packing adds no area."""
+    lengths = [1024, 128, 3072]
+    packed = Tokens.packed([lengths])
+    for p in (Causal(), Window.last(512), Window.around(256)):
+        alone = sum(plan(p, Tokens.range(n), Tokens.range(n)).area for n in lengths)
+        assert plan(p, packed, packed).area == alone
+
+
+def test_a_batch_without_rows_plans_nothing() -> None:
+    none = Tokens(torch.zeros(0, 40, dtype=torch.int64))
+    assert plan(Causal(), none, none, 8, 8).entries == [[]] * 5

@@ -1,0 +1,73 @@
+"""What is known of tiles is what their tokens say: bounds over every tile, by looking at each slot."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.patterns import Extent
+from headway.tokens import Tokens
+from tests.strategies import tokens
+
+sizes = st.sampled_from([1, 2, 3, 8, 64])
+sides = st.one_of(
+    tokens(st.integers(0, 40)), tokens(st.integers(0, 40)).map(lambda at: at.with_global(at.valid))
+)
+FIELDS = ("lo", "hi", "document_lo", "document_hi", "any_global", "all_global", "any_token", "all_tokens")
+RESIDUES = ("residue_lo", "residue_hi")
+
+
+def naive(at: Tokens, tile: int, step: int) -> list[list[dict[str, int | bool] | None]]:
+    """For every row and tile the value of each field, None where the tile has no token."""
+    at = at.expand(at.rows)
+    rows = []
+    for b in range(at.rows):
+        row: list[dict[str, int | bool] | None] = []
+        for begin in range(0, at.count, tile):
+            slots = range(begin, min(begin + tile, at.count))
+            index = [i for s in slots if (i := int(at.index[b, s])) >= 0]
+            document = [int(at.documents[b, s]) for s in slots if at.index[b, s] >= 0]
+            marks = [bool(at.globals[b, s]) for s in slots if at.index[b, s] >= 0]
+            residue = [i % step for i in index]
+            if not index:
+                row.append(None)
+                continue
+            values = (min(index), max(index), min(document), max(document), any(marks), all(marks))
+            ends = (True, len(index) == len(slots), min(residue), max(residue))
+            row.append(dict(zip(FIELDS + RESIDUES, values + ends, strict=True)))
+        rows.append(row)
+    return rows
+
+
+@given(sides, sizes, st.integers(1, 3))
+def test_extents_are_the_bounds_over_the_tokens_of_each_tile(at: Tokens, tile: int, step: int) -> None:
+    known = at.start is not None and at.is_global is None
+    made = Extent.of(at, tile, step).map(lambda t: t.expand(at.rows, -1))
+    wanted = naive(at, tile, step)
+    assert made.lo.shape == (at.rows, -(-at.count // tile))
+    for b, row in enumerate(wanted):
+        for t, fields in enumerate(row):
+            if fields is None:
+                for name in ("any_token", "all_tokens", "any_global", "all_global"):
+                    assert not getattr(made, name)[b, t], name
+                assert made.lo[b, t] > made.hi[b, t]
+                continue
+            for name in FIELDS if known else FIELDS + RESIDUES:
+                assert getattr(made, name)[b, t] == fields[name], name
+            assert made.residue_lo[b, t] <= fields["residue_lo"] <= fields["residue_hi"]
+            assert fields["residue_hi"] <= made.residue_hi[b, t]
+
+
+@given(sides, sizes, sizes, st.integers(1, 3))
+def test_groups_of_tiles_joined_are_the_wider_tiles(at: Tokens, tile: int, count: int, step: int) -> None:
+    joined = Extent.of(at, tile, step).grouped(count).joined()
+    wide = Extent.of(at, tile * count, step)
+    for name in FIELDS + RESIDUES:
+        assert torch.equal(getattr(joined, name), getattr(wide, name)), name
+
+
+def test_documents_keep_all_their_bits() -> None:
+    """Ids that agree in their lower 32 bits are different documents."""
+    ids = torch.tensor([[1, 1 + 2**32, 1, 1]])
+    made = Extent.of(Tokens(torch.tensor([[0, 0, 1, 2]]), document=ids), 2)
+    assert made.document_lo.tolist() == [[1, 1]]
+    assert made.document_hi.tolist() == [[1 + 2**32, 1]]
