@@ -1,0 +1,37 @@
+"""A small library of every level: what says which library it is, without the kernels, is compiled in a second."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headway.errors import BuildError
+from headway.native import build
+
+
+@dataclass(frozen=True)
+class Small:
+    """Libraries in `folder`, built from the few `sources`."""
+
+    folder: Path
+    sources: Path
+
+    def copy(self, to: Path) -> "Small":
+        """The same in another place, to be broken there."""
+        return Small(*(Path(shutil.copytree(path, to / path.name)) for path in (self.folder, self.sources)))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    root = tmp_path_factory.mktemp("native")
+    made = Small(root / "lib", root / "csrc")
+    made.sources.mkdir()
+    for name in ("headway.h", "measure.cpp"):
+        shutil.copy(build.SOURCES / name, made.sources)
+    try:
+        build.compiler()
+    except BuildError as error:
+        pytest.skip(str(error))
+    build.build(made.folder, sources=made.sources, say=lambda _: None)
+    return made

@@ -1,0 +1,263 @@
+"""One library per CPU level: built from exactly these sources, replaced at once, left out aloud."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from headway.errors import BuildError
+from headway.native import build
+from tests.native.conftest import Small
+
+ROOT = Path(__file__).parents[2]
+quiet = {"say": lambda _: None}
+
+
+def program(path: Path, script: str) -> str:
+    """A compiler of our own: a shell script that ends in calling the real one."""
+    path.write_text("#!/bin/sh\n" + script + f'\nexec {build.compiler()[0]} "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_every_level_carries_the_hash_of_its_sources(small: Small) -> None:
+    hashes = {level: build.built_hash(small.folder / build.file_name(level)) for level in build.levels()}
+    assert hashes == {level: build.source_hash(level, small.sources) for level in build.levels()}
+    assert len(set(hashes.values())) == len(hashes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nm -D is for ELF")
+def test_a_library_exports_the_c_interface_and_nothing_else(small: Small) -> None:
+    for level in build.levels():
+        command = ["nm", "-D", "--defined-only", str(small.folder / build.file_name(level))]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert lines
+        assert all(line.split()[-1].startswith("headway_") for line in lines)
+
+
+def test_the_hash_changes_with_any_source_and_any_flag(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, sources = (made := small.copy(tmp_path)).folder, made.sources
+    seen = {build.source_hash("portable", sources)}
+    for change in (
+        lambda: (sources / "headway.h").write_text((sources / "headway.h").read_text() + "\n"),
+        lambda: (sources / "more.cpp").write_text(""),
+        lambda: (sources / "more.cpp").rename(sources / "other.cpp"),
+        lambda: monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g")),
+    ):
+        change()
+        now = build.source_hash("portable", sources)
+        assert now not in seen
+        seen.add(now)
+
+
+def test_what_is_up_to_date_is_left_alone(small: Small, tmp_path: Path) -> None:
+    made = small.copy(tmp_path)
+    path = made.folder / build.file_name("portable")
+    old = path.stat().st_ino
+    again = {"only": ["portable"], "sources": made.sources, "force": False, **quiet}
+    assert build.build(made.folder, **again) == [path]
+    assert path.stat().st_ino == old
+    with (made.sources / "measure.cpp").open("a") as file:
+        file.write("// another\n")
+    assert build.build(made.folder, **again) == [path]
+    assert path.stat().st_ino != old
+    assert build.built_hash(path) == build.source_hash("portable", made.sources)
+
+
+def test_sources_that_change_meanwhile_leave_a_stale_library(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = small.copy(tmp_path)
+    edit = f"""case "$*" in *measure.cpp*) echo "// meanwhile" >> {made.sources}/measure.cpp;; esac"""
+    monkeypatch.setenv("CXX", program(tmp_path / "c++", edit))
+    (path,) = build.build(made.folder, ["portable"], sources=made.sources, **quiet)
+    assert build.built_hash(path) not in (None, build.source_hash("portable", made.sources))
+
+
+def test_sources_that_do_not_compile_leave_the_old_library(small: Small, tmp_path: Path) -> None:
+    made = small.copy(tmp_path)
+    before = {path: path.read_bytes() for path in made.folder.iterdir()}
+    (made.sources / "wrong.cpp").write_text("int f() { return unheard_of; }")
+    with pytest.raises(BuildError, match=r"(?s)do not compile.*-c .*wrong\.cpp.*last words:.*unheard_of"):
+        build.build(made.folder, ["portable"], sources=made.sources, **quiet)
+    assert {path: path.read_bytes() for path in made.folder.iterdir()} == before
+
+
+def test_without_a_compiler_it_says_which_were_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"none of g\+\+, clang\+\+, c\+\+ is in PATH; install one"):
+        build.compiler()
+    monkeypatch.setenv("CXX", "/nonexistent -pipe")
+    with pytest.raises(BuildError, match="CXX=/nonexistent -pipe names no program; correct or unset it"):
+        build.compiler()
+
+
+def test_the_compiler_may_come_with_arguments(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{build.compiler()[0]} -pipe")
+    assert build.compiler()[1:] == ["-pipe"]
+
+
+@pytest.mark.skipif("avx2" not in build.levels(), reason="this architecture has one level")
+def test_levels_that_the_compiler_is_too_old_for_are_left_out(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = 'case "$*" in *-mavx512*) echo "no such option -mavx512" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", program(tmp_path / "c++", old))
+    said: list[str] = []
+    made = build.build(tmp_path / "lib", sources=small.sources, say=said.append)
+    assert [path.name for path in made] == ["libheadway_avx2.so", "libheadway_portable.so"]
+    assert [line.split(",")[0] for line in said[:2]] == [
+        "level avx512bf16 is left out",
+        "level avx512 is left out",
+    ]
+    assert "too old for it: no such option -mavx512" in said[0]
+    with pytest.raises(BuildError, match="no such option -mavx512"):
+        build.build(tmp_path / "lib", ["avx512"], sources=small.sources, **quiet)
+
+
+def test_only_x86_has_the_x86_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    assert build.levels() == ("portable",)
+    with pytest.raises(BuildError, match="no level 'avx2' on aarch64; known: portable"):
+        build.build(only=["avx2"])
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    assert build.levels() == tuple(build.LEVELS)
+    with pytest.raises(BuildError, match=r"no level 'avx521' \(did you mean \"avx512\"\?\)"):
+        build.build(only=["avx521"])
+
+
+@pytest.mark.parametrize(("asked", "code"), [("", 1), ("require", 1), ("auto", 0), ("off", 0), ("on", 1)])
+def test_a_build_that_is_not_required_may_fail(
+    asked: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HEADWAY_BUILD", asked)
+    monkeypatch.setenv("CXX", "/nonexistent")
+    assert build.main(["--out", str(tmp_path)]) == code
+    captured = capsys.readouterr()
+    words = {"on": "HEADWAY_BUILD=on", "off": "nothing built"}.get(asked, "no C++ compiler")
+    assert words in captured.err
+    assert not captured.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_building_imports_nothing_heavy() -> None:
+    script = "import sys, headway.native.build; print(*{n.split('.')[0] for n in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "typer"} & set(done.stdout.split())
+
+
+OUTSIDE = """
+import sys
+from pathlib import Path
+import torch
+from headway.native import loader
+folder, sources = map(Path, sys.argv[1:])
+held = torch.ones(1000)
+loader.open_library(folder, "portable", sources).dll.headway_read(held.data_ptr(), held.nbytes + 4000, 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is for ELF")
+def test_a_sanitized_library_stops_at_a_read_outside_its_memory(small: Small, tmp_path: Path) -> None:
+    build.build(tmp_path, ["portable"], sources=small.sources, sanitize=True, **quiet)
+    asan = subprocess.run(
+        [*build.compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, str(tmp_path), str(small.sources)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"},
+    )
+    assert done.returncode
+    assert "AddressSanitizer" in done.stderr
+    assert "headway_read" in done.stderr
+
+
+@pytest.fixture
+def project(small: Small, tmp_path: Path) -> Path:
+    """The project with the small sources alone."""
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    away = shutil.ignore_patterns("csrc", "lib", "__pycache__")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=away)
+    shutil.copytree(small.sources, tmp_path / "src/headway/native/csrc")
+    return tmp_path
+
+
+def wheel(project: Path, **environment: str) -> tuple[str, set[str], str]:
+    """Builds a wheel; its name, the native files in it, and what was said (with the exit code's name "" if 1)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    if done.returncode:
+        return "", set(), done.stderr
+    (path,) = (project / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = {name.removeprefix("headway/native/") for name in archive.namelist() if "/native/" in name}
+    return path.name, names, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_takes_its_libraries_and_their_sources_with_it(project: Path) -> None:
+    (project / "src/headway/native/lib").mkdir()
+    (project / "src/headway/native/lib/libheadway_old.so").touch()
+    name, files, _ = wheel(project, HEADWAY_BUILD="require")
+    assert name.startswith("headway-")
+    assert "-py3-none-" in name
+    assert not name.endswith("-any.whl")
+    assert {file for file in files if file.startswith("lib/")} == {
+        f"lib/{build.file_name(level)}" for level in build.levels()
+    }
+    assert {"csrc/measure.cpp", "csrc/headway.h", "build.py"} <= files
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_wheel_is_pure_unless_libraries_are_required(project: Path) -> None:
+    nowhere = {"CXX": "/nonexistent"}
+    name, files, said = wheel(project, HEADWAY_BUILD="auto", **nowhere)
+    assert name.endswith("-py3-none-any.whl")
+    assert not any(file.startswith("lib/") for file in files)
+    assert "installed without its native kernels: no C++ compiler: CXX=/nonexistent" in said
+    name, _, said = wheel(project, HEADWAY_BUILD="require", **nowhere)
+    assert not name
+    assert "no C++ compiler: CXX=/nonexistent" in said
+    shutil.rmtree(project / "dist")
+    name, files, _ = wheel(project, HEADWAY_BUILD="off")
+    assert name.endswith("-py3-none-any.whl")
+    assert not any(file.startswith("lib/") for file in files)
+
+
+@pytest.mark.slow
+def test_an_editable_install_keeps_its_libraries_beside_the_sources(project: Path) -> None:
+    script = "from hatchling.build import build_editable; build_editable('dist')"
+    environment = {**os.environ, "HEADWAY_BUILD": "require"}
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=project, check=True, capture_output=True, env=environment
+    )
+    package = project / "src/headway/native"
+    for level in build.levels():
+        found = build.built_hash(package / "lib" / build.file_name(level))
+        assert found == build.source_hash(level, package / "csrc")
+    (path,) = (project / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]

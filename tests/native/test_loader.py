@@ -1,0 +1,239 @@
+"""The best library that this CPU can run and that is of these sources, or none, and then why."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway import hardware, native
+from headway.errors import BackendError
+from headway.native import build, loader
+from tests.native.conftest import Small
+
+BEST, *LOWER = build.levels()
+
+
+def find(small: Small, wanted: str = "", level: str = BEST) -> loader.Found:
+    """What is found for a CPU that has just this level."""
+    return loader.find(small.folder, wanted, loader.NEEDS[level], small.sources)
+
+
+def outdate(small: Small, level: str) -> None:
+    """Makes one level's library one of other sources."""
+    path = small.folder / build.file_name(level)
+    right = build.source_hash(level, small.sources).encode()
+    path.write_bytes(path.read_bytes().replace(right, b"0123456789abcdef"))
+
+
+@pytest.mark.parametrize("level", build.levels())
+def test_each_cpu_gets_the_best_level_that_it_can_run(small: Small, level: str) -> None:
+    found = find(small, level=level)
+    assert found.library is not None
+    assert found.library.level == level
+    assert found.why is found.trouble is None
+
+
+@pytest.mark.parametrize("lacking", sorted(loader.NEEDS[BEST]))
+def test_one_missing_instruction_set_rules_a_level_out(small: Small, lacking: str) -> None:
+    found = loader.find(small.folder, "", loader.NEEDS[BEST] - {lacking}, small.sources)
+    assert found.library is not None
+    assert lacking not in loader.NEEDS[found.library.level]
+
+
+def test_the_names_of_instruction_sets_are_those_of_the_system() -> None:
+    expected = {"avx512-bf16": "avx512bf16", "amx": "avx512bf16", "avx512": "avx512", "avx2": "avx2"}
+    level = expected.get(hardware.cpu_level(), "portable")
+    assert next(x for x in build.levels() if loader.NEEDS[x] <= hardware.cpu_flags()) == level
+
+
+@pytest.mark.parametrize("level", build.levels())
+def test_a_level_can_be_asked_for(small: Small, level: str) -> None:
+    found = find(small, level)
+    assert found.library is not None
+    assert found.library.level == level
+
+
+def test_turned_off_is_no_trouble(small: Small) -> None:
+    why = "HEADWAY_NATIVE=0 turns the native kernels off; unset it to use them"
+    assert find(small, "0") == loader.Found(None, why)
+
+
+def test_a_level_that_is_not_to_be_had_is_an_error(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(
+        BackendError, match=r"HEADWAY_NATIVE=portabel names no level \(did you mean \"portable\"\?\)"
+    ):
+        find(small, "portabel")
+    if LOWER:
+        with pytest.raises(
+            BackendError, match=r"HEADWAY_NATIVE=avx2 is beyond this CPU, which lacks .*fma.*; .*take portable"
+        ):
+            find(small, "avx2", "portable")
+    with pytest.raises(BackendError, match=f"{BEST} was not built in {tmp_path}; .*headway.native.build"):
+        find(Small(tmp_path, small.sources), BEST)
+    made = small.copy(tmp_path)
+    outdate(made, BEST)
+    with pytest.raises(BackendError, match=f"HEADWAY_NATIVE={BEST} cannot be had: .* is stale"):
+        find(made, BEST)
+
+
+def test_a_stale_library_is_not_used(small: Small, tmp_path: Path) -> None:
+    made = small.copy(tmp_path)
+    with (made.sources / "measure.cpp").open("a") as file:
+        file.write("// another\n")
+    found = find(made)
+    assert found.library is None
+    assert found.trouble == f"headway runs without its native kernels: {found.why}"
+    assert found.why is not None
+    assert f"{build.file_name(BEST)} is stale (built from sources" in found.why
+    assert "build them: python -m headway.native.build" in found.why
+    for level in LOWER:
+        assert level in found.why.split("are unusable too")[0]
+
+
+@pytest.mark.skipif(not LOWER, reason="this architecture has one level")
+@pytest.mark.parametrize("damage", ["stale", "missing", "cut", "other"])
+def test_the_next_level_takes_over_from_one_that_is_unusable(
+    small: Small, tmp_path: Path, damage: str
+) -> None:
+    made = small.copy(tmp_path)
+    path = made.folder / build.file_name(BEST)
+    words = {
+        "stale": "is stale",
+        "missing": f"{BEST} was not built",
+        "cut": "cannot be opened",
+        "other": "is level",
+    }
+    if damage == "stale":
+        outdate(made, BEST)
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(f"headway-source-hash:{build.source_hash(BEST, made.sources)}\0".encode())
+    else:
+        other = (made.folder / build.file_name(LOWER[0])).read_bytes()
+        hashes = [build.source_hash(level, made.sources).encode() for level in (LOWER[0], BEST)]
+        path.write_bytes(other.replace(*hashes))
+    found = find(made)
+    assert found.library is not None
+    assert found.library.level == LOWER[0]
+    assert found.trouble is not None
+    assert found.trouble.startswith(f"headway runs its native kernels at level {LOWER[0]} only: ")
+    assert words[damage] in found.trouble
+
+
+def test_without_libraries_it_says_what_to_do(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = Small(tmp_path, small.sources)
+    assert find(empty).why == f"none were built in {tmp_path}; build them: python -m headway.native.build"
+    monkeypatch.setenv("CXX", "/nonexistent")
+    why = find(empty).why
+    assert why is not None
+    assert why.startswith(
+        f"none were built in {tmp_path}; no C++ compiler: CXX=/nonexistent names no program"
+    )
+    assert why.endswith("; then python -m headway.native.build")
+
+
+def test_trouble_is_announced_once(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find(Small(tmp_path, small.sources))
+    monkeypatch.setattr(loader, "search", lambda: found)
+    loader._announce.cache_clear()
+    assert native.why_missing() == found.why
+    with pytest.warns(
+        UserWarning, match="headway runs without its native kernels: none were built"
+    ) as caught:
+        assert native.library() is None
+    assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert native.library() is None
+
+
+def test_the_environment_decides_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = loader.search.__wrapped__
+    monkeypatch.setenv("HEADWAY_NATIVE_DIR", str(tmp_path))
+    monkeypatch.delenv("HEADWAY_NATIVE", raising=False)
+    assert f"none were built in {tmp_path}" in search().why
+    monkeypatch.setenv("HEADWAY_NATIVE", "0")
+    assert "HEADWAY_NATIVE=0" in search().why
+    monkeypatch.setenv("HEADWAY_NATIVE", "avx1024")
+    with pytest.raises(BackendError, match="avx1024"):
+        search()
+
+
+@pytest.mark.parametrize("level", [x for x in build.levels() if loader.NEEDS[x] <= hardware.cpu_flags()])
+def test_roofs_are_positive_and_bf16_has_one_where_there_is_an_instruction(small: Small, level: str) -> None:
+    library = loader.open_library(small.folder, level, small.sources)
+    assert library.peak(torch.float32, threads=1, seconds=0.01) > 1e8
+    assert library.peak(torch.float32, threads=2, seconds=0.01) > 1e8
+    assert (library.peak(torch.bfloat16, threads=1, seconds=0.01) > 0) == (level == "avx512bf16")
+    for size in (0, 1, 1001, 1 << 20):
+        for threads in (1, 2, 3):
+            assert library.read_seconds(torch.ones(size), threads) >= 0
+    assert library.read_seconds(torch.ones(1 << 22), 1) > 1e-6
+
+
+def test_roofs_are_of_what_can_be_measured(small: Small) -> None:
+    library = loader.open_library(small.folder, "portable", small.sources)
+    with pytest.raises(BackendError, match=r"float32 or bfloat16, not of torch\.float16"):
+        library.peak(torch.float16)
+    with pytest.raises(
+        BackendError, match=r"contiguous tensors on the CPU, not \(2, 3\) with strides \(1, 2\)"
+    ):
+        library.read_seconds(torch.ones(3, 2).T)
+    with pytest.raises(BackendError, match="on meta"):
+        library.read_seconds(torch.ones(3, device="meta"))
+
+
+def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process that uses two threads; `library` is the portable one."""
+    start = (
+        "import os, sys, torch\nfrom pathlib import Path\nfrom headway import native\n"
+        "from headway.native import loader\n"
+        "library = loader.open_library(Path(sys.argv[1]), 'portable', Path(sys.argv[2]))\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", start + script, str(small.folder), str(small.sources)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )
+
+
+FORK = """
+assert native.threads() == 2
+library.peak(seconds=0.01)
+child = os.fork()
+if child == 0:
+    assert native.threads() == 1
+    torch.set_num_threads(2)
+    assert native.threads() == 1
+    assert library.peak(seconds=0.01) > 0
+    assert library.read_seconds(torch.ones(1000)) >= 0
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), native.threads())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_runs_on_one_thread(small: Small) -> None:
+    done = process(FORK, small)
+    assert done.stdout.split() == ["7", "2"], done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("g++") or sys.platform != "linux", reason="GNU's OpenMP, on Linux")
+def test_the_library_shares_torchs_openmp(small: Small) -> None:
+    script = (
+        "library.peak(threads=2, seconds=0.01); torch.ones(1 << 20).sum()\n"
+        "lines = open('/proc/self/maps').read().splitlines()\n"
+        "print(*{line.split()[-1] for line in lines if 'omp' in os.path.basename(line.split()[-1])})"
+    )
+    done = process(script, small)
+    assert len(done.stdout.split()) == 1, done.stdout + done.stderr
