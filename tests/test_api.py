@@ -145,7 +145,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     [
         (None, "the prompt is None; give a text, token ids, or a list of either"),
         ([], "no prompts: the batch is empty"),
-        (["a", None], "prompt 0 must be a list of token ids, got str"),
+        (["a", None], "text 1 must be a str, got NoneType"),
         ([[]], "prompt 0 is empty"),
         ([330], "token id 330 at place 0 is outside the model's vocabulary of 330"),
         (torch.zeros(2), r"ids are an integer tensor \[T\] or \[B, T\], got torch.float32 \[2\]"),

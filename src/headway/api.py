@@ -216,9 +216,9 @@ class LanguageModel:
         if isinstance(prompt, str):
             return [self._need_tokenizer().encode(prompt, special=special)], True
         prompts = list(prompt)
-        if prompts and all(isinstance(p, str) for p in prompts):
+        if prompts and isinstance(prompts[0], str):
             return self._need_tokenizer().encode_batch(prompts, special=special), False
-        if prompts and all(isinstance(p, int) for p in prompts):
+        if prompts and isinstance(prompts[0], int):
             return [prompts], True
         if any(isinstance(p, Mapping) for p in prompts):
             raise DataError("these are messages of a conversation, not prompts; use chat(messages)")

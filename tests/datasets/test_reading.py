@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,52 @@ def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     write(tmp_path / "corpus.txt", b"x")
     with pytest.raises(DataError, match=r"no such file or folder \(did you mean \"corpus.txt\"\?\)"):
         list(read_text(tmp_path / "corpsu.txt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b'{"text": "a"}\r\n{"text": "b"}\r\n{"txt": "c"}\r\n', r"x.jsonl:3: no key \"text\" \(did you mean \"txt\""),
+        (b'\xef\xbb\xbf{"text": "a"}\n{"text": 1}\n', r"x.jsonl:2: \"text\" must be a string, got int"),
+        (b'{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n', r"x.jsonl:2: not JSON: Unexpected UTF-8 BOM"),
+        (b'{"text": "a"} {"text": "b"}', r"x.jsonl:1: not JSON: Extra data at column 15"),
+        (b'{"text": "a"}\r{"text": "b"}\r', r"x.jsonl:1: not JSON: Extra data at column 15"),
+        (b'{"text": null}', r"x.jsonl:1: \"text\" must be a string, got NoneType"),
+        (b'{"text": "a"}\n{}', r"x.jsonl:2: no key \"text\".*this object has \[\]"),
+        (b'{"text": "a"}\nNaN\n', r"x.jsonl:2: an object with \"text\" is expected, got float"),
+        (b'\n {"text": "a"}\n [1]\n', r"x.jsonl:3: a JSON array"),
+        (b'{"text": "\xed\xa0\x80"}', r"x.jsonl:1: not UTF-8 at byte 10"),
+        (b'{"text": "a\0b"}', r"x.jsonl:1: not JSON: Invalid control character at column 12"),
+        ('{"text": "a"}'.encode("utf-16"), r"x.jsonl:1: not UTF-8 at byte 0"),
+        (b'{"text": "a"}\n{"text": "a", "n": ' + b"1" * 5000 + b"}", r"x.jsonl:2: JSON that Python does not .*4300"),
+        (b'{"text": "a"}\n' + b'{"a": ' * 100_000, r"x.jsonl:2: JSON that Python does not read: .*recursion"),
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_a_bad_line_is_named_by_its_number_whatever_ends_lines(
+    tmp_path: Path, content: bytes, match: str
+) -> None:
+    for name, stored in (("x.jsonl", content), ("x.jsonl.gz", gzip.compress(content, mtime=0))):
+        with pytest.raises(DataError, match=match.replace("x.jsonl", re.escape(name))):
+            list(texts(write(tmp_path / name, stored)))
+
+
+def test_text_of_other_encodings_is_named(tmp_path: Path) -> None:
+    for content in ("text".encode("utf-16"), b"a\xed\xa0\x80b", "naïve".encode("latin-1")):
+        with pytest.raises(DataError, match=r"x.txt: not UTF-8 near byte \d; is this text\?"):
+            list(texts(write(tmp_path / "x.txt", content)))
+
+
+def test_line_separators_inside_a_string_end_no_line(tmp_path: Path) -> None:
+    content = '{"text": "a\u2028b\u0085c"}\n{"text": "d"}'.encode()
+    assert list(texts(write(tmp_path / "x.jsonl", content))) == ["a\u2028b\u0085c", "d"]
+
+
+def test_a_folder_by_the_name_of_a_file_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").mkdir()
+    with pytest.raises(
+        DataError, match=r"x.jsonl: no .txt or .jsonl file in this folder \(it holds: nothing\)"
+    ):
+        list(texts(tmp_path / "x.jsonl"))
+    write(tmp_path / "x.jsonl" / "a.txt", b"inside")
+    assert list(texts(tmp_path / "x.jsonl")) == ["inside"]

@@ -35,6 +35,14 @@ def test_sinusoidal_is_the_printed_formula():
     assert Sinusoidal().embedding(torch.arange(3), 4).dtype == torch.float32
 
 
+def test_sinusoids_of_half_precision_are_rounded_once_at_any_position():
+    """Far beyond what was trained and before 0: in bfloat16 itself 257 would be 256."""
+    at = torch.tensor([257, 4099, 1_000_003, -5])
+    exact = Sinusoidal().embedding(at, 16, torch.float64)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(Sinusoidal().embedding(at, 16, dtype), exact.to(dtype))
+
+
 @pytest.mark.parametrize("shift", [1, 7, 1000])
 def test_sinusoidal_row_is_a_linear_map_of_an_earlier_row(shift):
     """One map for all positions: each (sin, cos) pair turned by the angle of `shift`."""
@@ -62,6 +70,11 @@ def test_learned_reads_row_position_plus_offset():
         (lambda: Sinusoidal(0), r"theta must be a finite number >= 1, got 0"),
         (lambda: Sinusoidal().embedding(torch.arange(3), 5), r"width must be even .* got 5"),
         (lambda: Sinusoidal().embedding(torch.arange(3).half(), 4), r"got torch.float16"),
+        (lambda: Sinusoidal().embedding(torch.arange(3).bfloat16(), 4), r"got torch.bfloat16"),
+        (lambda: Learned(8).row(torch.arange(3).half()), r"positions must be integers, got torch.float16"),
+        (lambda: Learned(8).row(torch.arange(3).bfloat16()), r"got torch.bfloat16"),
+        (lambda: Learned(8).row(torch.arange(3).float()), r"got torch.float32"),
+        (lambda: Learned(8).row(torch.ones(3, dtype=torch.bool)), r"got torch.bool"),
     ],
 )
 def test_what_cannot_be_is_refused(make, text):

@@ -55,6 +55,8 @@ def _output(call: Call, part: Keys) -> Tensor:
     if shape == "chunk" and not call.needs_grad:
         return merge_all(_partials(call, part)).out
     mask, k, v, some = _masked(call, part)
+    if call.needs_grad:  # NaN in a query that sees nothing would reach every gradient
+        q = q.masked_fill(~some, 0.0)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=gqa)
     return out.masked_fill(~some, 0.0)
 

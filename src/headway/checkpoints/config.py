@@ -112,8 +112,9 @@ def _check_keys(config: Mapping[str, Any], name: str, family: Family) -> None:
     for key, value in config.items():
         if key in translated or key in HARMLESS:
             continue
-        if key == "layer_types" and isinstance(value, list):
-            if (kinds := {str(v) for v in value}) - {"full_attention"}:
+        if key == "layer_types" and value is not None:
+            layers = config.get("num_hidden_layers", family.defaults.get("num_hidden_layers"))
+            if (kinds := set(_layer_types(value, layers))) - {"full_attention"}:
                 raise ConfigError(
                     f"config.json: transformers ignores layer_types for model_type {name} (it lists "
                     f"{', '.join(sorted(kinds))}); ministral, qwen2 and qwen3 honour it"
@@ -159,6 +160,11 @@ def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]
         windowed: Pattern = Causal()
     else:
         windowed = from_foreign("huggingface sliding_window", given.get("sliding_window"))
+    if family.windows != "late" and given.get("use_sliding_window") is False and windowed != Causal():
+        raise ConfigError(
+            f"config.json: use_sliding_window is false, but sliding_window is {given.get('sliding_window')}, and this "
+            "family has no such switch: transformers would ignore it; set sliding_window to null for no window"
+        )
     if family.windows == "all":
         return (windowed,) * layers
     kinds = given.get("layer_types")
@@ -171,6 +177,17 @@ def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise ConfigError(f'config.json: "max_window_layers" must be a whole number, got {first!r}')
         return tuple(windowed if i >= first else Causal() for i in range(layers))
+    kinds = _layer_types(kinds, layers)
+    if "sliding_attention" in kinds and not isinstance(windowed, Window):
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention layers, but there is no window "
+            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {given.get('use_sliding_window')!r})"
+        )
+    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)
+
+
+def _layer_types(kinds: object, layers: object) -> list[str]:
+    """`layer_types` as a list of known kinds, one per layer."""
     if not isinstance(kinds, list):
         raise ConfigError(
             f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
@@ -185,9 +202,4 @@ def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]
             raise ConfigError(
                 f"config.json: layer_types[{number}] is {kind!r}{hint}; known are {', '.join(LAYER_TYPES)}"
             )
-    if "sliding_attention" in kinds and not isinstance(windowed, Window):
-        raise ConfigError(
-            "config.json: layer_types has sliding_attention layers, but there is no window "
-            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {given.get('use_sliding_window')!r})"
-        )
-    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)
+    return kinds

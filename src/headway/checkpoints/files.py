@@ -112,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
     refuse_impostor(path, raw[:512], "a JSON file")
     try:
         value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")

@@ -152,6 +152,8 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
 
 
 def _open_file(path: Path, allow_pickle: bool) -> Tensors:
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; a file of weights is expected under that name")
     if _looks_pickled(path):
         if not allow_pickle:
             raise _pickle_refused(path)
@@ -204,7 +206,7 @@ def _header(path: Path) -> dict[str, Entry]:
         spans = {
             n: (str(h["dtype"]), tuple(map(int, h["shape"])), *h["data_offsets"]) for n, h in header.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged safetensors header: {error!r}") from error
     at = 0
     for name, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):

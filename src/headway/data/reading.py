@@ -121,7 +121,11 @@ def _value(line: str, key: str, where: str) -> str:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         hint = " (one object per line; this one goes on)" if line in ("{", "{ ") else ""
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}{hint}") from None
+        raise DataError(
+            f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.colno}{hint}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # numbers and nestings beyond Python's limits
+        raise DataError(f"{where}: JSON that Python does not read: {error}") from None
     if not isinstance(value, dict):
         raise DataError(f'{where}: an object with "{key}" is expected, got {type(value).__name__}')
     if key not in value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -40,19 +40,26 @@ class Settings:
     beyond_context: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise ConfigError(f"max_new_tokens must be 0 or more, got {self.max_new_tokens}")
-        if self.prefill_chunk is not None and self.prefill_chunk < 1:
-            raise ConfigError(f"prefill_chunk must be 1 or more, got {self.prefill_chunk}")
+        for name, least in (("max_new_tokens", 0), ("prefill_chunk", 1)):
+            value = getattr(self, name)
+            if value is not None and not (_whole(value) and value >= least):
+                more = "" if _whole(value) else "; it counts tokens, in whole numbers"
+                raise ConfigError(f"{name} must be {least} or more, got {value!r}{more}")
         if self.prefill_chunk is not None and not self.use_cache:
             raise ConfigError(
                 "prefill_chunk needs the cache: without it every step reads the whole text at once"
             )
+        if not isinstance(self.eos, Collection) or not all(map(_whole, self.eos)):
+            raise ConfigError(f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]")
         if isinstance(self.stop, str):
             raise ConfigError(
                 f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]"
             )
         StopScanner(self.stop)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list[list[int]]:
@@ -70,7 +77,7 @@ def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list
         if not prompt:
             raise DataError(f"prompt {i} is empty: a model continues at least one token; begin with BOS")
         for place, token in enumerate(prompt):
-            if not isinstance(token, int) or isinstance(token, bool):
+            if not _whole(token):
                 raise DataError(f"prompt {i}: token {place} must be an integer id, got {token!r}")
             if not 0 <= token < vocab:
                 raise DataError(

@@ -94,7 +94,7 @@ class Window(Pattern):
     @staticmethod
     def last(keys: int, step: int = 1) -> Window:
         """The last `keys` keys, the query itself included."""
-        if not isinstance(keys, int) or keys < 1:
+        if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
             raise PatternError(
                 f"Window.last: a query sees at least itself, so keys must be 1 or more, got {keys!r}; "
                 "for no window at all use Causal()"

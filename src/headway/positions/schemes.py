@@ -82,7 +82,11 @@ class Learned(PositionScheme):
         return self.size + self.offset
 
     def row(self, position: Tensor) -> Tensor:
-        """Table rows of these positions. Raises ConfigError when one lies outside 0..size-1."""
+        """Table rows of these positions. Raises ConfigError when one lies outside 0..size-1, or is no integer."""
+        if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
+            raise ConfigError(
+                f"Learned: positions must be integers, got {position.dtype}; keep them torch.long"
+            )
         if position.numel():
             low, high = int(position.min()), int(position.max())
             if low < 0 or high >= self.size:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from headway.errors import DataError
+
 IGNORED = -100
 CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
 
@@ -78,8 +80,15 @@ def cross_entropy_sum(
     Returns:
         total: float32 scalar in nats, differentiable in `hidden` and `weight` (once).
         losses: `[...]` float32 nats per token, 0 where ignored, not differentiable.
+    Raises DataError for a target that is neither `IGNORED` nor a token id.
     """
     flat = targets.reshape(-1)
+    outside = (flat != IGNORED) & ((flat < 0) | (flat >= len(weight)))
+    if bool(outside.any()):
+        raise DataError(
+            f"target {int(flat[outside][0])} is not in 0..{len(weight) - 1}, the model's vocab, and not {IGNORED} "
+            "(not trained on); were these ids made by another tokenizer?"
+        )
     total, losses = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(len(flat), -1),
         weight,

@@ -1,0 +1,188 @@
+"""Padding and masks that peers take for something else: kinds, sides, dtypes, shapes, NaN where nobody looks."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention import attend
+from headway.errors import PatternError
+from headway.patterns import (
+    Causal,
+    Full,
+    Global,
+    GlobalKeys,
+    GlobalQueries,
+    Pattern,
+    PerHead,
+    Sink,
+    Window,
+)
+from headway.tokens import Tokens
+from tests.naive import naive, with_gradients
+
+BACKENDS = ["auto", "dense", "sdpa", "banded", "diagonal"]
+EXACT = {"rtol": 1e-11, "atol": 1e-11}
+KINDS: list[Pattern] = [
+    Full(),
+    Causal(),
+    Window.last(5),
+    Window.around(4),
+    Window(0, 5),
+    Window.last(3, step=4),
+    Window.around(2, step=3),
+    Window.last(4) | Causal() & Sink(2),
+    Window.around(2) | Global(),
+    Causal() | GlobalKeys() & GlobalQueries(),
+    PerHead(Window.last(3), Causal(), Full(), Window.around(2, step=2)),
+]
+
+
+def qkv(n: int = 11, keys: int | None = None, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((rows, 4, n, 6), *[(rows, 2, n if keys is None else keys, 6)] * 2)
+    q, k, v = (torch.randn(s, dtype=torch.float64) for s in shapes)
+    return q, k, v
+
+
+def by_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """The formula with a mask, True where a pair may be seen; a row that sees nothing is 0."""
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~keep, float("-inf")).softmax(-1).masked_fill(~keep, 0.0)
+    return weights.where(keep.any(-1, keepdim=True), 0.0) @ v.repeat_interleave(group, 1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pattern", KINDS, ids=str)
+def test_a_padded_row_is_the_row_alone_for_every_kind(pattern: Pattern, side: str) -> None:
+    """Outputs and gradients; padding holds NaN, and the second row has global tokens of its own."""
+    lengths, total = [33, 20, 1], 33
+    marks = [[0, 7], [19], []]
+    at = Tokens.from_lengths(lengths, total, side).with_global(marks)
+    q, k, v = (t.masked_fill(~at.valid[:, None, :, None], float("nan")) for t in qkv(total, rows=3))
+    grad = torch.randn(3, 4, total, 6, dtype=torch.float64)
+    for backend in BACKENDS:
+        together = with_gradients(
+            lambda *t, b=backend: attend(*t, pattern, q_tokens=at, k_tokens=at, backend=b), grad, q, k, v
+        )
+        for b, n in enumerate(lengths):
+            row = slice(total - n, total) if side == "left" else slice(0, n)
+            own = Tokens.range(n).with_global(marks[b])
+            alone = with_gradients(
+                lambda *t, own=own: naive(*t, pattern, own, own),
+                grad[b : b + 1, :, row],
+                *(t[b : b + 1, :, row] for t in (q, k, v)),
+            )
+            for name, one, many in zip(("out", "dq", "dk", "dv"), alone, together, strict=True):
+                torch.testing.assert_close(
+                    many[b : b + 1, :, row], one, **EXACT, msg=lambda m, w=(backend, name): f"{w}: {m}"
+                )
+                assert not many[b, :, ~at.valid[b]].any(), (backend, name)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dense", "sdpa"])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 9, 9), (2, 1, 9, 9), (1, 4, 9, 9), (1, 1, 9, 9), (2, 1, 1, 9)], ids=str
+)
+def test_keep_is_true_where_a_pair_may_be_seen(backend: str, shape: tuple[int, ...]) -> None:
+    """Against the formula, with gradients, a row that sees nothing, and NaN where nobody looks."""
+    q, k, v = qkv(9)
+    keep = torch.rand(shape) < 0.6
+    keep[..., 4] = False
+    if shape[2] > 1:
+        keep[0, 0, 3] = False
+    grad = torch.randn(q.shape, dtype=torch.float64)
+    k_bad, v_bad = (t.index_fill(2, torch.tensor([4]), float("nan")) for t in (k, v))
+    ours = with_gradients(lambda *t: attend(*t, keep=keep, backend=backend), grad, q, k_bad, v_bad)
+    for a, b in zip(ours, with_gradients(lambda *t: by_mask(*t, keep), grad, q, k, v), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+    inverted = attend(q, k, v, keep=~keep, backend=backend)
+    torch.testing.assert_close(inverted, by_mask(q, k, v, ~keep), **EXACT)
+    assert (inverted - ours[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16], ids=str
+)
+def test_a_mask_of_numbers_is_no_keep_mask(dtype: torch.dtype) -> None:
+    q, k, v = qkv(9)
+    keep = (torch.rand(2, 1, 9, 9) < 0.5).to(dtype)
+    with pytest.raises(
+        PatternError, match=rf"keep must be bool \(True = may be seen\), got {dtype}; .*mask.bool"
+    ):
+        attend(q, k, v, keep=keep)
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (2, 9, 9), (2, 9), (9,), (2, 1, 1, 9, 9)], ids=str)
+def test_a_keep_mask_has_four_axes(shape: tuple[int, ...]) -> None:
+    q, k, v = qkv(9)
+    with pytest.raises(
+        PatternError,
+        match=rf"\[batch, heads, queries, keys\] = \[2, 4, 9, 9\], got \[{', '.join(map(str, shape))}\]",
+    ):
+        attend(q, k, v, keep=torch.ones(shape, dtype=torch.bool))
+
+
+def test_an_attention_mask_is_the_row_alone_in_every_dtype_and_not_its_inverse() -> None:
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]])
+    q, k, v = qkv(6, rows=3)
+    for dtype in (torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16):
+        at = Tokens.from_attention_mask(mask.to(dtype))
+        out = attend(q, k, v, Causal(), q_tokens=at, k_tokens=at)
+        for b in range(3):
+            real = mask[b].bool()
+            alone = attend(*(t[b : b + 1, :, real] for t in (q, k, v)), Causal())
+            torch.testing.assert_close(out[b : b + 1, :, real], alone, **EXACT)
+            assert not out[b, :, ~real].any()
+    assert Tokens.from_attention_mask(1 - mask).index.tolist()[0] == [0, 1, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (torch.ones(2, 3, 3), r"\[batch, slots\] is needed, got \(2, 3, 3\); .* patterns, or `keep`"),
+        (torch.ones(2, 1, 3, 3), r"got \(2, 1, 3, 3\)"),
+        (torch.tensor([[0.0, torch.finfo(torch.float32).min]]), "an additive mask"),
+        (torch.tensor([[0.0, -1e4]]), "an additive mask"),
+        (torch.tensor([[1.0, float("nan")]]), "this mask has others"),
+        (torch.tensor([[1.0, 0.5]]), "this mask has others"),
+        (torch.tensor([[-100, 1]]), "this mask has others"),
+    ],
+)
+def test_attention_masks_that_are_none(mask: Tensor, text: str) -> None:
+    with pytest.raises(PatternError, match=text):
+        Tokens.from_attention_mask(mask)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_that_is_marked_global_is_padding_all_the_same(backend: str) -> None:
+    """Such marks are an error where they are given (tests/test_tokens.py); made by hand they change nothing."""
+    plain = Tokens.from_lengths([40, 25], 40).with_global([[3], [0, 24]])
+    marks = plain.globals.clone()
+    marks[1, 25:] = True
+    by_hand = Tokens(plain.index, is_global=marks)
+    q, k, v = qkv(40)
+    for pattern in (Window.around(2) | Global(), Window.last(2) | Causal() & GlobalKeys()):
+        runs = [attend(q, k, v, pattern, q_tokens=t, k_tokens=t, backend=backend) for t in (plain, by_hand)]
+        torch.testing.assert_close(*runs, **EXACT)
+        assert not runs[1][1, :, 25:].any()
+
+
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "diagonal"])
+def test_nan_and_infinity_where_nobody_looks_in_keys_or_values_alone(backend: str) -> None:
+    at = Tokens.from_lengths([11, 7], 11, "left")
+    q, k, v = qkv()
+    bad = ~at.valid[:, None, :, None]
+    grad = torch.randn(q.shape, dtype=torch.float64)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, Window.last(4), q_tokens=at, k_tokens=at, backend=backend)
+
+    clean = with_gradients(run, grad, q, k, v)
+    for poison, (in_k, in_v) in itertools.product(
+        (float("nan"), float("inf"), float("-inf")), ((True, False), (False, True))
+    ):
+        spoiled = (k.masked_fill(bad & in_k, poison), v.masked_fill(bad & in_v, poison))
+        for a, b in zip(with_gradients(run, grad, q, *spoiled), clean, strict=True):
+            torch.testing.assert_close(a, b, **EXACT)

@@ -1,0 +1,210 @@
+"""Sizes that peers crash on or mix up: longer queries, empty sides, windows, groups, scales, strides, dtypes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention import attend
+from headway.cache import make_cache
+from headway.errors import HeadwayError, PatternError
+from headway.patterns import (
+    Causal,
+    Full,
+    Window,
+    parse,
+)
+from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
+from headway.tokens import Tokens
+from tests.naive import with_gradients
+
+BACKENDS = ["auto", "dense", "sdpa", "banded", "diagonal"]
+EXACT = {"rtol": 1e-11, "atol": 1e-11}
+
+
+def qkv(n: int = 11, keys: int | None = None, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((rows, 4, n, 6), *[(rows, 2, n if keys is None else keys, 6)] * 2)
+    q, k, v = (torch.randn(s, dtype=torch.float64) for s in shapes)
+    return q, k, v
+
+
+def by_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """The formula with a mask, True where a pair may be seen; a row that sees nothing is 0."""
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~keep, float("-inf")).softmax(-1).masked_fill(~keep, 0.0)
+    return weights.where(keep.any(-1, keepdim=True), 0.0) @ v.repeat_interleave(group, 1)
+
+
+def test_more_queries_than_keys_must_say_which_tokens_they_are() -> None:
+    q, k, v = qkv(9, 4)
+    with pytest.raises(PatternError, match=r"9 queries and 4 keys under Causal\(\): say which tokens"):
+        attend(q, k, v, Causal())
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:4])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 4), (130, 70), (4, 9)])
+def test_tokens_align_a_causal_mask_whichever_side_is_longer(backend: str, queries: int, keys: int) -> None:
+    """Both ends at the same token: what others call bottom-right, with gradients; early queries see nothing."""
+    q, k, v = qkv(queries, keys)
+    end = max(queries, keys)
+    at_q, at_k = Tokens.range(queries, start=end - queries), Tokens.range(keys, start=end - keys)
+    keep = torch.ones(end, end, dtype=torch.bool).tril()[end - queries :, end - keys :]
+    grad = torch.randn(q.shape, dtype=torch.float64)
+    ours = with_gradients(
+        lambda *t: attend(*t, Causal(), q_tokens=at_q, k_tokens=at_k, backend=backend), grad, q, k, v
+    )
+    for a, b in zip(ours, with_gradients(lambda *t: by_mask(*t, keep), grad, q, k, v), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Window.last(0), "got 0; for no window at all use Causal"),
+        (lambda: Window.last(-1), "keys must be 1 or more, got -1"),
+        (lambda: Window.last(True), "keys must be 1 or more, got True"),
+        (lambda: Window.last(None), "got None"),
+        (lambda: Window.around(-1), "0 or more; got -1, -1"),
+        (lambda: Window.around(None), "before must be a whole number, got None"),
+        (lambda: Window(1, -2), "0 or more; got 1, -2"),
+        (lambda: Window(None), "before must be a whole number, got None"),
+        (lambda: parse("Window.last(-1)"), r"'Window.last\(-1\)': .*got -1"),
+        (lambda: parse("Window.last(None)"), "'None' at character 13 must be a whole number"),
+    ],
+)
+def test_windows_that_are_none(make, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(PatternError, match=text):
+        make()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_window_of_0_others_is_the_token_itself(backend: str) -> None:
+    q, k, v = qkv(9)
+    for window in (Window(0), Window.last(1), Window.around(0), Window.last(1, step=5)):
+        torch.testing.assert_close(
+            attend(q, k, v, window, backend=backend), v.repeat_interleave(2, 1), rtol=1e-14, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_query_head_h_reads_kv_head_h_div_group(backend: str) -> None:
+    """Not h % kv_heads: keys and values of a head that is not read do not matter, through a cache neither."""
+    q, k, v = qkv(7)
+    out = attend(q, k, v, Causal(), backend=backend)
+    for h in range(4):
+        g = h // 2
+        alone = attend(q[:, h : h + 1], k[:, g : g + 1], v[:, g : g + 1], Causal(), backend="dense")
+        torch.testing.assert_close(out[:, h : h + 1], alone, **EXACT)
+    other = attend(q, k.flip(1), v.flip(1), Causal(), backend=backend)
+    torch.testing.assert_close(other, attend(q.unflatten(1, (2, 2)).flip(1).flatten(1, 2), k, v, Causal())
+                               .unflatten(1, (2, 2)).flip(1).flatten(1, 2), **EXACT)  # fmt: skip
+    interleaved = torch.cat(
+        [
+            attend(q[:, h : h + 1], k[:, h % 2 : h % 2 + 1], v[:, h % 2 : h % 2 + 1], Causal())
+            for h in range(4)
+        ],
+        1,
+    )
+    assert (interleaved - out).abs().max() > 0.1
+    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    cache.update(k[:, :, :6], v[:, :, :6], Tokens.range(6))
+    at = Tokens.range(1, start=6)
+    keys = cache.update(k[:, :, 6:], v[:, :, 6:], at)
+    last = attend(q[:, :, 6:], keys.k, keys.v, Causal(), q_tokens=at, k_tokens=keys.tokens)
+    torch.testing.assert_close(last, out[:, :, 6:], **EXACT)
+
+
+STEPS: dict[str, Score] = {
+    "bias": Bias(torch.randn(1, 4, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1))),
+    "ALiBi": ALiBi((0.5, 0.25, 0.125, 1.0)),
+    "relative bias": RelativeBias(torch.randn(8, 4, dtype=torch.float64), max_distance=20),
+    "relative key": RelativeKey(torch.randn(9, 6, dtype=torch.float64)),
+    "cap": SoftCap(1.5),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("scale", [0.7, 1.0, -0.3, 0.0])
+def test_a_scale_and_a_finite_bias_are_both_applied(name: str, scale: float) -> None:
+    """scale times the product (and the relative keys), then the bias, which is not scaled; with gradients."""
+    q, k, v = qkv()
+    step = STEPS[name]
+    away = torch.arange(11) - torch.arange(11).unsqueeze(1)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * scale
+        if isinstance(step, Bias):
+            s = s + step.parameters[0]
+        elif isinstance(step, ALiBi):
+            slopes = torch.tensor([0.5, 0.25, 0.125, 1.0], dtype=torch.float64)
+            s = s - slopes.view(1, 4, 1, 1) * away.abs()
+        elif isinstance(step, RelativeKey):
+            s = s + torch.einsum("bhtd,tsd->bhts", q, step.parameters[0][away.clamp(-4, 4) + 4]) * scale
+        elif isinstance(step, RelativeBias):
+            at = Tokens.range(11)
+            s = s + step.apply(torch.zeros_like(s), q, at, at, 1.0)
+        else:
+            s = 1.5 * torch.tanh(s / 1.5)
+        return s.softmax(-1) @ v.repeat_interleave(2, 1)
+
+    grad = torch.randn(q.shape, dtype=torch.float64)
+    truth = with_gradients(formula, grad, q, k, v)
+    for backend in ("dense",) if step.by_slot else ("dense", "banded"):
+        ours = with_gradients(
+            lambda *t, b=backend: attend(*t, score=step, scale=scale, backend=b), grad, q, k, v
+        )
+        for a, b in zip(ours, truth, strict=True):
+            torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_on_either_side_gives_nothing_and_zero_gradients(backend: str) -> None:
+    for queries, keys, rows in ((0, 5, 2), (4, 0, 2), (0, 0, 2), (3, 3, 0)):
+        if backend == "diagonal" and queries != keys:
+            continue
+        grad = torch.randn(rows, 4, queries, 6, dtype=torch.float64)
+        for pattern in (Full(), Window.last(2)):
+            at_q, at_k = Tokens.range(queries), Tokens.range(keys)
+            found = with_gradients(
+                lambda *t, p=pattern, a=at_q, b=at_k: attend(*t, p, q_tokens=a, k_tokens=b, backend=backend),
+                grad,
+                *qkv(queries, keys, rows),
+            )
+            assert found[0].shape == (rows, 4, queries, 6)
+            assert not any(t.any() for t in found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_do_not_matter_for_gradients_either(backend: str) -> None:
+    """[B, T, H, D] memory, keys that are one row for all (stride 0), and a gradient that is an expanded number."""
+    q, k, v = qkv(66)
+    grad = torch.tensor(0.5, dtype=torch.float64).expand(q.shape)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, Window.last(5), backend=backend)
+
+    plain = with_gradients(run, grad.contiguous(), q, k[:1].expand(2, -1, -1, -1).contiguous(), v)
+    leaves = [q.transpose(1, 2).contiguous(), k[:1].clone(), v.flip(-1).contiguous()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    views = (leaves[0].transpose(1, 2), leaves[1].expand(2, -1, -1, -1), leaves[2].flip(-1))
+    assert not views[0].is_contiguous()
+    out = run(*views)
+    dq, dk, dv = torch.autograd.grad(out, leaves, grad)
+    for a, b in (
+        (out.detach(), plain[0]),
+        (dq.transpose(1, 2), plain[1]),
+        (dk, plain[2].sum(0, keepdim=True)),
+        (dv.flip(-1), plain[3]),
+    ):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_mixed_dtypes_are_named(which: int, dtype: torch.dtype) -> None:
+    mixed = [t.to(dtype) if i == which else t for i, t in enumerate(qkv())]
+    with pytest.raises(HeadwayError, match=r"share dtype and device; got .*") as caught:
+        attend(*mixed, Causal())
+    assert str(dtype) in str(caught.value)
+    assert "torch.float64" in str(caught.value)

@@ -1,0 +1,278 @@
+"""Configs and files that crash peers or are misread by them: `transformers` says what the readable ones mean."""
+
+import copy
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.config_out import config_from_spec
+from headway.checkpoints.files import atomic_folder, read_json
+from headway.checkpoints.folder import load_model, save_folder
+from headway.checkpoints.tensors import open_tensors
+from headway.checkpoints.write import write_tensors
+from headway.errors import CheckpointError, ConfigError, HeadwayError
+from headway.models import ModelSpec
+from headway.patterns import Causal, Window
+from tests.checkpoints.hf import config_dict
+from tests.checkpoints.test_parity import both
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+}
+COMPLETE = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {**LLAMA3, "original_max_position_embeddings": 16},
+    "longrope": {**LONGROPE, "factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+def schemas(rope: dict, theta: float | None = None) -> dict[str, dict]:
+    """The same in the three schemas: up to 4.42, up to 4.57, from 5.0."""
+    top = {} if theta is None else {"rope_theta": theta}
+    old = {("type" if key == "rope_type" else key): value for key, value in rope.items()}
+    return {
+        "old": {**top, "rope_scaling": old},
+        "new": {**top, "rope_scaling": rope},
+        "v5": {"rope_parameters": {**top, **rope}},
+        "v5, theta outside": {**top, "rope_parameters": rope},
+    }
+
+
+@pytest.mark.parametrize("kind", COMPLETE)
+def test_three_schemas_are_one_meaning_and_theta_is_kept(kind):
+    specs = [spec_from_config(config_dict("llama", **c)) for c in schemas(COMPLETE[kind], 777.0).values()]
+    assert all(spec == specs[0] for spec in specs)
+    assert specs[0].positions.theta == 777.0
+    assert specs[0].positions.scaling is not None
+    written = config_from_spec(specs[0])
+    assert written["rope_theta"] == written["rope_parameters"]["rope_theta"] == 777.0
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "yarn", "factor": 4.0}, LLAMA3, {**LONGROPE, "factor": 4.0}, LONGROPE],
+                         ids=lambda r: f"{r['rope_type']} {r.get('factor')}")  # fmt: skip
+@pytest.mark.parametrize("original", ["missing", "null"])
+def test_a_missing_original_context_is_what_transformers_takes_for_it(rope, original):
+    given = rope | ({"original_max_position_embeddings": None} if original == "null" else {})
+    for changes in schemas(given, 500.0).values():
+        spec = spec_from_config(config_dict("llama", **changes))
+        assert spec.positions.scaling.trained_context == 64
+        settings = copy.deepcopy(config_dict("llama", **schemas(rope, 500.0)["v5"]))
+        theirs = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        for length in (20, 100):
+            wanted, amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](
+                theirs, torch.device("cpu"), seq_len=length
+            )
+            found = spec.positions.frequencies(8, length).float()
+            torch.testing.assert_close(found, wanted, rtol=4e-7, atol=0)
+            assert spec.positions.amplitude == pytest.approx(float(amplitude), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", COMPLETE)
+@pytest.mark.parametrize("schema", ["old", "new", "v5"])
+@pytest.mark.parametrize("factor", [0.5, 0, -2.0, float("nan"), "4", True])
+def test_a_factor_below_1_or_no_number_is_named(kind, schema, factor):
+    rope = {**COMPLETE[kind], "factor": factor}
+    if kind in ("yarn", "longrope"):
+        del rope["original_max_position_embeddings"]
+    with pytest.raises(ConfigError, match=rf"factor must be .*got '?{factor}"):
+        spec_from_config(config_dict("llama", **schemas(rope)[schema]))
+
+
+@pytest.mark.parametrize("schema", ["old", "new", "v5"])
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "ntk", "factor": 2.0}, "unknown rope_type 'ntk'; known are default, linear"),
+        ({"rope_type": "Yarn", "factor": 2.0}, 'unknown rope_type .Yarn. .did you mean "yarn"'),
+        ({"rope_type": ["yarn"], "factor": 2.0}, r"unknown rope_type \['yarn'\]"),
+        ({"rope_type": "linear"}, 'rope_type "linear" needs factor'),
+        ({"rope_type": "linear", "factor": None}, 'rope_type "linear" needs factor'),
+        ({"rope_type": "dynamic"}, 'rope_type "dynamic" needs factor'),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}, "needs low_freq_factor, high"),
+        ({**COMPLETE["yarn"], "factor": 8.0}, "YaRN factor is 8, but max_position_embeddings .* 64 / 16 = 4"),
+        ({**COMPLETE["yarn"], "original_max_position_embeddings": 0}, "positive whole number, got 0"),
+        ({**COMPLETE["yarn"], "original_max_position_embeddings": 16.5}, "positive whole number, got 16.5"),
+        ({**COMPLETE["yarn"], "attention_factor": -1.0}, "attention_factor must be .* got -1.0"),
+    ],
+)  # fmt: skip
+def test_bad_rope_is_named_in_every_schema(schema, rope, message):
+    where = "rope_parameters" if schema == "v5" else "rope_scaling"
+    with pytest.raises(ConfigError, match=message) as caught:
+        spec_from_config(config_dict("llama", **schemas(rope)[schema]))
+    assert where in str(caught.value) or "YaRN: " in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [{"rope_scaling": None}, {"rope_parameters": None}, {"rope_scaling": {}},
+                                     {"rope_scaling": None, "rope_parameters": None}], ids=str)  # fmt: skip
+def test_null_rope_is_plain_rope_at_its_theta(nothing):
+    spec = spec_from_config(config_dict("llama", rope_theta=500.0, **nothing))
+    assert (spec.positions.theta, spec.positions.scaling, spec.trained_context) == (500.0, None, 64)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0])
+def test_an_explicit_attention_factor_is_the_amplitude(factor):
+    for kind in ("yarn", "longrope"):
+        for changes in schemas({**COMPLETE[kind], "attention_factor": factor}).values():
+            spec = spec_from_config(config_dict("llama", **changes))
+            assert spec.positions.amplitude == factor
+            assert spec_from_config(config_from_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "ministral"])
+@pytest.mark.parametrize("kv_heads", [4, 5, 12, 7])
+def test_kv_heads_that_do_not_divide_the_heads_are_named(family, kv_heads):
+    with pytest.raises(ConfigError, match=rf"6 query heads cannot share {kv_heads} .* one of \[1, 2, 3, 6\]"):
+        spec_from_config(config_dict(family, num_key_value_heads=kv_heads))
+
+
+@pytest.mark.parametrize("window", [1, 2, 23, 24, 25, 1000])
+def test_a_window_is_transformers_window_at_every_length_around_the_row(window):
+    """Rows of 24 tokens: windows of 1, T - 1, T, T + 1 and far more, with gradients."""
+    logits, gradient = both(config_dict("mistral", sliding_window=window, head_dim=8))
+    assert logits < 1e-5
+    assert (
+        window == 1 or gradient < 1e-4
+    )  # of one visible key the true gradient of queries is 0, and so theirs
+    assert spec_from_config(config_dict("mistral", sliding_window=window)).patterns[0] == Window.last(window)
+
+
+WINDOWED = {"use_sliding_window": True, "sliding_window": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("qwen2", {**WINDOWED, "layer_types": ["full_attention"] * 4}, "lists 4 layers, but num_hidden_layers is 3"),
+        ("qwen2", {**WINDOWED, "layer_types": []}, "lists 0 layers, but num_hidden_layers is 3"),
+        ("qwen2", {**WINDOWED, "layer_types": "LLG"}, "must be a list .* got 'LLG'"),
+        ("qwen2", {**WINDOWED, "layer_types": [None] * 3}, r"layer_types\[0\] is None; known are"),
+        ("ministral", {"sliding_window": 4, "layer_types": "SSF"}, "must be a list .* got 'SSF'"),
+        ("ministral", {"sliding_window": 4, "layer_types": ["full_attention"] * 2}, "lists 2 layers"),
+        ("ministral", {"sliding_window": 4, "layer_types": ["chunked_attention"] * 3}, r"\[0\] is 'chunked_attention'"),
+        ("llama", {"layer_types": "full_attention"}, "must be a list .* got 'full_attention'"),
+        ("llama", {"layer_types": ["full_attention"]}, "lists 1 layers, but num_hidden_layers is 3"),
+        ("mistral", {"sliding_window": 4, "layer_types": ["full_attention"] * 2}, "lists 2 layers"),
+        ("mistral", {"sliding_window_pattern": "LLLLLG"}, 'unknown key "sliding_window_pattern"'),
+        ("qwen2", {"sliding_window_pattern": 6}, 'unknown key "sliding_window_pattern"'),
+        ("qwen2", {**WINDOWED, "use_sliding_window": "false"}, "must be true or false, got 'false'"),
+        ("mistral", {"use_sliding_window": False, "sliding_window": 4}, "sliding_window is 4, .* no such switch"),
+        ("ministral", {"use_sliding_window": False, "sliding_window": 4}, "sliding_window is 4, .* no such switch"),
+        ("mistral", {"use_sliding_window": True, "sliding_window": 4}, '"use_sliding_window" is True, which means'),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_layers_and_windows_that_contradict_are_named(family, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config(config_dict(family, **changes))
+
+
+def test_layer_types_that_say_nothing_new_are_taken():
+    assert (
+        spec_from_config(config_dict("llama", layer_types=["full_attention"] * 3)).patterns == (Causal(),) * 3
+    )
+    no_window = {"use_sliding_window": False, "sliding_window": None}
+    assert spec_from_config(config_dict("mistral", **no_window)).patterns == (Causal(),) * 3
+
+
+SPEC = ModelSpec.of("llama", vocab=61, width=16, layers=2, heads=4, kv_heads=2, hidden=24, init_std=0.3)
+BROKEN = {
+    "no bytes": (lambda raw: b"", "is not a safetensors file: it is empty"),
+    "git-lfs": (
+        lambda raw: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        ".*git-lfs pointer",
+    ),
+    "HTML": (lambda raw: b"<!DOCTYPE html><html>404</html>", ".*HTML page"),
+    "cut off": (lambda raw: raw[:-1], r"is truncated: it has [\d,]+ of [\d,]+ bytes"),
+    "cut in the header": (lambda raw: raw[:40], "is truncated"),
+    "pickle": (lambda raw: b"PK\x03\x04" + raw, "is a pickle .*allow_pickle"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_shard_is_named_among_whole_ones(tmp_path, what):
+    save_folder(tmp_path / "m", SPEC.build(seed=0), shard_bytes=4000)
+    shards = sorted((tmp_path / "m").glob("*.safetensors"))
+    assert len(shards) > 3
+    change, message = BROKEN[what]
+    shards[2].write_bytes(change(shards[2].read_bytes()))
+    with pytest.raises(CheckpointError, match=f"{shards[2].name} {message}"):
+        load_model(tmp_path / "m")
+
+
+def test_a_folder_where_a_file_of_weights_should_be(tmp_path):
+    (tmp_path / "m" / "model.safetensors").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors is a folder; a file of weights is expected"
+    ):
+        open_tensors(tmp_path / "m")
+    with atomic_folder(tmp_path / "n") as folder:
+        write_tensors(folder, {name: torch.ones(4) for name in "abcd"}, 32)
+    shard = tmp_path / "n" / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors is a folder"):
+        open_tensors(tmp_path / "n")
+    (tmp_path / "m" / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json: Is a directory"):
+        load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"a": ' * 100_000, b'{"a": ' + b"1" * 5000 + b"}"], ids=["deep", "long number"]
+)
+def test_json_beyond_python_s_limits_is_named(tmp_path, raw):
+    (tmp_path / "config.json").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"config\.json is not valid JSON"):
+        read_json(tmp_path / "config.json")
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    with pytest.raises(CheckpointError, match="damaged safetensors header"):
+        open_tensors(tmp_path / "model.safetensors")
+
+
+def test_an_index_that_is_cut_off_or_names_a_shard_that_is_gone(tmp_path):
+    save_folder(tmp_path / "m", SPEC.build(seed=0), shard_bytes=4000)
+    index = tmp_path / "m" / "model.safetensors.index.json"
+    whole = index.read_bytes()
+    index.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match=r"index\.json is not valid JSON"):
+        load_model(tmp_path / "m")
+    listed = json.loads(whole)
+    listed["weight_map"]["lm_head.weight"] = "model-00099-of-00099.safetensors"
+    index.write_text(json.dumps(listed))
+    with pytest.raises(
+        CheckpointError, match=r"names 1 of \d+ files that are not in .*model-00099-of-00099\.safeten"
+    ):
+        load_model(tmp_path / "m")
+
+
+def test_a_mix_of_dtypes_is_widened_without_changing_a_value(tmp_path):
+    model = SPEC.build(seed=0)
+    save_folder(tmp_path / "m", model)
+    file = tmp_path / "m" / "model.safetensors"
+    stored = load_file(file)
+    low = {n: t.bfloat16() if i % 2 else t for i, (n, t) in enumerate(stored.items())}
+    save_file(low, file, metadata={"format": "pt"})
+    found = load_model(tmp_path / "m").state_dict()
+    assert all(found[n].dtype == torch.float32 and torch.equal(found[n], low[n].float()) for n in low)
+    assert any(not torch.equal(found[n], stored[n]) for n in low)
+
+
+@pytest.mark.parametrize("extra", ["optimizer.state.exp_avg", "model.layers.0.self_attn.q_proj.lora_A.weight",
+                                   "model.layers.0.self_attn.q_proj.weight_scale", "value_head.weight"])  # fmt: skip
+def test_training_only_keys_are_listed_not_dropped(tmp_path, extra):
+    save_folder(tmp_path / "m", SPEC.build(seed=0))
+    file = tmp_path / "m" / "model.safetensors"
+    save_file(load_file(file) | {extra: torch.ones(2)}, file, metadata={"format": "pt"})
+    with pytest.raises(HeadwayError, match=rf"(?s)1 differences.*unexpected: {extra}"):
+        load_model(tmp_path / "m")

@@ -1,0 +1,159 @@
+"""What stops a run, or must not disturb it: foreign ids, windows that train nothing, numbers that overflow."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.checkpoints.folder import load_model, save_folder
+from headway.data import Rows, TokenFile, TokenFileWriter
+from headway.errors import CheckpointError, ConfigError, DataError
+from headway.models import ModelSpec
+from headway.text import Tokenizer, train_bpe
+from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
+from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.train.metrics import read_metrics
+from headway.train.plan import Plan
+from headway.train.precision import Twin
+from headway.train.state import checkpoints
+from headway.train.step import accumulate, compute_window
+from tests.train.test_step import VOCAB, model, token_file
+
+Make = Callable[..., TrainConfig]
+HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
+
+
+@pytest.mark.parametrize("bad", [-1, -101, 9, 10**6])
+def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
+    """Neither trained as another token nor left out."""
+    hidden, weight = torch.randn(1, 4, 8), torch.randn(9, 8)
+    targets = torch.tensor([[0, IGNORED, bad, 8]])
+    with pytest.raises(DataError, match=rf"target {bad} is not in 0\.\.8, the model's vocab, and not -100"):
+        cross_entropy_sum(hidden, weight, targets)
+    assert cross_entropy_sum(hidden, weight, targets.clamp(IGNORED, 8).where(targets != bad, 1))[1][0, 1] == 0
+
+
+def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: Path) -> None:
+    """The last token is a target only: no embedding looks at it."""
+    for ids, said in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
+        file = token_file(tmp_path / "a.tokens", [ids])
+        with pytest.raises(DataError, match=said):
+            evaluate(ModelSpec.of_depth(1, 20).build(seed=0), file, 8)
+
+
+def test_a_tokenizer_larger_than_the_embedding_stops_a_run_before_it_begins(
+    settings: Make, tmp_path: Path
+) -> None:
+    larger = train_bpe(["one two three four five"] * 3, 270)
+    small = ModelSpec.of_depth(1, 269, width=16, heads=2, kv_heads=1, head_dim=8).build(seed=0)
+    save_folder(tmp_path / "small", small)
+    larger.save(tmp_path / "larger")
+    config = settings(model=str(tmp_path / "small"), tokenizer=str(tmp_path / "larger"), **HOME_MADE)
+    with pytest.raises(
+        CheckpointError, match=r"ids up to 269 \(270 tokens\) but the model's embedding has 269"
+    ):
+        train(config, quiet=True)
+    assert not checkpoints(Path(config.out))
+
+
+def gradients(twin: Twin) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in twin.master.named_parameters() if p.grad is not None}
+
+
+def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: Path) -> None:
+    """11 rows in windows of 4: the last has 3, in micro batches of 2 and 1; none is counted as if it were full."""
+    documents = [list(range(n)) for n in (30, 9, 1, 17, 2, 25)]
+    rows = Rows(token_file(tmp_path / "a.tokens", documents), 8)
+    config = {"data": "x", "context": 8, "batch_tokens": 32, "micro_batch": 2, "epochs": 1}
+    plan = Plan.of(TrainConfig.of(config), len(rows))
+    last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
+    assert [len(part) for part in last] == [2, 1]
+    twin, whole = Twin(model(), torch.float32), Twin(model(), torch.float32)
+    window = compute_window(twin, rows, last, clip=float("inf"), step=1)
+    nats, count = accumulate(whole, [rows.batch([r for part in last for r in part])])
+    assert (
+        window.tokens == count == sum(int((rows[r].targets != IGNORED).sum()) for part in last for r in part)
+    )
+    assert window.nats == pytest.approx(nats, rel=1e-6)
+    for name, grad in gradients(whole).items():
+        torch.testing.assert_close(
+            gradients(twin)[name], grad, rtol=0, atol=1e-6 * max(1.0, float(grad.abs().max()))
+        )
+
+
+def test_a_window_that_trains_nothing_makes_no_step(settings: Make, tmp_path: Path) -> None:
+    """Documents of one token: rows without a target. No weight moves, not by decay either; nothing is NaN."""
+    done = train(settings(steps=1), quiet=True)
+    tokenizer = Tokenizer.load(done.model)
+    with TokenFileWriter(
+        tmp_path / "x.tokens", tokenizer.vocab_size, fingerprint=tokenizer.fingerprint
+    ) as out:
+        for i in range(24 * 16):
+            out.add([i % 7], text_bytes=1)
+        out.add(list(range(24)), text_bytes=24)
+    same = {"data": str(tmp_path / "x.tokens"), "tokenizer": str(done.model), "vocab": None}
+    config = settings(**same, out=str(tmp_path / "b"), epochs=1, steps=None, weight_decay=0.5, lr=0.1, save_every=1,
+                      keep_last=99, log_every=1, optimizer="muon")  # fmt: skip
+    train(config)
+    records = [r for r in read_metrics(Path(config.out) / "metrics.jsonl") if "loss" in r]
+    assert [r["step"] for r in records] == list(range(1, len(records) + 1))
+    assert {r["tokens"] == 0 for r in records} == {True, False}
+    folders = {int(p.name.split("-")[1]): p for p in checkpoints(Path(config.out))}
+    for record in records:
+        a, b = (load_model(folders[n]).state_dict() for n in (record["step"] - 1, record["step"]))
+        assert all(bool(t.isfinite().all()) for t in b.values())
+        if record["tokens"]:
+            assert record["loss"] > 0
+            assert any(not torch.equal(a[n], b[n]) for n in a)
+        else:
+            assert (record["loss"], record["grad_norm"]) == (None, 0.0)
+            assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("-inf"), 1e37])
+def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor: float) -> None:
+    """NaN, infinity, and finite numbers whose norm overflows: the weights stay those of the step before."""
+    kept: list[dict[str, Tensor]] = []
+    models: list[torch.nn.Module] = []
+
+    def watch(moment: Moment) -> None:
+        kept.append({n: p.clone() for n, p in moment.model.named_parameters()})
+        models.append(moment.model)
+        if moment.step == 3:
+            weight = moment.model.model.layers[1].mlp.down_proj.weight  # type: ignore[union-attr]
+            weight.register_hook(lambda grad: torch.full_like(grad, 1.0) * factor)
+
+    with pytest.raises(
+        TrainingError, match=r"step 4: the gradient is not finite .*no step was made"
+    ) as caught:
+        train(settings(steps=9), callbacks=[Every(watch, steps=1)], quiet=True)
+    assert len(kept) == 3
+    config = settings(steps=9)
+    tokens = Path(config.out) / "data" / "train.tokens"
+    rows = Plan.of(config, len(Rows(TokenFile(tokens), config.context))).rows_of(3)
+    assert len(rows) == 8
+    assert f"Rows {', '.join(map(str, rows))} of {tokens}" in str(caught.value)
+    for name, parameter in models[-1].named_parameters():
+        assert torch.equal(parameter, kept[-1][name]), name
+    if factor != 1e37:
+        assert "not finite: model.layers.1.mlp.down_proj.weight." in str(caught.value)
+
+
+def test_the_rows_that_are_named_are_the_rows_of_the_step(tmp_path: Path) -> None:
+    rows = Rows(token_file(tmp_path / "a.tokens", [[i % VOCAB for i in range(90)]]), 8)
+    twin = Twin(model(), torch.float32)
+    with torch.no_grad():
+        twin.master.model.embed_tokens.weight[5] = float("inf")  # only rows that hold token 5 are bad
+    bad = [i for i in range(len(rows)) if 5 in rows[i].ids.tolist()]
+    assert 0 < len(bad) < len(rows)
+    with pytest.raises(TrainingError, match=rf"Rows {bad[0]} of .*a\.tokens"):
+        compute_window(twin, rows, [[bad[0]]], clip=1.0, step=1)
+
+
+def test_a_folder_of_settings_is_no_file_of_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot read the settings {tmp_path}: Is a directory"):
+        read_config(tmp_path)
+    with pytest.raises(DataError, match=r"no such token file \(a folder is there\)"):
+        TokenFile(tmp_path)
