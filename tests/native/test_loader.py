@@ -70,7 +70,8 @@ def test_a_level_that_is_not_to_be_had_is_an_error(small: Small, tmp_path: Path)
         find(small, "portabel")
     if LOWER:
         with pytest.raises(
-            BackendError, match=r"HEADWAY_NATIVE=avx2 is beyond this CPU, which lacks .*fma.*; .*take portable"
+            BackendError,
+            match=r"HEADWAY_NATIVE=avx2 is beyond this CPU, which lacks .*fma.*; .*take portable",
         ):
             find(small, "avx2", "portable")
     with pytest.raises(BackendError, match=f"{BEST} was not built in {tmp_path}; .*headway.native.build"):

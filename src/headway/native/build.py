@@ -225,7 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(*build(out, given.level, sanitize=given.sanitize, force=given.force, say=_say), sep="\n")
             if given.sanitize:
                 asan = shlex.join([*compiler(), "-print-file-name=libasan.so"])
-                _say(f"LD_PRELOAD=$({asan}) ASAN_OPTIONS=detect_leaks=0 HEADWAY_NATIVE_DIR={out} runs with them")
+                _say(
+                    f"LD_PRELOAD=$({asan}) ASAN_OPTIONS=detect_leaks=0 HEADWAY_NATIVE_DIR={out} runs with them"
+                )
     except BuildError as error:
         _say(f"headway: {'error' if how == 'require' else 'going on without native kernels'}: {error}")
         return 1 if how == "require" else 0
