@@ -55,6 +55,7 @@ SUBCOMMANDS = [
     "inspect",
     "plan",
     "explain",
+    "bench",
     "doctor",
 ]
 HEAVY = {"torch", "numpy", "matplotlib", "transformers", "tokenizers", "pydantic", "safetensors"}

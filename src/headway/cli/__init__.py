@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
     "plan": ("headway.cli.plan", "Does it fit, what does it move, how fast: before anything runs"),
     "explain": ("headway.cli.explain", "Answer a question about attention by a run"),
+    "bench": ("headway.cli.bench", "What attention costs on this machine, beside its peers"),
     "doctor": ("headway.cli.doctor", "What is usable on this machine, and why not"),
 }
 

@@ -1,0 +1,58 @@
+"""torch with MKL's full path on AMD processors: the other baseline.
+
+MKL takes its widest code only where it believes to be on an Intel processor. Which it is, it asks a function of its
+own; one line of C, loaded before it, answers yes. Nothing else is touched, and the library that torch ships is the one
+that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+
+
+def why_not() -> str | None:
+    """Why there is no such baseline here; None where there is."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "it is made for Linux on x86-64"
+    if not torch.backends.mkl.is_available():
+        return "this torch has no MKL"
+    if "GenuineIntel" in vendor():
+        return "this is an Intel processor: MKL takes its full path already"
+    if compiler() is None:
+        return "it needs a C compiler (cc, gcc or clang, or CC), and none was found"
+    return None
+
+
+def vendor() -> str:
+    """Who made the processor, as the system says; empty where it does not."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def compiler() -> str | None:
+    """The C compiler at hand."""
+    names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
+    return next((path for name in names if (path := shutil.which(name.split()[0]))), None)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Compile the one line into `folder`; what a process's environment needs to load it first."""
+    found = compiler()
+    assert found is not None, "ask why_not() first"
+    source, library = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run(
+        [found, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True, capture_output=True
+    )
+    before = os.environ.get("LD_PRELOAD")
+    return {"LD_PRELOAD": f"{library} {before}" if before else str(library)}
