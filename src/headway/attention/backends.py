@@ -99,6 +99,7 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
     """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `obstacle`)."""
     rejected = []
     device = _device(call, device)
+    splits = obstacle("triton", call, lse, device)
     reason = obstacle("sdpa", call, lse, device)
     if reason is None:
         forms = [sdpa.form(call, part) for part in call.keys]
@@ -108,16 +109,15 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
         ):
             return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
         pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
-        if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1:
+        if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1 and splits is not None:
             return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
         reason = "it would build a mask of queries x keys"
     rejected.append(("sdpa", reason))
     if device == "cuda":
-        reason = obstacle("triton", call, lse, device)
-        if reason is None:
+        if splits is None:
             why = "few queries: the keys are split over the device, each is read once"
             return Choice("triton", why, rejected=tuple(rejected))
-        rejected.append(("triton", reason))
+        rejected.append(("triton", splits))
     scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
     if device == "cuda" and scores > DENSE_SCORES:
         reason = obstacle("flex", call, lse, device)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
+from itertools import count
 from types import FunctionType
 from typing import Any
 
@@ -173,12 +174,17 @@ def _form(call: Call, part: Keys, pattern: Pattern, mask: BlockMask, with_lse: b
     return pattern, sides, steps, shape, call.q.dtype, call.scale, call.needs_grad, with_lse
 
 
+_numbers = count()
+
+
 @lru_cache(maxsize=256)
 def _compiled(form: Hashable, fused: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The kernel for calls of one form, with a code object of its own.
 
     torch counts recompilations per code object and, past its limit, would run the unfused T x S form without a
-    word: hence one object a form, and `fullgraph`, which makes that an error.
+    word: hence one object a form, and `fullgraph`, which makes that an error. What it learns of lengths that vary
+    it keeps by the name of the code: hence a name a form.
     """
-    own = FunctionType(_attend.__code__.replace(), _attend.__globals__, "flex")
+    code = _attend.__code__.replace(co_name=f"flex_{next(_numbers)}")
+    own = FunctionType(code, _attend.__globals__)
     return torch.compile(own, fullgraph=True, backend="inductor" if fused else "eager")

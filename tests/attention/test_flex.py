@@ -1,0 +1,378 @@
+"""FlexAttention from a pattern: its tiles, its predicate, its scores.
+
+On a machine with a GPU the compiled kernels run, in float32; elsewhere torch's unfused form, in float64, traced by the
+same compiler front end (only `test_kernels_in_blocks_read_the_lists` runs blocked code there).
+"""
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from headway.attention import Keys, attend, attend_keys, choose, flex, split_decode
+from headway.attention.call import check
+from headway.errors import BackendError
+from headway.partial import Partial
+from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, PerHead, Sink, Window, visible
+from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
+from headway.tokens import Tokens
+from tests.strategies import patterns, tokens
+from tests.tolerance import assert_within_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPE = torch.float32 if DEVICE == "cuda" else torch.float64
+
+pytestmark = [  # torch's own, while it compiles
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+]
+
+
+def qkv(q: Tokens, k: Tokens, heads: int = 4, kv: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((2, heads, q.count, 16), (2, kv, k.count, 16), (2, kv, k.count, 24))
+    one, two, three = (torch.randn(s, dtype=DTYPE, device=DEVICE) for s in shapes)
+    return one, two, three
+
+
+def named(value: Pattern | Tokens) -> str:
+    return str(value) if isinstance(value, Pattern) else f"{value.count} slots"
+
+
+def on_device(t: Tokens) -> Tokens:
+    return t.to(DEVICE)
+
+
+def assert_same(got: Partial, q: Tensor, k: Tensor, v: Tensor, *rest, score=()) -> None:  # type: ignore[no-untyped-def]
+    """`got` is what `dense` gives in float64, to 1e-11 or, on CUDA, to twice dense's own error in float32."""
+    q_tokens, k_tokens, pattern = rest
+    wide = [t.double() for t in (q, k, v)]
+    exact = attend_keys(wide[0], q_tokens, [Keys(*wide[1:], k_tokens)], pattern, score=score, backend="dense")
+    assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
+    there = exact.lse > -torch.inf
+    if DEVICE == "cpu":
+        torch.testing.assert_close(got.out, exact.out, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(got.lse[there], exact.lse[there], rtol=1e-11, atol=1e-11)
+        return
+    low = attend_keys(q, q_tokens, [Keys(k, v, k_tokens)], pattern, score=score, backend="dense")
+    assert_within_reference(got.out, exact.out, low.out)
+    assert_within_reference(got.lse[there], exact.lse[there], low.lse[there])
+
+
+# -- the block mask ------------------------------------------------------------------------------------------
+
+
+def expanded(number: Tensor, order: Tensor) -> Tensor:
+    """Lists of tiles as bool [B, rows, columns], read one by one; every list in rising order, without repeats."""
+    assert number.shape[1] == order.shape[1] == 1
+    tiles = torch.zeros(order.shape[0], *order.shape[2:], dtype=torch.bool)
+    for b in range(order.shape[0]):
+        for i in range(order.shape[2]):
+            row = order[b, 0, i, : number[b, 0, i]].tolist()
+            assert row == sorted(set(row))
+            tiles[b, i, row] = True
+    return tiles
+
+
+def pairs(tiles: Tensor, block: int, q: int, k: int) -> Tensor:
+    """Tiles [B, rows, columns] as pairs [B, T, S]."""
+    return tiles.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :q, :k]
+
+
+@given(st.data(), patterns, st.sampled_from([4, 8]))
+def test_tiles_and_predicate_say_exactly_what_is_visible(
+    data: st.DataObject, pattern: Pattern, block: int
+) -> None:
+    q, k = data.draw(tokens()), data.draw(tokens())
+    with mock.patch.object(flex, "BLOCK", block):
+        mask = flex.block_mask(pattern, q, k)
+    partial = expanded(mask.kv_num_blocks, mask.kv_indices)
+    full = expanded(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not (partial & full).any()
+    rows = max(q.rows, k.rows)
+    b, h, m, n = (
+        torch.arange(size).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, size in enumerate((rows, 1, q.count, k.count))
+    )
+    seen = visible(pattern, q, k)[:, 0].expand(rows, -1, -1)
+    allowed = mask.mask_mod(b, h, m, n)[:, 0].expand(rows, q.count, k.count)
+    assert torch.equal(allowed, seen)
+    size = (block, q.count, k.count)
+    assert torch.equal((pairs(partial, *size) & allowed) | pairs(full, *size), seen)
+    short = torch.zeros_like(full)
+    short[:, -1] |= q.count % block > 0
+    short[:, :, -1] |= k.count % block > 0
+    assert not (full & short).any(), "a tile that reaches past the end must be masked"
+    assert torch.equal(expanded(mask.q_num_blocks, mask.q_indices), partial.mT)
+    assert torch.equal(expanded(mask.full_q_num_blocks, mask.full_q_indices), full.mT)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [Full(), Causal(), Window.last(200), Window.around(300), Window(5, 260), Window.around(9) | Sink(130)],
+    ids=str,
+)
+def test_tiles_of_plain_rows_are_those_that_torch_finds_by_looking_at_all_pairs(pattern: Pattern) -> None:
+    for start, queries, keys in ((0, 700, 700), (0, 512, 512), (300, 213, 640)):
+        q, k = Tokens.range(queries, start), Tokens.range(keys)
+        ours = flex.block_mask(pattern, q, k)
+        seen = visible(pattern, q, k)[0, 0]
+        theirs = torch_flex.create_block_mask(
+            lambda b, h, m, n, seen=seen: seen[m, n], None, None, queries, keys, device="cpu"
+        )
+        for a, b in (
+            ((ours.kv_num_blocks, ours.kv_indices), (theirs.kv_num_blocks, theirs.kv_indices)),
+            (
+                (ours.full_kv_num_blocks, ours.full_kv_indices),
+                (theirs.full_kv_num_blocks, theirs.full_kv_indices),
+            ),
+        ):
+            assert torch.equal(expanded(*a), expanded(*b))
+
+
+# -- the same as dense ---------------------------------------------------------------------------------------
+
+RANGE, LONG = Tokens.range(150), Tokens.range(300)
+LEFT = Tokens.from_lengths([300, 170], 300, "left")
+PACKED = Tokens.packed([[100, 90], [50, 200, 10]], 300)
+MARKED = Tokens.from_lengths([280, 150], 300).with_global([[0, 3], [149]])
+MOVED = PACKED.with_position(torch.arange(300).unsqueeze(0) * 2)
+
+CASES = [
+    (Causal(), LONG, LONG),
+    (Causal(), Tokens.range(100, 200), LONG),
+    (Window.last(40), LEFT, LEFT),
+    (Window.around(20, step=3) | Global(), MARKED, MARKED),
+    ((Window.around(30) & Causal()) | Sink(3), PACKED, PACKED),
+    (GlobalKeys(), RANGE, MARKED),
+    (Full(), RANGE, LEFT),
+]
+
+
+@pytest.mark.parametrize(("pattern", "q_tokens", "k_tokens"), CASES, ids=named)
+def test_flex_is_dense(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> None:
+    at = on_device(q_tokens), on_device(k_tokens)
+    q, k, v = qkv(*at)
+    got = attend_keys(q, at[0], [Keys(k, v, at[1])], pattern, backend="flex")
+    assert_same(got, q, k, v, *at, pattern)
+    out = attend(q, k, v, pattern, q_tokens=at[0], k_tokens=at[1], backend="flex")
+    torch.testing.assert_close(out, got.out)
+
+
+@pytest.fixture
+def _unfused() -> Iterator[None]:
+    """torch's unfused form without its compiler's front end: quick, for many patterns."""
+    with (
+        mock.patch.object(torch_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True),
+        mock.patch.object(flex, "_compiled", return_value=flex._attend),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("_unfused")
+@given(st.data(), patterns, st.sampled_from([(), (ALiBi(),), (SoftCap(3.0), ALiBi((0.5, 0.1)))]))
+def test_flex_is_dense_for_any_pattern_and_tokens(
+    data: st.DataObject, pattern: Pattern, score: tuple[Score, ...]
+) -> None:
+    at = on_device(data.draw(tokens())), on_device(data.draw(tokens()))
+    q, k, v = qkv(*at, heads=2, kv=1)
+    got = attend_keys(q, at[0], [Keys(k, v, at[1])], pattern, score=score, backend="flex")
+    assert_same(got, q, k, v, *at, pattern, score=score)
+
+
+def scores() -> list[Score]:
+    def table(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=DTYPE, device=DEVICE).requires_grad_()
+
+    return [
+        SoftCap(2.0),
+        ALiBi(),
+        RelativeBias(table(8, 4), max_distance=20),
+        RelativeBias(table(32, 4), bidirectional=False),
+        RelativeKey(table(9, 16)),
+    ]
+
+
+def anywhere(*_: Tensor) -> None:
+    """In place of torch's check that devices are those on which a backward is promised."""
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
+    """Of out and lse, to q, k, v and the score's own table; on a CPU torch is let to try its unfused backward."""
+    at, pattern = on_device(MOVED), Window.around(30) | Sink(2)
+    steps = [scores()[number], SoftCap(5.0)]
+    leaves = [t.requires_grad_() for t in qkv(at, at)]
+    mix = [torch.randn(2, 4, 300, 24, device=DEVICE), torch.randn(2, 4, 300, device=DEVICE)]
+
+    def gradients(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        q, k, v = (t.to(dtype) for t in leaves)
+        call = check(q, at, [Keys(k, v, at)], pattern, None, steps, None, 0.0, None)
+        with mock.patch.object(torch_flex, "_validate_device", anywhere):
+            got = (
+                flex.run(call)
+                if backend == "flex"
+                else attend_keys(q, at, call.keys, pattern, score=steps, backend="dense")
+            )
+        lse = got.lse.masked_fill(got.lse == -torch.inf, 0.0)
+        total = (got.out * mix[0]).sum() + (lse * mix[1]).sum()
+        return [got.out.detach(), *torch.autograd.grad(total, [*leaves, *steps[0].parameters])]
+
+    exact = gradients("dense", torch.float64)
+    low = gradients("dense", DTYPE)
+    for ours, truth, plain in zip(gradients("flex", DTYPE), exact, low, strict=True):
+        assert ours.abs().max() > 0
+        assert_within_reference(ours, truth.double(), plain, terms=24**0.5)
+
+
+def test_heads_and_key_sets_are_taken_apart_and_merged() -> None:
+    q, k, v = qkv(RANGE, LONG)
+    at, past = on_device(Tokens.range(150, 150)), on_device(LONG)
+    parts = PerHead(Window.last(9), Causal(), Causal(), Window.last(9))
+    sets = [Keys(k[:, :, a:b], v[:, :, a:b], past.slice(a, b)) for a, b in ((0, 170), (170, 300))]
+    got = attend_keys(q, at, sets, parts, backend="flex")
+    assert_same(got, q, k, v, at, past, parts)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_what_no_query_sees_does_not_matter(poison: float) -> None:
+    """Padding on either side of the call and keys before every window, which share a tile with seen ones."""
+    at, past = on_device(LEFT.slice(200, 300)), on_device(LEFT)
+    pattern = Window.last(20)
+    q, k, v = qkv(at, past)
+    bad = ~visible(pattern, at, past).any(-2)[:, 0, :, None].unsqueeze(1)
+    assert bad.any()
+    clean = attend_keys(q, at, [Keys(k, v, past)], pattern, backend="flex")
+    dirty = Keys(k.masked_fill(bad, poison), v.masked_fill(bad, poison), past)
+    got = attend_keys(q, at, [dirty], pattern, backend="flex")
+    assert torch.equal(got.out, clean.out)
+    assert torch.equal(got.lse, clean.lse)
+
+
+def test_empty_calls_give_empty_partials() -> None:
+    for queries, keys in ((0, 5), (4, 0)):
+        at, past = on_device(Tokens.range(queries)), on_device(Tokens.range(keys))
+        q, k, v = qkv(at, past)
+        got = attend_keys(q, at, [Keys(k, v, past)], Full(), backend="flex")
+        assert got.out.shape == (2, 4, queries, 24)
+        assert (got.out == 0).all()
+        assert (got.lse == -torch.inf).all()
+
+
+# -- compilation ---------------------------------------------------------------------------------------------
+
+
+def test_one_kernel_serves_a_form_of_call_and_two_serve_all_lengths() -> None:
+    """Other contents never compile again; a second length once more, with the length a symbol; a third not."""
+    pattern = Window.last(17) | Sink(1)
+    built: list[int] = []
+    for lengths, total in (([300, 20], 300), ([150, 280], 300), ([200, 350], 450), ([280, 90], 600)):
+        at = on_device(Tokens.from_lengths(lengths, total))
+        q, k, v = qkv(at, at)
+        before = counters["stats"]["unique_graphs"]
+        got = attend_keys(q, at, [Keys(k, v, at)], pattern, backend="flex")
+        built.append(counters["stats"]["unique_graphs"] - before)
+        assert_same(got, q, k, v, at, at, pattern)
+    assert built == [1, 0, 1, 0]
+
+
+def test_patterns_do_not_use_up_each_others_compilations() -> None:
+    """torch allows one code object a few compilations, then gives up; every form of call has an object of its own."""
+    at = on_device(Tokens.range(32))
+    q, k, v = qkv(at, at)
+    for reach in range(torch._dynamo.config.recompile_limit + 2):
+        got = attend_keys(q, at, [Keys(k, v, at)], Window.last(reach + 2), backend="flex")
+        assert_same(got, q, k, v, at, at, Window.last(reach + 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pattern", "q", "k"),
+    [
+        (Causal(), LONG, LONG),
+        (Window.last(140), Tokens.range(400, 200), Tokens.range(600)),
+        (Window.around(20) | Sink(3), PACKED, PACKED),
+    ],
+    ids=named,
+)
+def test_kernels_in_blocks_read_the_lists(pattern: Pattern, q: Tokens, k: Tokens) -> None:
+    """torch's compiled CPU kernel visits the listed tiles only: empty the lists, and it sees nothing."""
+    call = [torch.randn(2, h, t.count, 16) for h, t in ((4, q), (2, k), (2, k))]
+    checked = check(call[0], q, [Keys(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
+    compiled = flex._compiled
+    with mock.patch.object(flex, "_compiled", lambda form, fused: compiled(form, True)):
+        out = flex.run(checked, with_lse=False).out
+        with (
+            mock.patch.object(
+                flex, "_lists", lambda t: (torch.zeros_like(t[:, None, :, 0], dtype=torch.int32), lists(t)[1])
+            ),
+            mock.patch.object(flex, "_masked", flex.block_mask),
+        ):
+            nothing = flex.run(checked, with_lse=False).out
+    exact = attend(*(t.double() for t in call), pattern, q_tokens=q, k_tokens=k, backend="dense")
+    low = attend(*call, pattern, q_tokens=q, k_tokens=k, backend="dense")
+    assert_within_reference(out, exact, low)
+    assert (nothing == 0).all()
+
+
+lists = flex._lists
+
+
+# -- what it refuses, and when it is chosen ------------------------------------------------------------------
+
+
+def test_refusals_say_why() -> None:
+    at = on_device(RANGE)
+    q, k, v = qkv(at, at)
+    keep = torch.ones(1, 1, 150, 150, dtype=torch.bool, device=DEVICE)
+    bias = Bias(torch.zeros(1, 1, 150, 150, dtype=DTYPE, device=DEVICE))
+    for asked, text in (
+        ({"dropout": 0.1}, "no dropout keyed by place"),
+        ({"keep": keep}, "takes no `keep` mask"),
+        ({"score": bias}, "no bias tied to slots"),
+    ):
+        with pytest.raises(BackendError, match=f'backend="flex" cannot run this call: .*{text}'):
+            attend(q, k, v, Causal(), backend="flex", **asked)
+    if DEVICE == "cpu":
+        with pytest.raises(BackendError, match="it has no backward on cpu"):
+            attend(q.requires_grad_(), k, v, Causal(), backend="flex")
+        with pytest.raises(BackendError, match="it runs on cuda, not on cpu"):
+            attend(q.detach(), k, v, Causal(), backend="triton")
+
+
+def test_choices_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_decode, "has_triton", lambda: True)
+
+    def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
+        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, device="cuda", **more).what
+
+    assert what(Causal(), 4096, 4096) == "sdpa"
+    assert what(Causal(), 1, 4096) == "sdpa"
+    assert what(Window.last(512), 8192, 8192) == "flex"
+    assert what(Window.last(512), 8192, 8192, gradient=True) == "flex"
+    assert what(Causal(), 4096, 4096, score=(ALiBi(),)) == "flex"
+    assert what(Causal(), 512, 8192) == "flex"
+    assert what(Window.last(512), 1, 8192, in_order=False) == "triton"
+    assert what(Window.last(512), 16, 8192, score=(ALiBi(),)) == "dense"
+    assert what(Window.last(512), 64, 8192) == "flex"
+    assert what(Window.last(512), 8192, 8192, dropout=0.1) == "banded"
+    assert what(Window.last(8), 64, 64, score=(SoftCap(3.0),)) == "dense"
+    double = choose(Window.last(512), queries=8192, keys=8192, heads=8, device="cuda", dtype=torch.float64)
+    assert double.what == "banded"
+    assert ("flex", "FlexAttention's CUDA kernel has no float64") in double.rejected
+    narrow = choose(Window.last(512), queries=8192, keys=8192, heads=8, device="cuda", head_dim=8)
+    assert ("flex", "FlexAttention's CUDA kernel takes 16 to 256 per head, not [8]") in narrow.rejected
+    monkeypatch.setattr(split_decode, "has_triton", lambda: False)
+    plain = choose(Window.last(512), queries=12, keys=8192, heads=8, device="cuda", in_order=False)
+    assert ("triton", "Triton is not installed here (pip install triton)") in plain.rejected
+
+
+def test_choices_on_a_cpu_never_name_what_is_for_cuda() -> None:
+    for queries in (1, 64, 8192):
+        choice = choose(Window.last(512), queries=queries, keys=8192, heads=8, in_order=False)
+        assert choice.what not in ("flex", "triton")
