@@ -1,0 +1,223 @@
+// headway_forward: tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles).
+#include "forward.h"
+
+#include <omp.h>
+
+namespace {
+
+// A piece of work: tiles [from, to) of one row and kv head; the blocks of part `part` of `parts`.
+struct Item {
+  int64_t b, kv, from, to;
+};
+
+struct Work {
+  const headway_call& c;
+  Sizes z;
+  int64_t chunks, per_chunk, parts, items;
+  float* partial;  // [item][row of the tile]: top, sum, rounded, out[wide_dv]; only when parts > 1
+
+  int64_t partial_row() const { return 3 + z.wide_dv; }
+  int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
+
+  explicit Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), partial(nullptr) {
+    int64_t heads = c.batch * c.kv_heads, tiles = c.plan.tiles;
+    per_chunk = (1023 + c.plan.tile) / c.plan.tile;
+    chunks = (tiles + per_chunk - 1) / per_chunk;
+    parts = 1;
+    if (chunks == 1 && c.queries.count * z.group <= TILE && heads < 32 && !c.score_count && !(c.dropout > 0))
+      while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
+    items = heads * chunks * parts;
+  }
+
+  // The most blocks that a tile reads, for the store of packed blocks.
+  int64_t most_blocks() const {
+    int64_t most = 1;
+    for (int64_t t = 0; t < c.plan.rows * c.plan.tiles; t++) {
+      int64_t blocks = 0;
+      for (int32_t r = c.plan.first[t]; r < c.plan.first[t + 1]; r++)
+        blocks += (c.plan.end[r] - c.plan.begin[r] + BLOCK - 1) / BLOCK;
+      most = blocks > most ? blocks : most;
+    }
+    return most + 2;
+  }
+};
+
+template <bool HALF>
+struct Worker {
+  const Work& w;
+  const headway_call& c;
+  Blocks<HALF, false> blocks;
+  Tile<HALF>* tile;
+  Extra extra;
+  float* store_of_tile;
+
+  explicit Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
+    int64_t q = whole_units(w.z.d), v = w.z.wide_dv;
+    tile = (Tile<HALF>*)aligned_alloc(64, (sizeof(Tile<HALF>) + 63) / 64 * 64);
+    store_of_tile = floats(TILE * (q + v));
+    if (!ready()) return;
+    tile->z = w.z;
+    tile->q = store_of_tile + TILE * v;
+    tile->out = store_of_tile;
+    tile->extra = c.score_count > 0 || c.dropout > 0;
+    tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
+    extra.c = &c;
+  }
+  ~Worker() {
+    free(tile);
+    free(store_of_tile);
+  }
+  bool ready() const { return blocks.ready() && tile && store_of_tile; }
+
+  void run(int64_t item) {
+    int64_t part = item % w.parts, rest = item / w.parts;
+    int64_t chunk = w.chunks - 1 - rest % w.chunks, head = rest / w.chunks;  // the longest first, when causal
+    int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
+    Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
+    extra.queries = queries, extra.keys = keys, extra.b = b;
+    int64_t last = (chunk + 1) * w.per_chunk;
+    for (int64_t t = chunk * w.per_chunk; t < last && t < c.plan.tiles; t++) {
+      int64_t begin = t * c.plan.tile, end = begin + c.plan.tile;
+      if (end > queries.count) end = queries.count;
+      int64_t at_once = TILE / (end - begin);  // heads whose rows fit into one tile
+      if (at_once < 1) at_once = 1;
+      for (int64_t g = 0; g < w.z.group; g += at_once) {
+        int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part);
+        if (w.parts > 1)
+          keep(w.partial + (item * w.partial_rows() + g * (end - begin)) * w.partial_row());
+        else
+          write(b, queries);
+      }
+    }
+  }
+
+  void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
+                const Tokens& queries, const Tokens& keys, int64_t part) {
+    Tile<HALF>& x = *tile;
+    int64_t width = whole_units(w.z.d), n = end - begin;
+    for (int64_t h = 0; h < heads; h++) {
+      Rows q = Rows::of(c.q, (int)c.type, b, head + h, (int)c.dim, queries.order);
+      for (int64_t i = 0; i < n; i++) {
+        x.rows[h * n + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
+        take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, c.scale < 0 && !c.score_count,
+                         x.q + (h * n + i) * width);
+      }
+    }
+    x.reset((int)(heads * n));
+    Program program{c.program, c.instructions};
+    const headway_plan& p = c.plan;
+    int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+    int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
+    if (w.parts > 1) {
+      int64_t all = 0;
+      for (int32_t r = p.first[at]; r < p.first[at + 1]; r++) all += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+      first = all * part / w.parts, last = all * (part + 1) / w.parts;
+    }
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
+        if (seen_blocks < first || seen_blocks >= last) continue;
+        if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, x.extra ? &extra : nullptr);
+        Block block = blocks.get(b, kv, k / BLOCK, keys);
+        bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+        uint64_t seen[TILE];
+        if (x.extra || !whole) extra.at.read(keys, k), extra.begin = k;
+        if (!whole) {
+          uint64_t inside = first_bits(p.end[r] - k);
+          for (int64_t i = 0; i < n; i++) seen[i] = inside;
+          if (!p.full[r])
+            program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
+        }
+        if (x.extra)
+          block_of<HALF, true>(x, block, whole ? nullptr : seen, &extra);
+        else
+          block_of<HALF, false>(x, block, whole ? nullptr : seen, nullptr);
+        if (x.extra) finish(x, &extra);
+      }
+    finish(x, nullptr);
+  }
+
+  void write(int64_t b, const Tokens& queries) const {
+    const Tile<HALF>& x = *tile;
+    for (int r = 0; r < x.count; r++)
+      write_row(c, b, x.rows[r].head, queries.slot(x.rows[r].place), x.top[r] * x.unit, sum_of(load(x.sum[r])),
+                HALF ? sum_of(load(x.rounded[r])) : 0, HALF, x.out + (int64_t)r * w.z.wide_dv);
+  }
+
+  static void write_row(const headway_call& c, int64_t b, int64_t head, int64_t slot, float top, float sum,
+                        float rounded, bool half, const float* out) {
+    float by = half ? rounded : sum;
+    float inverse = by == 0 ? 0 : 1 / by;
+    c.lse[(b * c.heads + head) * c.queries.count + slot] = sum == 0 ? -INFINITY : (top + log2f(sum)) * LN2;
+    write_words(c.out, c.type, b, head, slot, out, (int)c.dim_v, inverse);
+  }
+
+  void keep(float* to) const {
+    const Tile<HALF>& x = *tile;
+    for (int r = 0; r < x.count; r++, to += w.partial_row()) {
+      to[0] = x.top[r] * x.unit;
+      to[1] = sum_of(load(x.sum[r]));
+      to[2] = HALF ? sum_of(load(x.rounded[r])) : 0;
+      memcpy(to + 3, x.out + (int64_t)r * w.z.wide_dv, (size_t)w.z.wide_dv * 4);
+    }
+  }
+};
+
+// Merges the parts of one row: exact, in the order of the keys.
+template <bool HALF>
+void merge(const Work& w, int64_t item, int64_t r, float* out) {
+  float top = -INFINITY, sum = 0, rounded = 0;
+  int64_t step = w.partial_rows() * w.partial_row();
+  const float* from = w.partial + item * step + r * w.partial_row();
+  for (int64_t p = 0; p < w.parts; p++) top = from[p * step] > top ? from[p * step] : top;
+  memset(out, 0, (size_t)w.z.wide_dv * 4);
+  for (int64_t p = 0; p < w.parts; p++) {
+    const float* x = from + p * step;
+    if (x[1] == 0) continue;
+    float by = exp2f(x[0] - top);
+    sum += x[1] * by, rounded += x[2] * by;
+    for (int i = 0; i < w.z.wide_dv; i++) out[i] += x[3 + i] * by;
+  }
+  int64_t head = item / w.parts, b = head / w.c.kv_heads, n = w.c.queries.count;
+  Tokens queries = Tokens::of(w.c.queries, b);
+  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n), top, sum, rounded, HALF,
+                          out);
+}
+
+template <bool HALF>
+int run(const headway_call& c) {
+  Work w(c, HALF);
+  if (w.parts > 1 && !(w.partial = floats(w.items * w.partial_rows() * w.partial_row()))) return 2;
+  int64_t most = w.most_blocks(), next = 0;
+  int threads = (int)(c.threads < w.items ? c.threads : w.items);
+  int failed = 0;
+#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+  {
+    Worker<HALF> worker(w, most);
+    if (!worker.ready())
+      __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
+    else
+      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) worker.run(i);
+    if (w.parts > 1) {
+#pragma omp barrier
+      int64_t rows = w.partial_rows(), all = w.items / w.parts * rows;
+      if (worker.ready() && !__atomic_load_n(&failed, __ATOMIC_RELAXED))
+#pragma omp for
+        for (int64_t i = 0; i < all; i++) merge<HALF>(w, i / rows * w.parts, i % rows, worker.store_of_tile);
+    }
+  }
+  free(w.partial);
+  return failed;
+}
+
+}  // namespace
+
+extern "C" int headway_forward(const headway_call* call) {
+  const headway_call& c = *call;
+  if (c.abi != HEADWAY_ABI) return 1;
+  if (c.plan.tile > TILE || c.type > HEADWAY_BFLOAT16) return 3;
+#if HEADWAY_LEVEL >= 3
+  if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
+#endif
+  return run<false>(c);
+}

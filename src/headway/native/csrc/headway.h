@@ -1,0 +1,91 @@
+// The C interface of the native kernels. One shared object per CPU level exports these names.
+// Strides are in elements; the last dimension of every tensor is contiguous.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HEADWAY_ABI 1
+#define HEADWAY_EXPORT __attribute__((visibility("default")))
+
+enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2 };
+
+// Patterns as a program for a stack machine, in postfix order; each instruction is four int32.
+enum {
+  HEADWAY_FULL = 0,
+  HEADWAY_CAUSAL = 1,
+  HEADWAY_WINDOW = 2,  // first distance, last distance, step
+  HEADWAY_SINK = 3,    // count
+  HEADWAY_GLOBAL_KEYS = 4,
+  HEADWAY_GLOBAL_QUERIES = 5,
+  HEADWAY_AND = 6,
+  HEADWAY_OR = 7,
+};
+
+// Steps on the scaled scores, in order.
+enum {
+  HEADWAY_SOFT_CAP = 0,  // values[0]: cap
+  HEADWAY_DISTANCE = 1,  // values[H][2 * reach + 1]: a bias by clamp(key - query, -reach, reach)
+  HEADWAY_SLOPE = 2,     // values[H]: - slope * |key - query|
+};
+
+typedef struct {
+  void* data;
+  int64_t batch, head, slot;
+} headway_tensor;
+
+// One side of the call, in block order. `order` says which slot of the tensors stands at a place.
+typedef struct {
+  const int32_t* index;     // [rows][count], -1 for an empty slot
+  const int32_t* document;  // [rows][count] or null
+  const uint8_t* global;    // [rows][count] or null
+  const int32_t* order;     // [rows][count] or null
+  int64_t rows, count;
+} headway_side;
+
+// Runs of key blocks per tile of queries; row b of the batch has tiles first[b * tiles] .. (rows = 1 serves all).
+typedef struct {
+  const int32_t* first;  // [rows * tiles + 1]
+  const int32_t* begin;  // multiples of the block width
+  const int32_t* end;
+  const uint8_t* full;
+  int64_t rows, tiles, tile;
+} headway_plan;
+
+typedef struct {
+  int64_t kind, reach;
+  const float* values;
+  float* gradient;  // as values, or null; backward adds to it
+} headway_score;
+
+typedef struct {
+  int64_t abi, threads;
+  int64_t batch, heads, kv_heads, dim, dim_v;
+  int64_t type;     // of q, out and the gradients
+  int64_t kv_type;  // of k and v: as `type`, or INT8 with one scale per slot and head
+  headway_tensor q, k, v, out;
+  const float *k_scale, *v_scale;  // [B][K][S] for INT8
+  float* lse;                      // [B][H][T], natural logarithm
+  double scale;
+  headway_side queries, keys;
+  headway_plan plan;
+  const int32_t* program;
+  int64_t instructions;
+  const headway_score* scores;
+  int64_t score_count;
+  double dropout;
+  int64_t seed, first_key;        // place of key 0 among all sets of keys of the call
+  const int64_t* head_ids;        // [H] numbers of the heads for dropout, or null for 0..H-1
+  headway_tensor d_out, dq, dk, dv;
+  const float* d_lse;  // [B][H][T]
+} headway_call;
+
+// 0, or what is wrong: 1 another abi, 2 no memory, 3 a type that this library does not know.
+HEADWAY_EXPORT int headway_forward(const headway_call* call);
+HEADWAY_EXPORT int headway_backward(const headway_call* call);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,152 @@
+// Packing: rows of a tensor into the two forms that products read.
+//
+//   panels  [word of the row][64 rows]:        contraction over the row (scores); a panel is 16 of the rows
+//   rows    [step][unit of 16 columns][16]:    contraction over the slots (values); a step is one slot in float,
+//                                              two in bf16, whose elements are interleaved
+//
+// What is read is in words: a float, or two bf16. A level without bf16 products packs floats.
+#pragma once
+#include "headway.h"
+#include "vec.h"
+
+namespace {
+
+// Rows of one (batch, head): where they are and how to read them.
+struct Rows {
+  const char* base;
+  const int32_t* order;  // slot of a place, or null
+  const float* scale;    // of int8 slots, or null
+  int64_t stride;        // in bytes
+  int type, width;       // elements per row
+
+  static Rows of(const headway_tensor& t, int type, int64_t b, int64_t h, int width, const int32_t* order,
+                 const float* scale = nullptr) {
+    int64_t size = type == HEADWAY_FLOAT32 ? 4 : type == HEADWAY_BFLOAT16 ? 2 : 1;
+    return {(const char*)t.data + (b * t.batch + h * t.head) * size, order, scale, t.slot * size, type, width};
+  }
+  int64_t slot(int64_t place) const { return order ? order[place] : place; }
+  const char* at(int64_t place) const { return base + slot(place) * stride; }
+};
+
+INLINE int words_of(bool half, int width) { return half ? (width + 1) / 2 : width; }
+INLINE int whole_units(int n) { return (n + UNIT - 1) / UNIT * UNIT; }
+
+// The row at `place` as words, the last unit filled up with 0; the row itself where it already reads so.
+template <bool HALF>
+INLINE const float* words(const Rows& r, int64_t place, float* buffer) {
+  const char* from = r.at(place);
+  int width = r.width, whole = whole_units(words_of(HALF, width));
+  int have = r.type == HEADWAY_FLOAT32 ? HEADWAY_FLOAT32 : r.type;
+  if (have == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32)) {
+    int size = HALF ? 2 : 4;
+    if (width * size == whole * 4) return (const float*)from;
+    memset(buffer, 0, whole * 4);
+    memcpy(buffer, from, width * size);
+    return buffer;
+  }
+  memset(buffer, 0, whole * 4);
+  float scale = r.scale ? r.scale[r.slot(place)] : 1.0f;
+  for (int i = 0; i < width; i++) {
+    float x = have == HEADWAY_FLOAT32    ? ((const float*)from)[i]
+              : have == HEADWAY_BFLOAT16 ? from_bf16(((const uint16_t*)from)[i])
+                                         : scale * ((const int8_t*)from)[i];
+    if (HALF)
+      ((uint16_t*)buffer)[i] = to_bf16(x);
+    else
+      buffer[i] = x;
+  }
+  return buffer;
+}
+
+// Is a NaN or an infinity among `count` words (a multiple of 16)?
+template <bool HALF>
+INLINE vi not_numbers(const float* w, int count) {
+  vi found = {};
+  for (int i = 0; i < count; i += W) {
+    vi x = load_int((const int32_t*)w + i);
+    found |= (x & 0x7F800000) == 0x7F800000;
+    if (HALF) found |= (x & 0x7F80) == 0x7F80;
+  }
+  return found;
+}
+
+#if HEADWAY_LEVEL >= 2
+INLINE void transpose16(const float* const* rows, int at, float* out) {
+  __m512 a[16], b[16];
+  UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows[i] + at);
+  UNROLL for (int i = 0; i < 8; i++) {
+    b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL for (int j = 0; j < 2; j++) {
+      __m512d x = _mm512_castps_pd(b[4 * i + j]), y = _mm512_castps_pd(b[4 * i + 2 + j]);
+      a[4 * i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(x, y));
+      a[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
+    }
+  }
+  // a[4 i + c]: column c of each 4-lane group for rows 4 i .. 4 i + 3
+  UNROLL for (int c = 0; c < 4; c++) {
+    __m512 x0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), x1 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xDD);
+    __m512 y0 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
+    __m512 y1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xDD);
+    _mm512_storeu_ps(out + c * BLOCK, _mm512_shuffle_f32x4(x0, y0, 0x88));
+    _mm512_storeu_ps(out + (8 + c) * BLOCK, _mm512_shuffle_f32x4(x0, y0, 0xDD));
+    _mm512_storeu_ps(out + (4 + c) * BLOCK, _mm512_shuffle_f32x4(x1, y1, 0x88));
+    _mm512_storeu_ps(out + (12 + c) * BLOCK, _mm512_shuffle_f32x4(x1, y1, 0xDD));
+  }
+}
+#else
+INLINE void transpose16(const float* const* rows, int at, float* out) {
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) out[j * BLOCK + i] = rows[i][at + j];
+}
+#endif
+
+// Panel of 16 word rows: out [count][64]; count words are written, what is read is whole units.
+INLINE void pack_panel(const float* const* rows, int count, float* out) {
+  int at = 0;
+  for (; at + 16 <= count; at += 16) transpose16(rows, at, out + at * BLOCK);
+  if (at < count) {
+    alignas(64) float last[16 * BLOCK];
+    transpose16(rows, at, last);
+    for (int i = 0; i < count - at; i++) memcpy(out + (at + i) * BLOCK, last + i * BLOCK, 4 * UNIT);
+  }
+}
+
+// 16 slots in the form for contraction over slots: out [16 or 8 steps][whole columns].
+template <bool HALF>
+INLINE void pack_rows(const float* const* rows, int columns, float* out) {
+  int whole = whole_units(columns);
+  if (!HALF) {
+    for (int i = 0; i < 16; i++) copy_words(out + i * whole, rows[i], whole);
+    return;
+  }
+  for (int i = 0; i < 8; i++) {
+    const uint16_t *a = (const uint16_t*)rows[2 * i], *b = (const uint16_t*)rows[2 * i + 1];
+    float* to = out + i * whole;
+#if HEADWAY_LEVEL >= 3
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    int at = 0;
+    for (; at + 32 <= whole; at += 32) {
+      __m512i x = _mm512_loadu_si512(a + at), y = _mm512_loadu_si512(b + at);
+      _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(x, low, y));
+      _mm512_storeu_si512(to + at + 16, _mm512_permutex2var_epi16(x, high, y));
+    }
+    if (at < whole) {
+      __m512i x = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(a + at)));
+      __m512i y = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)(b + at)));
+      _mm512_storeu_si512(to + at, _mm512_permutex2var_epi16(x, low, y));
+    }
+#else
+    for (int j = 0; j < whole; j++) {
+      uint32_t pair = a[j] | (uint32_t)b[j] << 16;
+      memcpy(to + j, &pair, 4);
+    }
+#endif
+  }
+}
+
+}  // namespace

@@ -1,0 +1,93 @@
+"""The structures of csrc/headway.h for ctypes, field by field, and what its error codes mean."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+ABI = 1
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+FULL, CAUSAL, WINDOW, SINK, GLOBAL_KEYS, GLOBAL_QUERIES, AND, OR = range(8)
+SOFT_CAP, DISTANCE, SLOPE = range(3)
+BLOCK = 64
+TILE = 96
+ERRORS = {1: "it was built for another version", 2: "no memory left", 3: "a type or tile it does not know"}
+
+
+class TensorRef(Structure):
+    """Where a tensor [B, H, N, D] lies; strides in elements, the last dimension is contiguous."""
+
+    _fields_ = (("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("slot", c_int64))
+
+    @staticmethod
+    def of(t: Tensor) -> TensorRef:
+        assert t.dim() == 4, t.shape
+        assert t.stride(3) == 1 or t.shape[3] == 1, t.stride()
+        return TensorRef(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+
+
+class Side(Structure):
+    _fields_ = (
+        ("index", c_void_p),
+        ("document", c_void_p),
+        ("is_global", c_void_p),
+        ("order", c_void_p),
+        ("rows", c_int64),
+        ("count", c_int64),
+    )
+
+
+class Plan(Structure):
+    _fields_ = (
+        ("first", c_void_p),
+        ("begin", c_void_p),
+        ("end", c_void_p),
+        ("full", c_void_p),
+        ("rows", c_int64),
+        ("tiles", c_int64),
+        ("tile", c_int64),
+    )
+
+
+class Score(Structure):
+    _fields_ = (("kind", c_int64), ("reach", c_int64), ("values", c_void_p), ("gradient", c_void_p))
+
+
+class Call(Structure):
+    _fields_ = (
+        ("abi", c_int64),
+        ("threads", c_int64),
+        ("batch", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("dim_v", c_int64),
+        ("type", c_int64),
+        ("kv_type", c_int64),
+        ("q", TensorRef),
+        ("k", TensorRef),
+        ("v", TensorRef),
+        ("out", TensorRef),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
+        ("lse", c_void_p),
+        ("scale", c_double),
+        ("queries", Side),
+        ("keys", Side),
+        ("plan", Plan),
+        ("program", POINTER(c_int32)),
+        ("instructions", c_int64),
+        ("scores", POINTER(Score)),
+        ("score_count", c_int64),
+        ("dropout", c_double),
+        ("seed", c_int64),
+        ("first_key", c_int64),
+        ("head_ids", c_void_p),
+        ("d_out", TensorRef),
+        ("dq", TensorRef),
+        ("dk", TensorRef),
+        ("dv", TensorRef),
+        ("d_lse", c_void_p),
+    )
