@@ -1,4 +1,3 @@
-# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, ignore-missing-imports=True
 """The Triton kernel of `split_decode`: one chunk of the keys for all query heads of a kv head.
 
 Imported only where it runs: it needs Triton. With TRITON_INTERPRET=1 set before the import it runs on a CPU, in

@@ -1,0 +1,140 @@
+"""The Triton kernel that splits the keys of a decode step, run: on a GPU, or with TRITON_INTERPRET=1 on a CPU.
+
+`test_triton.py` runs these tests in a process of their own, because the interpreter takes over all of Triton.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.attention import Keys, attend_keys, split_decode
+from headway.attention.call import Call, check
+from headway.partial import Partial
+from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window, visible
+from headway.tokens import Tokens
+from tests.naive import naive
+from tests.strategies import patterns, tokens
+from tests.tolerance import assert_within_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    chunk: int | None = None,
+) -> Partial:
+    return split_decode.run(made(q, k, v, pattern, q_tokens, k_tokens), chunk)
+
+
+def made(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Call:
+    """The call, float16 on a CPU too (where `attend` advises against it)."""
+    q_tokens, k_tokens = q_tokens.to(q.device), k_tokens.to(q.device)
+    call = check(
+        q.float(), q_tokens, [Keys(k.float(), v.float(), k_tokens)], pattern, None, (), None, 0.0, None
+    )
+    return replace(call, q=q, keys=(Keys(k, v, k_tokens),))
+
+
+def assert_same(
+    got: Partial, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens
+) -> None:
+    at = q_tokens.to(q.device), k_tokens.to(q.device)
+    exact = attend_keys(q.double(), at[0], [Keys(k.double(), v.double(), at[1])], pattern, backend="dense")
+    assert got.out.dtype == q.dtype
+    assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
+    assert_within_reference(got.out, exact.out, naive(q, k, v, pattern, *at))
+    there = exact.lse > -torch.inf
+    plain = attend_keys(q.float(), at[0], [Keys(k.float(), v.float(), at[1])], pattern, backend="dense")
+    assert_within_reference(got.lse[there], exact.lse[there], plain.lse[there])
+
+
+def qkv(
+    q: Tokens, k: Tokens, group: int, dtype: torch.dtype = torch.float32, width: int = 16, value: int = 16
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = max(q.rows, k.rows, 2)
+    shapes = ((rows, 2 * group, q.count, width), (rows, 2, k.count, width), (rows, 2, k.count, value))
+    one, two, three = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
+    return one, two, three
+
+
+few = tokens(st.integers(1, 5))
+
+
+@given(patterns, few, tokens(), st.sampled_from([1, 3]), st.sampled_from([1, 32, 1000]))
+def test_decode_is_dense_for_any_pattern_and_tokens(
+    pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens, group: int, chunk: int
+) -> None:
+    q, k, v = qkv(q_tokens, k_tokens, group)
+    got = decode(q, k, v, pattern, q_tokens, k_tokens, chunk)
+    assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
+
+
+PACKED = Tokens.packed([[70, 60], [30, 90, 10]], 140)
+RING = Tokens(torch.arange(140).roll(33).unsqueeze(0))
+STEPS = [
+    (Causal(), Tokens.range(1, 139), Tokens.range(140)),
+    (Window.last(50) | Sink(4), Tokens.range(3, 120), RING),
+    (Window.last(40), PACKED.slice(65, 74), PACKED),
+    (Window.last(9, step=3) | GlobalKeys(), Tokens.range(16, 120), Tokens.range(140).with_global([7, 99])),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("group", "width", "value"), [(1, 64, 64), (5, 24, 40), (9, 16, 8)])
+def test_decode_is_dense_in_every_dtype_and_width(
+    dtype: torch.dtype, group: int, width: int, value: int
+) -> None:
+    for pattern, q_tokens, k_tokens in STEPS:
+        q, k, v = qkv(q_tokens, k_tokens, group, dtype, width, value)
+        got = decode(q, k, v, pattern, q_tokens, k_tokens, 64)
+        assert_same(got, q, k, v, pattern, q_tokens, k_tokens)
+
+
+def test_the_cut_into_chunks_does_not_matter() -> None:
+    pattern, q_tokens, k_tokens = STEPS[1]
+    q, k, v = qkv(q_tokens, k_tokens, 4)
+    whole, *cut = (decode(q, k, v, pattern, q_tokens, k_tokens, n) for n in (160, 32, 96, None))
+    for part in cut:
+        torch.testing.assert_close(part.out, whole.out, rtol=0, atol=4e-7)
+        torch.testing.assert_close(part.lse, whole.lse, rtol=0, atol=2e-6)
+
+
+def test_strides_are_taken_as_they_come() -> None:
+    pattern, q_tokens, k_tokens = STEPS[0]
+    q, k, v = qkv(q_tokens, k_tokens, 2)
+    packed = torch.cat([k, v], -1).transpose(1, 2).contiguous().transpose(1, 2)
+    got = decode(q, packed[..., :16], packed[..., 16:], pattern, q_tokens, k_tokens)
+    assert torch.equal(got.out, decode(q, k, v, pattern, q_tokens, k_tokens).out)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_slots_that_nobody_sees_are_not_read(poison: float) -> None:
+    for pattern, q_tokens, k_tokens in STEPS[1:3]:
+        q, k, v = qkv(q_tokens, k_tokens, 2)
+        unseen = ~visible(pattern, q_tokens, k_tokens).any(-2)[:, 0, :, None].unsqueeze(1).to(DEVICE)
+        assert unseen.any()
+        clean = decode(q, k, v, pattern, q_tokens, k_tokens)
+        dirty = k.masked_fill(unseen, poison), v.masked_fill(unseen, poison)
+        got = decode(q, *dirty, pattern, q_tokens, k_tokens)
+        assert torch.equal(got.out, clean.out)
+        assert torch.equal(got.lse, clean.lse)
+
+
+def test_several_key_sets_and_empty_ones_merge() -> None:
+    pattern, q_tokens, k_tokens = STEPS[1]
+    q, k, v = qkv(q_tokens, k_tokens, 2)
+    whole = made(q, k, v, pattern, q_tokens, k_tokens)
+    tokens = whole.keys[0].tokens
+    cuts = ((0, 0), (0, 50), (50, 140))
+    parts = tuple(Keys(k[:, :, a:b], v[:, :, a:b], tokens.slice(a, b)) for a, b in cuts)
+    assert_same(split_decode.run(replace(whole, keys=parts)), q, k, v, pattern, q_tokens, k_tokens)
