@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headway.attention import banded, blocked, dense, diagonal, flex, sdpa, split_decode
+from headway.attention import banded, blocked, dense, diagonal, flex, native, sdpa, split_decode
 from headway.attention.call import Call
 from headway.attention.keys import Keys
 from headway.choice import Choice
@@ -42,11 +42,15 @@ ABILITIES = {
     "sdpa": Ability(
         dropout=False, scores=False, keep=True, value_width=False, lse=("cpu",), lse_gradient=False
     ),
+    "native": Ability(devices=("cpu",), gradient=(), lse=("cpu",)),
     "banded": Ability(),
     "diagonal": Ability(dropout=False, scores=False),
     "flex": Ability(dropout=False, gradient=("cuda",)),
     "triton": Ability(dropout=False, scores=False, devices=("cuda",), gradient=()),
 }
+
+BLOCKED = {"native": native, "banded": banded, "diagonal": diagonal}
+"""Backends that compute block by block, differentiated by `blocked.run`."""
 
 MASK_PAIRS = 2**16
 """Pairs of a row up to which torch's kernel with a mask is quicker than planning blocks (docs/log.md)."""
@@ -82,6 +86,8 @@ def obstacle(name: str, call: Call, lse: bool, device: str | None = None) -> str
         return flex.obstacle(call, device)
     if name == "triton":
         return split_decode.obstacle(call)
+    if name == "native":
+        return native.obstacle(call)
     return diagonal.obstacle(call) if name == "diagonal" else None
 
 
@@ -198,4 +204,4 @@ def run(call: Call, backend: str, lse: bool) -> Partial:
         return flex.run(call, with_lse=lse)
     if backend == "triton":
         return split_decode.run(call)
-    return blocked.run(banded if backend == "banded" else diagonal, call)
+    return blocked.run(BLOCKED[backend], call)
