@@ -177,6 +177,17 @@ def test_layers_and_windows_that_contradict_are_named(family, changes, message):
         spec_from_config(config_dict(family, **changes))
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_window_that_is_switched_off_is_none_in_any_layer(family):
+    """Whichever layers it would begin at, and the other way round."""
+    off = {"use_sliding_window": False, "sliding_window": 4}
+    for first in (0, 1, 3, 28):
+        spec = spec_from_config(config_dict(family, **off, max_window_layers=first))
+        assert spec.patterns == (Causal(),) * 3
+        spec = spec_from_config(config_dict(family, **WINDOWED, max_window_layers=first))
+        assert spec.patterns == (Causal(),) * min(first, 3) + (Window.last(4),) * max(0, 3 - first)
+
+
 def test_layer_types_that_say_nothing_new_are_taken():
     assert (
         spec_from_config(config_dict("llama", layer_types=["full_attention"] * 3)).patterns == (Causal(),) * 3
