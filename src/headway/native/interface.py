@@ -13,6 +13,8 @@ FULL, CAUSAL, WINDOW, SINK, GLOBAL_KEYS, GLOBAL_QUERIES, AND, OR = range(8)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96
+DEEPEST = 16
+WIDEST = 512
 ERRORS = {1: "it was built for another version", 2: "no memory left", 3: "a type or tile it does not know"}
 
 
@@ -23,9 +25,9 @@ class TensorRef(Structure):
 
     @staticmethod
     def of(t: Tensor) -> TensorRef:
-        assert t.dim() == 4, t.shape
-        assert t.stride(3) == 1 or t.shape[3] == 1, t.stride()
-        return TensorRef(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+        batch, head, slot, width = t.stride()
+        assert width == 1 or t.shape[3] == 1, (t.shape, t.stride())
+        return TensorRef(t.data_ptr(), batch, head, slot)
 
 
 class Side(Structure):

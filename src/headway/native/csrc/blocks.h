@@ -9,6 +9,14 @@ namespace {
 
 INLINE float* floats(int64_t count) { return (float*)aligned_alloc(64, (size_t)(count * 4 + 63) / 64 * 64); }
 
+constexpr int TILE = 96;       // rows of a tile: a row is one query of one head
+constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
+
+// What a row of a tile is: query `place` (in block order) of head `head`.
+struct Row {
+  int32_t place, head, query;  // query: which of the tile's queries, whose mask bits it shares
+};
+
 // The sizes that follow from a call and from whether products are of bf16 pairs.
 struct Sizes {
   int d, dv;          // words of a row of q or k, of d_out or v: steps of a contraction

@@ -50,6 +50,7 @@ struct Worker {
   Tile<HALF>* tile;
   Extra extra;
   float* store_of_tile;
+  bool extra_steps;
 
   explicit Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
     int64_t q = whole_units(w.z.d), v = w.z.wide_dv;
@@ -59,7 +60,7 @@ struct Worker {
     tile->z = w.z;
     tile->q = store_of_tile + TILE * v;
     tile->out = store_of_tile;
-    tile->extra = c.score_count > 0 || c.dropout > 0;
+    extra_steps = c.score_count > 0 || c.dropout > 0;
     tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
     extra.c = &c;
   }
@@ -117,22 +118,22 @@ struct Worker {
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
         if (seen_blocks < first || seen_blocks >= last) continue;
-        if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, x.extra ? &extra : nullptr);
+        if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, extra_steps ? &extra : nullptr);
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         uint64_t seen[TILE];
-        if (x.extra || !whole) extra.at.read(keys, k), extra.begin = k;
+        if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
         if (!whole) {
           uint64_t inside = first_bits(p.end[r] - k);
           for (int64_t i = 0; i < n; i++) seen[i] = inside;
           if (!p.full[r])
             program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
         }
-        if (x.extra)
+        if (extra_steps)
           block_of<HALF, true>(x, block, whole ? nullptr : seen, &extra);
         else
           block_of<HALF, false>(x, block, whole ? nullptr : seen, nullptr);
-        if (x.extra) finish(x, &extra);
+        if (extra_steps) finish(x, &extra);
       }
     finish(x, nullptr);
   }
@@ -201,7 +202,7 @@ int run(const headway_call& c) {
     if (w.parts > 1) {
 #pragma omp barrier
       int64_t rows = w.partial_rows(), all = w.items / w.parts * rows;
-      if (worker.ready() && !__atomic_load_n(&failed, __ATOMIC_RELAXED))
+      if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
         for (int64_t i = 0; i < all; i++) merge<HALF>(w, i / rows * w.parts, i % rows, worker.store_of_tile);
     }

@@ -9,14 +9,7 @@
 
 namespace {
 
-constexpr int TILE = 96;         // rows of a tile: a row is one query of one head
-constexpr float STALE = 8.0f;    // the maximum is renewed when a score exceeds it by 2^8
-constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
-
-// What a row of the tile is: query `place` (in block order) of head `head`.
-struct Row {
-  int32_t place, head, query;  // query: which of the tile's queries, whose mask bits it shares
-};
+constexpr float STALE = 8.0f;  // the maximum is renewed when a score exceeds it by 2^8
 
 // Scores of a group of rows that wait to become weights.
 struct Pending {
@@ -31,7 +24,6 @@ struct Tile {
   Sizes z;
   int count;
   float unit;  // base-2 exponent per raw score
-  bool extra;
   Pending wait;
   Row rows[TILE];
   float top[TILE], limit[TILE], down[TILE];
@@ -50,49 +42,6 @@ struct Tile {
     memset(out, 0, (size_t)count * z.wide_dv * 4);
   }
 };
-
-// Products of weights and values where a masked key may hold NaN: what is not seen is not touched.
-template <bool HALF>
-__attribute__((noinline, cold)) void seen_only(float* out, int64_t out_step, const float* p, int rows, int panels,
-                                               const uint16_t (*bits)[4], const float* v, int wide) {
-  for (int r = 0; r < rows; r++)
-    for (int j = 0; j < panels * UNIT; j++) {
-      if (!(bits[r][j / UNIT] >> j % UNIT & 1)) continue;
-      float w = HALF ? from_bf16(((const uint16_t*)p)[r * BLOCK + j]) : p[r * BLOCK + j];
-      for (int i = 0; i < wide; i++) {
-        float x = HALF ? from_bf16(((const uint16_t*)(v + j / 2 * wide + i))[j & 1]) : v[j * wide + i];
-        out[r * out_step + i] += w * x;
-      }
-    }
-}
-
-// Rows of A [R][steps] times rows of B [steps][wide], added to out: C units of columns.
-template <bool HALF, int R, int C>
-INLINE void add_units(float* out, int64_t out_step, const float* a, int64_t row_step, int64_t step_step,
-                      const float* b, int wide, int steps) {
-  vf acc[R][C * N];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(out + r * out_step + i * W);
-  product<HALF, R, C>(acc, a, row_step, step_step, b, wide, steps);
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) store(out + r * out_step + i * W, acc[r][i]);
-}
-
-template <bool HALF, int R>
-INLINE void add_rows(float* out, int64_t out_step, const float* a, int64_t row_step, int64_t step_step, const float* b,
-                     int wide, int steps) {
-  int at = 0;
-  if (WIDE == 4) {
-    for (; at + 64 <= wide; at += 64)
-      add_units<HALF, R, WIDE>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
-    if (at + 32 <= wide) {
-      add_units<HALF, R, WIDE == 4 ? 2 : 1>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
-      at += 32;
-    }
-  }
-  for (; at < wide; at += UNIT)
-    add_units<HALF, R, 1>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
-}
 
 // Weights of row r of the pending scores: 2^s where the bit is set, else 0; sums on the way.
 template <bool HALF, int C>
@@ -139,7 +88,7 @@ __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
   float* out = t.out + (int64_t)w.row * wide;
   const float* v = w.v_rows + (int64_t)w.first * t.z.steps * wide;
   if (__builtin_expect(w.careful, 0))
-    seen_only<HALF>(out, wide, t.p, R, w.panels, t.bits, v, wide);
+    seen_only<HALF>(out, wide, t.p, HALF ? BLOCK / 2 : BLOCK, R, w.panels, t.bits, v, wide);
   else
     add_rows<HALF, R>(out, wide, t.p, HALF ? BLOCK / 2 : BLOCK, 1, v, wide, w.panels * t.z.steps);
 }
@@ -162,8 +111,16 @@ __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   if (extra && extra->drops())
     for (int r = 0; r < t.wait.rows; r++) {
       const Row& row = t.rows[t.wait.row + r];
-      extra->drop(row.head, row.place, t.wait.first, t.wait.panels, HALF,
-                  (char*)t.p + r * BLOCK * (HALF ? 2 : 4));
+      float factors[BLOCK];
+      extra->keep(row.head, row.place, t.wait.first, t.wait.panels, factors);
+      for (int i = 0; i < t.wait.panels * UNIT; i++) {
+        if (HALF) {
+          uint16_t* p = (uint16_t*)t.p + r * BLOCK + i;
+          *p = to_bf16(from_bf16(*p) * factors[i]);
+        } else {
+          t.p[r * BLOCK + i] *= factors[i];
+        }
+      }
     }
   settle(t);
 }
@@ -212,7 +169,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Block& bloc
   if (EXTRA) {
     alignas(64) float s[R][C * UNIT];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(&s[r][i * W], acc[r][i]);
-    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, first, C, s[r], nullptr);
+    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, first, C, s[r]);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(&s[r][i * W]);
   }
 #define SEEN(r, i, x) (MASKED ? where((uint32_t)(bits[r][(i) / N] >> ((i) % N * W)), x, splat(-INFINITY)) : x)
@@ -261,20 +218,13 @@ INLINE void panels_of(Tile<HALF>& t, int row, const Block& block, int first, int
 template <bool HALF, int R, bool EXTRA>
 INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const uint64_t* seen, const Extra* extra) {
   if (!seen) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
-  uint64_t some = 0, all = ALL;
-  for (int r = 0; r < R; r++) {
-    uint64_t x = seen[t.rows[row + r].query];
-    some |= x, all &= x;
-  }
-  if (!some) return;
-  if (all == ALL) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
-  int first = __builtin_ctzll(some) / UNIT, last = (63 - __builtin_clzll(some)) / UNIT;
+  uint64_t of_rows[R];
+  for (int r = 0; r < R; r++) of_rows[r] = seen[t.rows[row + r].query];
   uint16_t bits[ROWS][4];
-  for (int r = 0; r < R; r++) {
-    uint64_t x = seen[t.rows[row + r].query] >> first * UNIT;
-    memcpy(bits[r], &x, 8);
-  }
-  panels_of<HALF, R, true, EXTRA>(t, row, block, first, last - first + 1, bits, extra);
+  Span span = span_of(of_rows, R, bits);
+  if (span.count == 0) return;
+  if (span.all) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
+  panels_of<HALF, R, true, EXTRA>(t, row, block, span.first, span.count, bits, extra);
 }
 
 template <bool HALF, bool EXTRA>

@@ -10,6 +10,23 @@ constexpr int DEEPEST = 16;
 
 INLINE uint64_t first_bits(int64_t n) { return n >= 64 ? ALL : n <= 0 ? 0 : (1ull << n) - 1; }
 
+// The panels of a block from the first to the last key that some of R rows sees; bits [R][panels] for each row.
+struct Span {
+  int first, count;  // count 0: nothing is seen
+  bool all;          // every row sees every key
+};
+INLINE Span span_of(const uint64_t* rows, int count, uint16_t (*bits)[4]) {
+  uint64_t some = 0, all = ALL;
+  for (int r = 0; r < count; r++) some |= rows[r], all &= rows[r];
+  if (!some) return {0, 0, false};
+  int first = __builtin_ctzll(some) / UNIT, last = (63 - __builtin_clzll(some)) / UNIT;
+  for (int r = 0; r < count; r++) {
+    uint64_t x = rows[r] >> first * UNIT;
+    memcpy(bits[r], &x, 8);
+  }
+  return {first, last - first + 1, all == ALL};
+}
+
 template <class Test>
 INLINE uint64_t each_key(const int32_t* keys, Test test) {
   uint64_t bits = 0;

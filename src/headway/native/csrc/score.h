@@ -21,40 +21,57 @@ struct Extra {
 
   bool drops() const { return c->dropout > 0; }
 
-  // raw [panels * 16] -> scaled scores after all steps, natural units. `slope`: their derivative by the scaled
-  // score, and by what step n has added, after[n] (each [panels * 16] or null).
-  void apply(int head, int place, int first, int count, float* s, float* slope) const {
+  // raw [panels * 16] -> the scores after all steps, in natural units.
+  void apply(int head, int place, int first, int panels, float* s) const {
     int32_t q = queries.index[place];
-    for (int p = 0; p < count; p++) {
+    for (int p = 0; p < panels; p++) {
       const int32_t* k = at.index + (first + p) * UNIT;
-      float *x = s + p * UNIT, *d = slope ? slope + p * UNIT : nullptr;
+      float* x = s + p * UNIT;
       for (int j = 0; j < UNIT; j++) x[j] *= (float)c->scale;
-      if (d)
-        for (int j = 0; j < UNIT; j++) d[j] = 1.0f;
-      for (int64_t n = 0; n < c->score_count; n++) one(c->scores[n], head, q, k, x, d);
+      for (int64_t n = 0; n < c->score_count; n++) one(c->scores[n], head, q, k, x);
     }
   }
 
-  static void one(const headway_score& step, int head, int32_t q, const int32_t* k, float* x, float* d) {
-    if (step.kind == HEADWAY_SOFT_CAP) {
-      float cap = step.values[0];
-      for (int j = 0; j < UNIT; j++) {
-        float y = tanhf(x[j] / cap);
-        x[j] = cap * y;
-        if (d) d[j] *= 1.0f - y * y;
+  // ds [panels * 16], derivatives by the final scores -> by the scaled ones; what a step's values receive is added
+  // to gradients[step]. `raw` as in `apply`.
+  void pull_back(int head, int place, int first, int panels, const float* raw, float* ds, float* const* gradients) const {
+    constexpr int MOST = 8;
+    int32_t q = queries.index[place];
+    for (int p = 0; p < panels; p++) {
+      const int32_t* k = at.index + (first + p) * UNIT;
+      float x[UNIT], tape[MOST][UNIT], *g = ds + p * UNIT;
+      for (int j = 0; j < UNIT; j++) x[j] = raw[p * UNIT + j] * (float)c->scale;
+      for (int64_t n = 0; n < c->score_count; n++) {
+        one(c->scores[n], head, q, k, x);
+        memcpy(tape[n], x, sizeof x);
       }
+      for (int64_t n = c->score_count - 1; n >= 0; n--) {
+        const headway_score& step = c->scores[n];
+        if (step.kind == HEADWAY_SOFT_CAP) {
+          for (int j = 0; j < UNIT; j++) {
+            float y = tape[n][j] / step.values[0];
+            g[j] *= 1.0f - y * y;
+          }
+        } else if (step.kind == HEADWAY_DISTANCE && gradients[n]) {
+          float* row = gradients[n] + head * (2 * step.reach + 1) + step.reach;
+          for (int j = 0; j < UNIT; j++)
+            if (g[j] != 0) row[clamp(k[j] - q, (int32_t)step.reach)] += g[j];
+        }
+      }
+    }
+  }
+
+  static void one(const headway_score& step, int head, int32_t q, const int32_t* k, float* x) {
+    if (step.kind == HEADWAY_SOFT_CAP) {
+      for (int j = 0; j < UNIT; j++) x[j] = step.values[0] * tanhf(x[j] / step.values[0]);
     } else if (step.kind == HEADWAY_SLOPE) {
-      float slope = step.values[head];
-      for (int j = 0; j < UNIT; j++) x[j] -= slope * fabsf((float)(k[j] - q));
+      for (int j = 0; j < UNIT; j++) x[j] -= step.values[head] * fabsf((float)(k[j] - q));
     } else {
       const float* row = step.values + head * (2 * step.reach + 1) + step.reach;
       for (int j = 0; j < UNIT; j++) x[j] += row[clamp(k[j] - q, (int32_t)step.reach)];
     }
   }
   static int32_t clamp(int32_t x, int32_t most) { return x < -most ? -most : x > most ? most : x; }
-
-  // Adds ds [panels * 16] (derivative by the final scores) to the gradients of the steps' values.
-  void collect(int head, int place, int first, int count, const float* ds, const float* raw) const;
 
   uint32_t word(int head, int place) const {
     uint32_t low = (uint32_t)c->seed, high = (uint32_t)((uint64_t)c->seed >> 32);
@@ -67,17 +84,11 @@ struct Extra {
     return mix(row ^ mix(key)) >= (uint32_t)(c->dropout * 4294967296.0);
   }
 
-  // Weights [panels * 16] times 1 / (1 - p) where kept and 0 where dropped.
-  void drop(int head, int place, int first, int count, bool half, void* weights) const {
+  // Factors [panels * 16] of the weights: 1 / (1 - p) where kept, 0 where dropped.
+  void keep(int head, int place, int first, int panels, float* factors) const {
     uint32_t row = word(head, place);
     float more = (float)(1.0 / (1.0 - c->dropout));
-    for (int i = 0; i < count * UNIT; i++) {
-      float keep = keeps(row, begin + first * UNIT + i) ? more : 0.0f;
-      if (half)
-        ((uint16_t*)weights)[i] = to_bf16(from_bf16(((uint16_t*)weights)[i]) * keep);
-      else
-        ((float*)weights)[i] *= keep;
-    }
+    for (int i = 0; i < panels * UNIT; i++) factors[i] = keeps(row, begin + first * UNIT + i) ? more : 0.0f;
   }
 };
 

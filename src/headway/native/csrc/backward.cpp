@@ -1,0 +1,318 @@
+// headway_backward: gradients of queries, keys, values and of the values of scores.
+//
+// An item is a part of the tiles of one (row, kv head): it owns its queries' gradients and sums those of keys and
+// values on its own; where a kv head is split, the sums of its parts are added in order. How it is split depends on
+// the shapes only, so the result does not depend on the number of threads.
+#include "backward.h"
+
+#include <omp.h>
+
+namespace {
+
+constexpr int64_t ITEMS = 32;  // pieces of work aimed at, when tiles are many enough
+
+struct Range {
+  int64_t first, last;  // blocks of keys
+};
+
+struct Work {
+  const headway_call& c;
+  Sizes z;
+  int64_t splits, items;
+
+  Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
+    int64_t heads = c.batch * c.kv_heads;
+    splits = (ITEMS + heads - 1) / heads;
+    if (splits > c.plan.tiles / 10) splits = c.plan.tiles / 10;
+    if (splits < 1) splits = 1;
+    items = heads * splits;
+  }
+
+  int64_t tile_of(int64_t split) const { return c.plan.tiles * split / splits; }
+  int64_t row_size() const { return z.wide_d + z.wide_dv; }
+
+  // The blocks that the tiles of a split read.
+  Range range(int64_t b, int64_t split) const {
+    const headway_plan& p = c.plan;
+    int64_t at = p.rows > 1 ? b * p.tiles : 0, first = INT64_MAX, last = 0;
+    for (int32_t r = p.first[at + tile_of(split)]; r < p.first[at + tile_of(split + 1)]; r++) {
+      first = p.begin[r] / BLOCK < first ? p.begin[r] / BLOCK : first;
+      int64_t end = (p.end[r] + BLOCK - 1) / BLOCK;
+      last = end > last ? end : last;
+    }
+    return {first > last ? last : first, last};
+  }
+
+  int64_t most_blocks() const {
+    int64_t most = 1;
+    for (int64_t t = 0; t < c.plan.rows * c.plan.tiles; t++) {
+      int64_t blocks = 0;
+      for (int32_t r = c.plan.first[t]; r < c.plan.first[t + 1]; r++)
+        blocks += (c.plan.end[r] - c.plan.begin[r] + BLOCK - 1) / BLOCK;
+      most = blocks > most ? blocks : most;
+    }
+    return most + 2;
+  }
+
+  int64_t widest() const {
+    int64_t most = 0;
+    for (int64_t b = 0; b < c.plan.rows; b++)
+      for (int64_t s = 0; s < splits; s++) {
+        Range r = range(b, s);
+        most = r.last - r.first > most ? r.last - r.first : most;
+      }
+    return most;
+  }
+};
+
+// One row of a tensor, converted to float.
+INLINE float dot_rows(const headway_tensor& x, const headway_tensor& y, int64_t type, int64_t b, int64_t h,
+                      int64_t slot, int64_t width) {
+  int64_t i = b * x.batch + h * x.head + slot * x.slot, j = b * y.batch + h * y.head + slot * y.slot;
+  float sum = 0;
+  if (type == HEADWAY_FLOAT32) {
+    const float *p = (const float*)x.data + i, *q = (const float*)y.data + j;
+    vf total = {};
+    int64_t n = 0;
+    for (; n + W <= width; n += W) total += load(p + n) * load(q + n);
+    for (; n < width; n++) sum += p[n] * q[n];
+    return sum + sum_of(total);
+  }
+  const uint16_t *p = (const uint16_t*)x.data + i, *q = (const uint16_t*)y.data + j;
+  float part[16] = {};
+  int64_t n = 0;
+  for (; n + 16 <= width; n += 16)
+    for (int l = 0; l < 16; l++) part[l] += from_bf16(p[n + l]) * from_bf16(q[n + l]);
+  for (; n < width; n++) sum += from_bf16(p[n]) * from_bf16(q[n]);
+  for (int l = 0; l < 16; l++) sum += part[l];
+  return sum;
+}
+
+template <bool HALF>
+struct Worker {
+  const Work& w;
+  const headway_call& c;
+  Blocks<HALF, true> blocks;
+  BackTile<HALF>* tile;
+  float* memory;
+  Extra extra;
+  bool extra_steps;
+  float q_sign;
+
+  Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
+    int64_t q = whole_units(w.z.d), g = whole_units(w.z.dv), d = w.z.wide_d, dv = w.z.wide_dv;
+    tile = (BackTile<HALF>*)aligned_alloc(64, (sizeof(BackTile<HALF>) + 63) / 64 * 64);
+    memory = floats(TILE * (q + g + 2 * d + dv));
+    extra_steps = c.score_count > 0 || c.dropout > 0;
+    q_sign = c.scale < 0 && !c.score_count ? -1.0f : 1.0f;
+    if (!ready()) return;
+    tile->z = w.z;
+    tile->dq = memory;
+    tile->q = tile->dq + TILE * d;
+    tile->g = tile->q + TILE * q;
+    tile->q_rows = HALF ? tile->g + TILE * g : tile->q;
+    tile->g_rows = HALF ? tile->q_rows + TILE * d : tile->g;
+    tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
+    extra.c = &c;
+  }
+  ~Worker() {
+    free(tile);
+    free(memory);
+  }
+  bool ready() const { return blocks.ready() && tile && memory; }
+
+  // dk, dv: sums for the blocks from `first` on.
+  void run(int64_t b, int64_t kv, int64_t split, int64_t first, float* dk, float* dv, float* const* gradients) {
+    Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
+    extra.queries = queries, extra.keys = keys, extra.b = b;
+    Program program{c.program, c.instructions};
+    const headway_plan& p = c.plan;
+    bool documents = queries.document || keys.document;
+    for (int64_t g = 0; g < w.z.group; g++)
+      for (int64_t t = w.tile_of(split); t < w.tile_of(split + 1); t++) {
+        int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
+        int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+        take_rows(b, kv * w.z.group + g, begin, n, queries);
+        for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+          for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
+            Block block = blocks.get(b, kv, k / BLOCK, keys);
+            bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+            uint64_t seen[TILE];
+            if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
+            if (!whole) {
+              uint64_t inside = first_bits(p.end[r] - k);
+              for (int64_t i = 0; i < n; i++) seen[i] = inside;
+              if (!p.full[r]) program.visible<TILE>(extra.at, queries, begin, n, documents, seen);
+            }
+            float *dk_at = dk + (k - first * BLOCK) * w.z.wide_d, *dv_at = dv + (k - first * BLOCK) * w.z.wide_dv;
+            if (extra_steps)
+              block_of<HALF, true>(*tile, block, whole ? nullptr : seen, &extra, gradients, dk_at, dv_at);
+            else
+              block_of<HALF, false>(*tile, block, whole ? nullptr : seen, nullptr, nullptr, dk_at, dv_at);
+          }
+        for (int64_t i = 0; i < n; i++)
+          write_words(c.dq, c.type, b, kv * w.z.group + g, queries.slot(begin + i), tile->dq + i * w.z.wide_d,
+                      (int)c.dim, (float)c.scale);
+      }
+  }
+
+  void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {
+    BackTile<HALF>& x = *tile;
+    Rows q = Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order);
+    Rows g = Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order);
+    int64_t qw = whole_units(w.z.d), gw = whole_units(w.z.dv);
+    x.count = (int)n;
+    vi bad_q = {}, bad_g = {};
+    for (int64_t i = 0; i < n; i++) {
+      int64_t slot = queries.slot(begin + i), at = (b * c.heads + head) * c.queries.count + slot;
+      float lse = c.lse[at];
+      bool there = queries.index[begin + i] >= 0 && lse != -INFINITY;
+      x.rows[i] = {(int32_t)(begin + i), (int32_t)head, (int32_t)i};
+      take_query<HALF>(q, begin + i, there, q_sign < 0, x.q + i * qw);
+      take_query<HALF>(g, begin + i, there, false, x.g + i * gw);
+      bad_q |= not_numbers<HALF>(x.q + i * qw, (int)qw);
+      bad_g |= not_numbers<HALF>(x.g + i * gw, (int)gw);
+      x.down[i] = there ? -lse * LOG2E : 0;
+      x.delta[i] = there ? dot_rows(c.out, c.d_out, c.type, b, head, slot, c.dim_v) - c.d_lse[at] : 0;
+    }
+    x.q_finite = !bits_of(bad_q), x.g_finite = !bits_of(bad_g);
+    memset(x.dq, 0, (size_t)n * w.z.wide_d * 4);
+    if (HALF) {
+      pair_up(x.q, qw, n, x.q_rows, (int)c.dim);
+      pair_up(x.g, gw, n, x.g_rows, (int)c.dim_v);
+    }
+  }
+
+  void pair_up(const float* from, int64_t step, int64_t n, float* to, int columns) {
+    for (int64_t i = 0; i < n; i += UNIT) {
+      const float* rows[UNIT];
+      for (int j = 0; j < UNIT; j++) rows[j] = i + j < n ? from + (i + j) * step : blocks.zero;
+      pack_rows<HALF>(rows, columns, to + i / 2 * whole_units(columns));
+    }
+  }
+
+  // The gradients of keys [begin, end) of a kv head: sums of [dk | dv] parts, in order.
+  void write_keys(int64_t b, int64_t kv, int64_t begin, int64_t end, const float* dk, const float* dv) const {
+    Tokens keys = Tokens::of(c.keys, b);
+    if (end > keys.count) end = keys.count;
+    for (int64_t i = begin; i < end; i++) {
+      int64_t slot = keys.slot(i);
+      write_words(c.dk, c.type, b, kv, slot, dk + (i - begin) * w.z.wide_d, (int)c.dim, (float)c.scale * q_sign);
+      write_words(c.dv, c.type, b, kv, slot, dv + (i - begin) * w.z.wide_dv, (int)c.dim_v, 1.0f);
+    }
+  }
+};
+
+// Where the sums of each item lie, and the gradients of score values for each (row of the batch, split).
+struct Sums {
+  const Work& w;
+  float* data;
+  int64_t *at, tables;
+  float* table;
+
+  explicit Sums(const Work& work, bool all) : w(work), data(nullptr), at(nullptr), tables(0), table(nullptr) {
+    at = (int64_t*)malloc((size_t)(w.items + 1) * 8);
+    int64_t size = 0;
+    for (int64_t i = 0; at && i < w.items; i++) {
+      at[i] = size;
+      Range r = w.range(i / w.splits / w.c.kv_heads, i % w.splits);
+      if (all) size += (r.last - r.first) * BLOCK * w.row_size();
+    }
+    if (size) data = floats(size);
+    for (int64_t n = 0; n < w.c.score_count; n++)
+      if (w.c.scores[n].gradient) tables += w.c.heads * (2 * w.c.scores[n].reach + 1);
+    if (tables) table = (float*)calloc((size_t)(tables * w.c.batch * w.splits), 4);
+    if (size && !data) free(at), at = nullptr;
+    if (tables && !table) free(at), at = nullptr;
+  }
+  ~Sums() {
+    free(at);
+    free(data);
+    free(table);
+  }
+  void gradients(int64_t b, int64_t split, float** to) const {
+    float* next = table ? table + (b * w.splits + split) * tables : nullptr;
+    for (int64_t n = 0; n < w.c.score_count; n++) {
+      to[n] = w.c.scores[n].gradient ? next : nullptr;
+      if (to[n]) next += w.c.heads * (2 * w.c.scores[n].reach + 1);
+    }
+  }
+  void add_tables() const {
+    for (int64_t i = 0; i < w.c.batch * w.splits; i++) {
+      float* from[8];
+      gradients(i / w.splits, i % w.splits, from);
+      for (int64_t n = 0; n < w.c.score_count; n++)
+        for (int64_t j = 0; from[n] && j < w.c.heads * (2 * w.c.scores[n].reach + 1); j++)
+          w.c.scores[n].gradient[j] += from[n][j];
+    }
+  }
+};
+
+// Adds the parts of one block of keys in order and writes them.
+template <bool HALF>
+void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t block, float* total) {
+  int64_t b = head / w.c.kv_heads, dk_size = BLOCK * w.z.wide_d, dv_size = BLOCK * w.z.wide_dv;
+  memset(total, 0, (size_t)(dk_size + dv_size) * 4);
+  for (int64_t s = 0; s < w.splits; s++) {
+    Range r = w.range(b, s);
+    if (block < r.first || block >= r.last) continue;
+    const float* dk = sums.data + sums.at[head * w.splits + s];
+    const float* dv = dk + (r.last - r.first) * dk_size;
+    dk += (block - r.first) * dk_size, dv += (block - r.first) * dv_size;
+    for (int64_t i = 0; i < dk_size; i += W) store(total + i, load(total + i) + load(dk + i));
+    for (int64_t i = 0; i < dv_size; i += W) store(total + dk_size + i, load(total + dk_size + i) + load(dv + i));
+  }
+  worker.write_keys(b, head % w.c.kv_heads, block * BLOCK, (block + 1) * BLOCK, total, total + dk_size);
+}
+
+template <bool HALF>
+int run(const headway_call& c) {
+  Work w(c, HALF);
+  bool alone = w.splits == 1;
+  Sums sums(w, !alone);
+  if (!sums.at) return 2;
+  int64_t most = w.most_blocks(), next = 0, widest = alone ? w.z.blocks : 1;
+  int threads = (int)(c.threads < w.items ? c.threads : w.items), failed = 0;
+#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+  {
+    Worker<HALF> worker(w, most);
+    float* own = floats(widest * BLOCK * w.row_size());
+    if (!worker.ready() || !own)
+      __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
+    else
+      for (int64_t n; (n = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) {
+        int64_t split = w.splits - 1 - n % w.splits, head = n / w.splits;  // the longest first, when causal
+        int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
+        Range r = alone ? Range{0, w.z.blocks} : w.range(b, split);
+        int64_t rows = (r.last - r.first) * BLOCK;
+        float *dk = alone ? own : sums.data + sums.at[head * w.splits + split], *dv = dk + rows * w.z.wide_d;
+        memset(dk, 0, (size_t)(rows * w.row_size()) * 4);
+        float* gradients[8];
+        sums.gradients(b, split, gradients);
+        worker.run(b, kv, split, r.first, dk, dv, gradients);
+        if (alone) worker.write_keys(b, kv, 0, rows, dk, dv);
+      }
+    if (!alone) {
+#pragma omp barrier
+      int64_t all = c.batch * c.kv_heads * w.z.blocks;
+      if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
+#pragma omp for
+        for (int64_t i = 0; i < all; i++) gather<HALF>(worker, w, sums, i / w.z.blocks, i % w.z.blocks, own);
+    }
+    free(own);
+  }
+  if (!failed) sums.add_tables();
+  return failed;
+}
+
+}  // namespace
+
+extern "C" int headway_backward(const headway_call* call) {
+  const headway_call& c = *call;
+  if (c.abi != HEADWAY_ABI) return 1;
+  if (c.plan.tile > TILE || c.type > HEADWAY_BFLOAT16 || c.kv_type != c.type || c.score_count > 8) return 3;
+#if HEADWAY_LEVEL >= 3
+  if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
+#endif
+  return run<false>(c);
+}
