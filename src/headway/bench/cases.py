@@ -91,7 +91,7 @@ CASES: tuple[Case, ...] = (
         says="a causal window of 512",
         pattern=LAST,
         peers=("chunks", "flex", "mask"),
-        quick=8192,
+        quick=4096,
     ),
     Case(
         name="window-128",

@@ -26,7 +26,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class Wish:
     """What is to be measured: every case in its dtypes and passes, as far as `dtypes` and `passes` name them (empty:
-    all), at each number of `threads`; `tuned` adds the other baseline; no row begins after `seconds`."""
+    all), at each number of `threads`; `tuned` adds the other baseline. With `seconds`, every case has a turn before any
+    has two, and no row begins that would end later, were it as long as the longest before it."""
 
     cases: Sequence[Case]
     dtypes: tuple[str, ...] = ()
@@ -64,23 +65,31 @@ def attention(wish: Wish, say: Say) -> Iterator[Row]:
         beside = _tuned(stack, say) if wish.tuned else None
         for count in wish.threads or (threads,):
             torch.set_num_threads(count)
-            for number, (case, dtype, direction) in enumerate(lines := list(_lines(wish))):
-                if wish.seconds is not None and time.monotonic() - begin > wish.seconds:
+            longest, lines = 0.0, _lines(wish)
+            for number, (case, dtype, direction) in enumerate(lines):
+                started = time.monotonic()
+                if wish.seconds is not None and started - begin + longest > wish.seconds:
                     left = ", ".join(f"{c.label(p)} {d}" for c, d, p in lines[number:])
-                    say(f"{wish.seconds:.0f} seconds are over; left out: {left}")
+                    say(f"the {wish.seconds:.0f} seconds are used up; left out: {left}")
                     return
                 say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
                 row = _row(case, dtype, direction, wish, beside)
                 for note in row.notes:
                     say(f"  {note}")
+                longest = max(longest, time.monotonic() - started)
                 yield row
 
 
-def _lines(wish: Wish) -> Iterator[tuple[Case, str, str]]:
+def _lines(wish: Wish) -> list[tuple[Case, str, str]]:
+    """(case, dtype, pass) of every row, in order."""
+    lines = []
     for case in wish.cases:
-        for dtype in (d for d in case.dtypes if not wish.dtypes or d in wish.dtypes):
-            for direction in (p for p in case.passes if not wish.passes or p in wish.passes):
-                yield case, dtype, direction
+        kinds = [(d, p) for d in case.dtypes for p in case.passes]
+        some = [(d, p) for d, p in kinds if d in (wish.dtypes or (d,)) and p in (wish.passes or (p,))]
+        lines += [(turn, case, dtype, direction) for turn, (dtype, direction) in enumerate(some)]
+    if wish.seconds is not None:
+        lines.sort(key=lambda line: line[0])
+    return [line[1:] for line in lines]
 
 
 def _row(case: Case, dtype: str, direction: str, wish: Wish, beside: Child | None) -> Row:

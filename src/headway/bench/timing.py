@@ -26,7 +26,7 @@ class Effort:
 
 
 WELL = Effort()
-QUICK = Effort(repeats=3, seconds=3.0, sample=0.01)
+QUICK = Effort(repeats=3, seconds=1.5, sample=0.01)
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ def memory(
 
 DTYPES = ("float32", "bfloat16")
 PASSES = ("forward", "forward+backward")
-QUICK_SECONDS = 35.0
-"""After which --quick begins no row: the longest takes some ten seconds on two cores."""
+QUICK_SECONDS = 45.0
+"""What --quick may take beyond starting and drawing."""
 
 
 def known(option: str, given: Iterable[str], values: tuple[str, ...]) -> None:

@@ -1,0 +1,149 @@
+"""What is held, how it grows, and the processes in which it is measured."""
+
+import json
+
+import pytest
+
+from headway.bench import memory, report, tuned
+from headway.bench.cases import FORWARD, named
+from headway.bench.child import Child
+from headway.bench.held import Ask, Held, step
+from headway.bench.memory import GROWTHS, OURS, Growth, exponent, fitted, line, powers, row_of
+from headway.bench.timing import Effort
+from headway.errors import BackendError
+from headway.patterns import Window
+
+MIB = 1 << 20
+WINDOW = GROWTHS[0]
+
+
+def test_the_exponent_of_a_power_law_is_found() -> None:
+    x = powers(1024, 16384)
+    assert x == (1024, 2048, 4096, 8192, 16384)
+    for p in (0.0, 1.0, 1.5, 2.0):
+        assert exponent(x, [7.0 * n**p for n in x]) == pytest.approx(p)
+    assert line(x, [3.0 * n + 5 for n in x]) == pytest.approx(3.0)
+
+
+def test_growth_is_fitted_per_side_and_flat_where_nothing_is_held() -> None:
+    def held(beyond: int, seconds: float) -> Held:
+        return Held(beyond, 0, 0, seconds)
+
+    lengths = (1024, 2048, 4096)
+    sides = {
+        OURS: {n: held(n * 8192, n * 1e-3) for n in lengths},
+        "mask": {n: held(n * n * 4, n * n * 1e-6) for n in lengths},
+        "sdpa": {n: held(1000 + n % 7, n * n * 1e-6) for n in lengths},
+        "once": {1024: held(1, 1.0)},
+    }
+    row = fitted(WINDOW, "float32", sides, "auto")
+    assert row.extra["time_exponent"] == pytest.approx({OURS: 1.0, "mask": 2.0, "sdpa": 2.0})
+    assert row.extra["memory_exponent"][OURS] == pytest.approx(1.0)
+    assert row.extra["memory_exponent"]["mask"] == pytest.approx(2.0)
+    assert row.extra["memory_exponent"]["sdpa"] is None
+    assert row.extra["bytes_per_token"][OURS] == pytest.approx(8192)
+    text = report.text([row])
+    assert "n^2.00" in text
+    assert "flat" in text
+
+
+def test_the_row_of_one_length() -> None:
+    both = {OURS: Held(2 * MIB, MIB, MIB, 0.5), "mask": Held(8 * MIB, MIB, MIB, 1.5)}
+    row = row_of(WINDOW, 2048, "float32", both, "auto", [])
+    said = json.loads(report.line(row))
+    assert said["case"] == "window n=2048 forward+backward"
+    assert (said["ours_mib"], said["peers_mib"], said["given_mib"]) == (2.0, {"mask": 8.0}, 2.0)
+    assert said["ratio_best_peer"] == 3.0
+    seen = 512 * 2048 - 512 * 511 / 2
+    assert said["ours_gflops"] == pytest.approx(3.5 * 4 * 64 * 8 * seen / 0.5 / 1e9)
+    assert row_of(WINDOW, 2048, "float32", {}, "auto", ["why"]).notes == ["why"]
+
+
+def test_lengths_are_cut_and_quick_is_short() -> None:
+    assert memory.chosen(tokens=8192)[0].lengths == (2048, 4096, 8192)
+    assert memory.chosen(tokens=256)[0].lengths == (64, 128, 256)
+    assert memory.chosen(["mistral"], tokens=64)[0].lengths == (64,)
+    quick = memory.chosen(quick=True)
+    assert [growth.name for growth in quick] == ["window", "causal"]
+    assert quick[0].lengths[-1] == 16384
+    assert memory.chosen() == list(GROWTHS)
+
+
+def test_what_is_held_is_measured_apart() -> None:
+    stored = Ask("stored", "Causal()", 1024, "float32")
+    scores = 8 * 1024 * 1024 * 4
+    with Child({}) as child:
+        held = Held(**child.ask(what="held", ask=vars(stored), threads=1))
+    tensor = 8 * 1024 * 64 * 4
+    assert (held.inputs, held.outputs) == (4 * tensor, 4 * tensor)
+    assert 2 * scores < held.beyond < 6 * scores, "scores and weights at least, and copies of them in between"
+
+
+def test_the_outputs_are_not_held_beyond() -> None:
+    with Child({}) as child:
+        held = Held(**child.ask(what="held", ask=vars(Ask("sdpa", "Causal()", 4096, "float32")), threads=1))
+    assert held.outputs == 4 * 8 * 4096 * 64 * 4
+    assert held.beyond < held.outputs / 2, "the fused kernel keeps a number per row and small buffers"
+
+
+def test_a_step_runs_here_for_every_side() -> None:
+    for side in (OURS, "sdpa", "mask", "stored"):
+        assert step(Ask(side, "Causal()", 64, "float32")).seconds > 0
+    assert step(Ask(OURS, "Window.last(16)", 64, "bfloat16", backend="banded")).inputs == 4 * 8 * 64 * 64 * 2
+
+
+def test_rows_of_a_growth_and_its_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(growth: Growth, side: str, tokens: int, dtype: str, backend: str) -> Held:
+        if side == "mask" and tokens > 2048:
+            raise BackendError("it ended with code -9")
+        return Held(tokens * 8192 * (2 if side == "mask" else 1), MIB, MIB, tokens * 1e-3)
+
+    monkeypatch.setattr(memory, "apart", made_up)
+    said: list[str] = []
+    rows = list(memory.memory([WINDOW.shorter(4096)], (), "auto", said.append))
+    assert [row.case for row in rows] == [
+        "window n=2048 forward+backward",
+        "window n=4096 forward+backward",
+        "window growth",
+    ]
+    assert rows[1].notes == ["mask not measured: it ended with code -9"]
+    assert set(rows[2].extra["time_exponent"]) == {OURS}
+    assert said == ["window n=2048 float32: headway, mask", "window n=4096 float32: headway, mask"]
+
+
+def test_a_row_from_another_process_is_a_row() -> None:
+    effort = Effort(repeats=1, least=1, sample=0.0)
+    case = named("window").at(32).beside(["mask"])
+    with Child({}) as child:
+        row = child.measure(case, "float32", FORWARD, "banded", effort)
+        assert row.case == "window n=32 forward"
+        assert set(row.ratios) == {"mask"}
+        with pytest.raises(BackendError, match="unknown backend"):
+            child.ask(
+                what="held", ask={**vars(Ask(OURS, "Causal()", 32, "float32")), "backend": "no"}, threads=1
+            )
+        child._process.kill()
+        with pytest.raises(BackendError, match="ended with code"):
+            child.ask(what="product", threads=1)
+
+
+def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuned.sys, "platform", "linux")
+    monkeypatch.setattr(tuned.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(tuned.torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(tuned, "vendor", lambda: "GenuineIntel")
+    assert "Intel" in str(tuned.why_not())
+    monkeypatch.setattr(tuned, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(tuned, "compiler", lambda: None)
+    assert "C compiler" in str(tuned.why_not())
+    monkeypatch.setattr(tuned, "compiler", lambda: "/usr/bin/cc")
+    assert tuned.why_not() is None
+    monkeypatch.setattr(tuned.torch.backends.mkl, "is_available", lambda: False)
+    assert "no MKL" in str(tuned.why_not())
+    monkeypatch.setattr(tuned.platform, "machine", lambda: "aarch64")
+    assert "x86-64" in str(tuned.why_not())
+
+
+def test_the_window_of_the_table_is_the_one_it_says() -> None:
+    assert WINDOW.pattern == Window.last(512)
+    assert WINDOW.lengths[-1] == 131072

@@ -1,0 +1,157 @@
+"""Every peer gives what headway gives: at toy size here, at full size before each row is timed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headway.attention import attend
+from headway.bench.cases import CASES, FORWARD, TRAIN, Case, named
+from headway.bench.chunks import chunked
+from headway.bench.inputs import make, tokens_of
+from headway.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
+from headway.bench.problems import OURS, build
+from headway.bench.rows import compare
+from headway.patterns import Causal, Window, visible
+from headway.tokens import Tokens
+from tests.naive import naive, with_gradients
+
+TOKENS = 96
+HERE = [case for case in CASES if case.level is None]
+
+
+def toy(case: Case) -> Case:
+    """The case small enough for a test."""
+    if case.kind == "mistral":
+        return replace(case.at(TOKENS), heads=4, kv_heads=2, width=32)
+    small = case.at(TOKENS)
+    return replace(small, heads=4, kv_heads=4) if small.heads == small.kv_heads else small
+
+
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_every_peer_gives_what_headway_gives(case: Case) -> None:
+    case = toy(case).beside([peer for peer in case.peers if peer != "flex"])
+    for dtype in case.dtypes:
+        for direction in case.passes:
+            problem = build(case, dtype, direction)
+            expected = {OURS, *case.peers, *([f"{OURS} {case.against}"] if case.against else [])}
+            assert set(problem.sides) == expected, problem.notes
+            compare(problem, dtype, direction)
+            assert set(problem.sides) == expected, problem.notes
+            assert problem.notes == []
+            assert problem.work > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["window", "window-around", "dilated"])
+def test_compiled_flex_attention_gives_what_headway_gives(name: str) -> None:
+    case = toy(named(name)).beside(["flex"])
+    problem = build(case, "float32", FORWARD)
+    compare(problem, "float32", FORWARD)
+    assert "flex" in problem.sides, problem.notes
+    assert "flex" not in build(case, "float32", TRAIN).sides
+
+
+@pytest.mark.parametrize("backend", ["dense", "banded"])
+def test_the_backend_that_is_named_is_the_one_that_runs(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def watch(*args, **kwargs):  # type: ignore[no-untyped-def]
+        asked.append(kwargs["backend"])
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr("headway.bench.problems.attend", watch)
+    for name in ("window", "decode-4"):
+        build(toy(named(name)).beside([]), "float32", FORWARD, backend).sides[OURS]()
+    assert asked == [backend, backend]
+
+
+@pytest.mark.parametrize(
+    "window", [Window.last(32), Window.around(16), Window(5, 9), Window.last(1)], ids=str
+)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("joined", [False, True])
+def test_chunks_equal_plain_attention_with_gradients(window: Window, kv_heads: int, joined: bool) -> None:
+    for n in (64, 65, 130):
+        case = replace(
+            named("causal"), pattern=window, tokens=n, heads=4, kv_heads=kv_heads, width=8, batch=2
+        )
+        at, tokens = make(case, "float32", TRAIN), Tokens.range(n)
+        given = (at.grad.double(), at.q.double(), at.k.double(), at.v.double())
+        exact = with_gradients(lambda q, k, v, t=tokens: naive(q, k, v, window, t, t), *given)
+        for size in (8, 16, 40, 64):
+            got = at.run(chunked(at.q, at.k, at.v, window, size, joined))()
+            for mine, truth in zip(got, exact, strict=True):
+                torch.testing.assert_close(mine.double(), truth, rtol=0, atol=2e-5)
+
+
+def test_useful_work_counts_the_pairs_that_are_seen() -> None:
+    for case in (toy(case) for case in HERE if case.kind == "attention"):
+        at = make(case, "float32", FORWARD)
+        seen = visible(case.pattern, at.tokens, at.tokens).sum().item()
+        rows = case.batch if at.tokens.rows == 1 else 1
+        assert at.flops == 4 * case.width * case.heads * rows * seen
+        assert make(case, "float32", TRAIN).flops == 3.5 * at.flops
+
+
+def test_another_case_stands_beside_for_as_many_pairs() -> None:
+    case = named("packed").at(TOKENS)
+    problem = build(case, "float32", FORWARD)
+    seen = visible(case.pattern, tokens_of(case), tokens_of(case)).sum().item()
+    assert problem.scale == pytest.approx({"headway causal": seen / (TOKENS * (TOKENS + 1) / 2)})
+    assert build(named("grouped").at(TOKENS), "float32", FORWARD).scale == {}, "there it is time that counts"
+
+
+def test_what_a_peer_does_not_do_it_says() -> None:
+    window = make(named("window").at(64), "float32", FORWARD)
+    packed = make(named("packed").at(64), "float32", FORWARD)
+    dilated = make(named("dilated").at(64), "float32", FORWARD)
+    for build_peer, at in (
+        (sdpa, window),
+        (sdpa, packed),
+        (mask, packed),
+        (chunks, dilated),
+        (chunks, packed),
+    ):
+        with pytest.raises(Unfit):
+            build_peer(at)
+    long = replace(window, case=replace(window.case, tokens=8193))
+    with pytest.raises(Unfit, match="8193 x 8193"):
+        mask(long)
+    assert not PEERS["flex"].backward
+
+
+def test_layouts_are_what_they_are_called() -> None:
+    packed, ragged = tokens_of(named("packed")), tokens_of(named("ragged"))
+    assert packed.documents.unique().numel() == 5
+    assert bool(packed.valid.all())
+    assert len({int(row.sum()) for row in ragged.valid}) == 4
+    assert int(tokens_of(named("global")).globals.sum()) == 16
+
+
+def test_the_quickest_is_found() -> None:
+    spent = []
+
+    def run(steps: int):  # type: ignore[no-untyped-def]
+        return lambda: spent.append(sum(range(steps)))
+
+    assert quickest([3_000_000, 10, 2_000_000], run) == 10
+
+
+def test_decoding_reads_another_cache_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def watch(q, k, v, pattern, **rest):  # type: ignore[no-untyped-def]
+        assert pattern == Causal()
+        assert rest["q_tokens"].index.item() == TOKENS - 1
+        read.append(k.data_ptr())
+        return q
+
+    monkeypatch.setattr("headway.bench.problems.attend", watch)
+    problem = build(named("decode-4").at(TOKENS), "bfloat16", FORWARD)
+    for _ in range(4):
+        problem.sides[OURS]()
+    assert len(set(read)) == 4
+    assert problem.work == 2 * 4 * TOKENS * 128 * 2

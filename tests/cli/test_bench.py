@@ -1,0 +1,147 @@
+"""`headway bench`: rows on stdout, progress on stderr, and what it does when it is stopped."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.bench.rows import Row
+from headway.cli import run
+
+KEYS = {
+    "bench",
+    "case",
+    "dtype",
+    "peers",
+    "ours_ms",
+    "ratio_best_peer",
+    "ratio_best_tuned",
+    "share_of_limit",
+    "machine",
+}
+
+
+def row(number: int, *notes: str) -> Row:
+    where = {"notes": list(notes), "threads": 1, "cpu": "toy", "limit": "register peak"}
+    rest = {
+        "ours_ms": 1.0,
+        "rate": 1e9,
+        "peers": {"sdpa": 2.0},
+        "ratios": {"sdpa": 2.0},
+        "share_of_limit": 0.5,
+    }
+    return Row("attention", f"case {number}", "float32", machine=where, **rest)  # type: ignore[arg-type]
+
+
+def test_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = ["--case", "causal", "--case", "decode-4", "--case", "packed"]
+    toy = ["--tokens", "32", "--repeats", "1", "--no-tuned", "--threads", "1"]
+    assert run(["bench", "attention", "--json", *cases, *toy]) == 0
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert len(rows) == 4 + 2 + 4
+    for said in rows:
+        unit = "ours_gbs" if said["case"].startswith("decode") else "ours_gflops"
+        assert set(said) == {*KEYS, unit}
+        assert said["machine"]["threads"] == 1
+        assert said["ratio_best_tuned"] is None
+    assert rows[0]["case"] == "causal n=32 forward"
+    assert "causal n=32 forward float32, 1 thread" in err
+
+
+def test_the_table_the_chart_and_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toy = ["--tokens", "32", "--repeats", "1", "--no-tuned", "--backend", "banded", "--pass", "forward"]
+    assert run(["bench", "attention", "--case", "causal", "--out", "charts", "--save", *toy]) == 0
+    out, err = capsys.readouterr()
+    assert "best peer" in out
+    assert "backend banded" in out
+    assert (tmp_path / "charts" / "attention.png").exists()
+    (saved,) = (tmp_path / "bench" / "results").glob("*.jsonl")
+    assert len(saved.read_text().splitlines()) == 2
+    assert str(saved.relative_to(tmp_path)) in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["attention", "--case", "casual"], "no case 'casual' (did you mean \"causal\"?); cases are causal,"),
+        (["attention", "--dtype", "float16"], "--dtype is float32 or bfloat16, got 'float16'"),
+        (["attention", "--pass", "backward"], "--pass is forward or forward+backward, got 'backward'"),
+        (["attention", "--backend", "nativ"], "unknown backend 'nativ'"),
+        (["attention", "--scaling", "--threads", "1"], "leave out --threads"),
+        (
+            ["memory", "--case", "windw"],
+            "no memory case 'windw' (did you mean \"window\"?); cases are window,",
+        ),
+        (["memory", "--backend", "nativ"], "unknown backend 'nativ'"),
+    ],
+)
+def test_wrong_values_are_told_what_there_is(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+def test_an_unknown_bench_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "atention"]) == 2
+    assert "attention" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_stopped_it_prints_what_it_has(
+    json_too: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> Iterator[Row]:
+        yield row(1)
+        yield row(2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headway.bench.run.attention", stopped)
+    assert run(["bench", "attention", *(["--json"] if json_too else [])]) == 130
+    out, err = capsys.readouterr()
+    assert "case 1" in out
+    assert "case 2" in out
+    assert "interrupted" in err
+
+
+def test_another_result_is_an_error_after_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(1), row(2, "sdpa is left out: its output differ from ours by 1e-1")]
+    monkeypatch.setattr("headway.bench.run.attention", lambda *_: iter(rows))
+    assert run(["bench", "attention"]) == 1
+    out, err = capsys.readouterr()
+    assert "case 2 *" in out
+    assert "headway: error: case 2 float32: sdpa is left out" in err
+
+
+def test_memory_prints_what_is_held(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from headway.bench import memory
+    from headway.bench.held import Held
+
+    def held(growth: Any, side: str, tokens: int, dtype: str, backend: str) -> Held:
+        assert backend == "banded"
+        return Held(tokens << 15, 1 << 20, 1 << 20, tokens * 1e-3)
+
+    monkeypatch.setattr(memory, "apart", held)
+    arguments = ["bench", "memory", "--case", "window", "--tokens", "4096", "--backend", "banded"]
+    assert run([*arguments, "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "window n=4096 forward+backward" in out
+    assert "n^1.00" in out
+    assert "32768" in out
+    assert (tmp_path / "memory.png").exists()
+    assert run([*arguments, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {*KEYS, "ours_gflops", "ours_mib", "peers_mib", "given_mib"} == set(rows[0])
+    assert rows[-1]["memory_exponent"]["headway"] == pytest.approx(1.0)
