@@ -168,7 +168,7 @@ class Decoder(nn.Module):
                 f"{self.spec.layers} layers and {ids.shape[0]} rows; make one with decoder.make_cache({ids.shape[0]})"
             )
         limit = self.spec.context_limit
-        if limit is not None and tokens.count:
+        if limit is not None and tokens.index.numel():
             longest = int(tokens.index.max()) + 1 if tokens.start is None else tokens.start + tokens.count
             if longest > limit:
                 raise ConfigError(
