@@ -64,7 +64,8 @@ check: $(VENV)/.installed-check
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed $(VENV)/.native
-	$(BIN)/python bench/attention.py
+	$(BIN)/headway bench attention
+	$(BIN)/headway bench memory
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 SMALL_RUN = "--depth 2 --context 128 --batch-tokens 512 --vocab 300 --steps 3"
 TOY = {
     "make demo": "headway demo --quick",
-    "make bench": f"python {ROOT}/bench/attention.py --tokens 64 --window 16 --repeats 1 --heads 2 --kv-heads 1",
+    "make bench": "headway bench attention --case causal --tokens 64 --repeats 1 --no-tuned",
     "headway generate runs/demo --prompt 'def '": "headway generate runs/demo --prompt 'def ' -n 4",
     "headway train --data texts --validation-share 0.1 --patterns 'Window.last(128); Causal()' --out runs/mine": (
         "headway train --data texts --validation-share 0.1 --patterns 'Window.last(16); Causal()' --out runs/mine "
