@@ -169,7 +169,9 @@ def _attend(
 def _form(call: Call, part: Keys, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
     """What one compiled kernel serves; T and S are torch's to guard (fixed at first, symbols once they vary)."""
     sides = tuple(Slots.form(t) for t in (call.q_tokens, part.tokens))
-    steps = tuple((type(s), str(s) if not s.parameters else None) for s in call.score)
+    steps = tuple(
+        (type(s), *(v.shape if isinstance(v, Tensor) else v for v in vars(s).values())) for s in call.score
+    )
     shape = (*call.q.shape[:2], part.k.shape[1], call.q.shape[-1], part.v.shape[-1], mask.shape[0])
     return pattern, sides, steps, shape, call.q.dtype, call.scale, call.needs_grad, with_lse
 
