@@ -166,7 +166,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Block& bloc
   product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, z.d - done);
   for (; waits < t.wait.rows; waits++) weigh(t, waits);
 
-  if (EXTRA) {
+  if (EXTRA && extra->c->score_count) {
     alignas(64) float s[R][C * UNIT];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(&s[r][i * W], acc[r][i]);
     for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, first, C, s[r]);
