@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.attention import Keys, attend_keys, split_decode
 from headway.attention.call import Call, check
 from headway.partial import Partial
-from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window, visible
+from headway.patterns import Causal, Full, GlobalKeys, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
 from tests.naive import naive
 from tests.strategies import patterns, tokens
@@ -83,6 +83,7 @@ PACKED = Tokens.packed([[70, 60], [30, 90, 10]], 140)
 RING = Tokens(torch.arange(140).roll(33).unsqueeze(0))
 STEPS = [
     (Causal(), Tokens.range(1, 139), Tokens.range(140)),
+    (Full(), Tokens.range(2, 31), Tokens.range(33)),
     (Window.last(50) | Sink(4), Tokens.range(3, 120), RING),
     (Window.last(40), PACKED.slice(65, 74), PACKED),
     (Window.last(9, step=3) | GlobalKeys(), Tokens.range(16, 120), Tokens.range(140).with_global([7, 99])),
@@ -101,7 +102,7 @@ def test_decode_is_dense_in_every_dtype_and_width(
 
 
 def test_the_cut_into_chunks_does_not_matter() -> None:
-    pattern, q_tokens, k_tokens = STEPS[1]
+    pattern, q_tokens, k_tokens = STEPS[2]
     q, k, v = qkv(q_tokens, k_tokens, 4)
     whole, *cut = (decode(q, k, v, pattern, q_tokens, k_tokens, n) for n in (160, 32, 96, None))
     for part in cut:
@@ -119,7 +120,7 @@ def test_strides_are_taken_as_they_come() -> None:
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_slots_that_nobody_sees_are_not_read(poison: float) -> None:
-    for pattern, q_tokens, k_tokens in STEPS[1:3]:
+    for pattern, q_tokens, k_tokens in STEPS[2:4]:
         q, k, v = qkv(q_tokens, k_tokens, 2)
         unseen = ~visible(pattern, q_tokens, k_tokens).any(-2)[:, 0, :, None].unsqueeze(1).to(DEVICE)
         assert unseen.any()
@@ -131,7 +132,7 @@ def test_slots_that_nobody_sees_are_not_read(poison: float) -> None:
 
 
 def test_several_key_sets_and_empty_ones_merge() -> None:
-    pattern, q_tokens, k_tokens = STEPS[1]
+    pattern, q_tokens, k_tokens = STEPS[2]
     q, k, v = qkv(q_tokens, k_tokens, 2)
     whole = made(q, k, v, pattern, q_tokens, k_tokens)
     tokens = whole.keys[0].tokens
