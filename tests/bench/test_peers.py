@@ -7,11 +7,13 @@ import torch
 
 from headway.attention import attend
 from headway.bench.cases import CASES, FORWARD, TRAIN, Case, named
+from headway.bench.child import Child
 from headway.bench.chunks import chunked
 from headway.bench.inputs import make, tokens_of
 from headway.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
 from headway.bench.problems import OURS, build
 from headway.bench.rows import compare
+from headway.bench.timing import Effort
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
 from tests.naive import naive, with_gradients
@@ -43,13 +45,15 @@ def test_every_peer_gives_what_headway_gives(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["window", "window-around", "dilated"])
-def test_compiled_flex_attention_gives_what_headway_gives(name: str) -> None:
-    case = toy(named(name)).beside(["flex"])
-    problem = build(case, "float32", FORWARD)
-    compare(problem, "float32", FORWARD)
-    assert "flex" in problem.sides, problem.notes
-    assert "flex" not in build(case, "float32", TRAIN).sides
+def test_compiled_flex_attention_gives_what_headway_gives() -> None:
+    """In a process of its own: what compilers warn of is not ours to answer for."""
+    effort = Effort(repeats=1, least=1, sample=0.0)
+    with Child({}) as child:
+        for name in ("window", "window-around", "dilated"):
+            case = toy(named(name)).beside(["flex"])
+            row = child.measure(case, "float32", FORWARD, "auto", effort)
+            assert "flex" in row.ratios, row.notes
+            assert "flex" not in child.measure(case, "float32", TRAIN, "auto", effort).ratios
 
 
 @pytest.mark.parametrize("backend", ["dense", "banded"])

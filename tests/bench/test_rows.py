@@ -93,7 +93,7 @@ def test_a_peer_below_its_floor_makes_the_row_not_count() -> None:
     )
     text = report.text([row])
     assert "causal n=8 forward *" in text
-    assert "  * causal n=8 forward, float32: sdpa is below its floor" in text
+    assert "  * causal n=8 forward float32: sdpa is below its floor" in text
 
 
 def test_a_peer_that_gives_another_result_is_left_out_and_told() -> None:

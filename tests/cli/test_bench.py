@@ -123,6 +123,14 @@ def test_another_result_is_an_error_after_the_table(
     assert "headway: error: case 2 float32: sdpa is left out" in err
 
 
+def test_a_backend_that_can_measure_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    toy = ["--case", "causal", "--tokens", "32", "--repeats", "1", "--no-tuned", "--dtype", "float32"]
+    assert run(["bench", "attention", *toy, "--backend", "triton"]) == 1
+    out, err = capsys.readouterr()
+    assert out.count('backend="triton" cannot run this call') == 1, "a note is said once"
+    assert "nothing could be measured" in err
+
+
 def test_memory_prints_what_is_held(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

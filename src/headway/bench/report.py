@@ -37,8 +37,17 @@ def text(rows: Sequence[Row]) -> str:
         some = [row for row in rows if row.bench == bench]
         parts.append(_where(some))
         parts.append(_rates(some) if bench == "attention" else _held(some))
-        parts.append("\n".join(f"  * {row.case}, {row.dtype}: {note}" for row in some for note in row.notes))
+        parts.append(_notes(some))
     return "\n\n".join(part for part in parts if part)
+
+
+def _notes(rows: Sequence[Row]) -> str:
+    """Every note once, with the rows that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            about.setdefault(note, []).append(f"{row.case} {row.dtype}")
+    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items())
 
 
 def _where(rows: Sequence[Row]) -> str:

@@ -60,6 +60,7 @@ def scaling() -> tuple[int, ...]:
 def attention(wish: Wish, say: Say) -> Iterator[Row]:
     """Row by row, as they are measured; `say` hears of progress and of what is left out."""
     begin, threads = time.monotonic(), torch.get_num_threads()
+    told: set[str] = set()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         beside = _tuned(stack, say) if wish.tuned else None
@@ -74,8 +75,9 @@ def attention(wish: Wish, say: Say) -> Iterator[Row]:
                     return
                 say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
                 row = _row(case, dtype, direction, wish, beside)
-                for note in row.notes:
+                for note in (note for note in row.notes if note not in told):
                     say(f"  {note}")
+                told |= set(row.notes)
                 longest = max(longest, time.monotonic() - started)
                 yield row
 

@@ -131,7 +131,7 @@ def known(option: str, given: Iterable[str], values: tuple[str, ...]) -> None:
 
 def show(rows: "Iterable[Row]", out: Path | None, save: bool, json: bool) -> int:
     """Print the rows as they come (JSON) or together (a table), also where Ctrl-C ends them. The exit code is 1 where a
-    peer gave another result than headway."""
+    peer gave another result than headway, or nothing could be measured."""
     from headway.bench import report
     from headway.bench.charts import draw
     from headway.bench.rows import unlike
@@ -152,7 +152,10 @@ def show(rows: "Iterable[Row]", out: Path | None, save: bool, json: bool) -> int
     differing = unlike(done)
     for line in differing:
         note(f"headway: error: {line}")
-    return 1 if differing else 0
+    measured = any(row.ours_ms is not None for row in done)
+    if not measured:
+        note("headway: error: nothing could be measured; each row says why")
+    return 0 if measured and not differing else 1
 
 
 command = typer.main.get_command(app)
