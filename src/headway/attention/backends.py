@@ -42,7 +42,7 @@ ABILITIES = {
     "sdpa": Ability(
         dropout=False, scores=False, keep=True, value_width=False, lse=("cpu",), lse_gradient=False
     ),
-    "native": Ability(devices=("cpu",), gradient=(), lse=("cpu",)),
+    "native": Ability(devices=("cpu",), gradient=("cpu",), lse=("cpu",)),
     "banded": Ability(),
     "diagonal": Ability(dropout=False, scores=False),
     "flex": Ability(dropout=False, gradient=("cuda",)),
