@@ -89,7 +89,7 @@ class Marks:
     """What the kernel reads of the tokens of either side: int32 [rows, slots], one row where one stands for all.
 
     A side's tensors have equally many rows. Where there are no documents, or no global tokens, the index stands
-    in: it is not read.
+    in and is not read.
     """
 
     pointers: tuple[Tensor, ...]

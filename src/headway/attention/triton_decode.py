@@ -28,12 +28,8 @@ _GLOBAL_KEYS = tl.constexpr(GLOBAL_KEYS)
 
 
 @triton.jit
-def _leaf(LEAF: tl.constexpr, qi, ki, qg, kg):
+def _leaf(kind: tl.constexpr, first: tl.constexpr, last: tl.constexpr, step: tl.constexpr, qi, ki, qg, kg):
     """One leaf for every pair, [R, N]."""
-    kind: tl.constexpr = LEAF[0]
-    first: tl.constexpr = LEAF[1]
-    last: tl.constexpr = LEAF[2]
-    step: tl.constexpr = LEAF[3]
     seen = (qi >= 0) & (ki >= 0)
     if kind == _CAUSAL:
         seen = seen & (ki <= qi)
@@ -51,13 +47,17 @@ def _leaf(LEAF: tl.constexpr, qi, ki, qg, kg):
 
 @triton.jit
 def _allowed(TERMS: tl.constexpr, qi, ki, qg, kg):
-    """The pattern for every pair, [R, N]: some term holds; a term is leaves that all hold. qi [R, 1], ki [1, N]."""
+    """The pattern for every pair, [R, N]: some term holds; a term is leaves that all hold. qi [R, 1], ki [1, N].
+
+    TERMS has five numbers a leaf, the fifth of which says that its term ends.
+    """
     seen = (qi < -1) & (ki < -1)
-    for i in tl.static_range(len(TERMS)):
-        term = (qi >= 0) & (ki >= 0)
-        for j in tl.static_range(len(TERMS[i])):
-            term = term & _leaf(TERMS[i][j], qi, ki, qg, kg)
-        seen = seen | term
+    term = (qi >= 0) & (ki >= 0)
+    for i in tl.static_range(0, len(TERMS), 5):
+        term = term & _leaf(TERMS[i], TERMS[i + 1], TERMS[i + 2], TERMS[i + 3], qi, ki, qg, kg)
+        if TERMS[i + 4]:
+            seen = seen | term
+            term = (qi >= 0) & (ki >= 0)
     return seen
 
 
@@ -121,7 +121,7 @@ def _chunk(
     e = tl.arange(0, WIDTH_V)
     qi = tl.load(q_index + b * q_row + t, mask=there, other=-1)
     qd = qi
-    qg = qi
+    qg = qi * 0
     if DOCUMENTS:
         qd = tl.load(q_document + b * q_row + t, mask=there, other=0)
     if GLOBALS:
@@ -140,7 +140,7 @@ def _chunk(
         n = begin + tl.arange(0, KEYS)
         inside = n < S
         ki = tl.load(k_index + b * k_row + n, mask=inside, other=-1)
-        kg = ki
+        kg = ki * 0
         if GLOBALS:
             kg = tl.load(k_global + b * k_row + n, mask=inside, other=0)
         seen = _allowed(TERMS, qi[:, None], ki[None, :], qg[:, None], kg[None, :])
@@ -213,7 +213,7 @@ def launch(
         *k.stride(),
         *v.stride(),
         *marks.row_strides,
-        TERMS=terms,
+        TERMS=tuple(n for term in terms for leaf in term for n in (*leaf, int(leaf is term[-1]))),
         DOCUMENTS=marks.documents,
         GLOBALS=marks.globals,
         D=width,
