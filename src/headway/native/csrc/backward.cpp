@@ -133,9 +133,13 @@ struct Worker {
         int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
         int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
         take_rows(b, kv * w.z.group + g, begin, n, queries);
+        tile->ahead.nothing();
+        if (t + 1 < w.tile_of(split + 1))
+          blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1));
         for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
           for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
             Block block = blocks.get(b, kv, k / BLOCK, keys);
+            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, first, dk, dv);
             bool whole = p.full[r] && p.end[r] - k >= BLOCK;
             uint64_t seen[TILE];
             if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
@@ -154,6 +158,14 @@ struct Worker {
           write_words(c.dq, c.type, b, kv * w.z.group + g, queries.slot(begin + i), tile->dq + i * w.z.wide_d,
                       (int)c.dim, (float)c.scale);
       }
+  }
+
+  // The block that follows, and the sums that it will be added to.
+  void look_ahead(int64_t b, int64_t kv, int64_t n, int64_t first, const float* dk, const float* dv) const {
+    int64_t groups = (tile->count + ROWS - 1) / ROWS, size = n < w.z.blocks ? BLOCK : 0;
+    blocks.look_ahead(tile->ahead, b, kv, n, groups);
+    tile->ahead.span(1, dk + (n - first) * BLOCK * w.z.wide_d, size * w.z.wide_d, groups);
+    tile->ahead.span(2, dv + (n - first) * BLOCK * w.z.wide_dv, size * w.z.wide_dv, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {

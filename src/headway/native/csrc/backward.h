@@ -17,6 +17,7 @@ struct BackTile {
   int count;
   float unit;       // base-2 exponent per raw score
   bool q_finite, g_finite;
+  Ahead ahead;
   Row rows[TILE];
   float down[TILE], delta[TILE];
   float *q, *g;            // [rows][words]: queries and d_out, for products over their columns
@@ -234,6 +235,7 @@ INLINE void panels_of(BackTile<HALF>& t, int row, const Block& block, int first,
 template <bool HALF, int R, bool EXTRA>
 INLINE void rows_of(BackTile<HALF>& t, int row, const Block& block, const uint64_t* seen, const Extra* extra,
                     float* const* gradients) {
+  t.ahead.some();
   if (!seen) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra, gradients);
   uint16_t bits[ROWS][4];
   Span span = span_of(seen + row, R, bits);

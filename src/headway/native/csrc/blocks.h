@@ -1,13 +1,25 @@
 // The keys and values of a call in blocks of 64, packed when they are first needed and kept while there is room.
 #pragma once
 #include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include "mask.h"
 #include "pack.h"
 
 namespace {
 
-INLINE float* floats(int64_t count) { return (float*)aligned_alloc(64, (size_t)(count * 4 + 63) / 64 * 64); }
+// Memory for floats; much of it in large pages, where the system has them.
+INLINE float* floats(int64_t count) {
+  size_t bytes = (size_t)count * 4, page = bytes < (4u << 20) ? 64 : 2u << 20;
+  bytes = (bytes + page - 1) / page * page;
+  float* at = (float*)aligned_alloc(page, bytes ? bytes : page);
+#ifdef MADV_HUGEPAGE
+  if (at && page > 64) madvise(at, bytes, MADV_HUGEPAGE);
+#endif
+  return at;
+}
 
 constexpr int TILE = 96;       // rows of a tile: a row is one query of one head
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
@@ -35,9 +47,53 @@ struct Sizes {
   }
 };
 
+// Forward reads keys as panels and values as rows; backward reads keys as both and values as panels.
 struct Block {
   const float *k_panels, *v_rows, *v_panels, *k_rows;
   bool k_finite, v_finite;
+};
+
+// The end of the last run of a tile: keys before it have been read once the tile is done.
+INLINE int64_t reached(const headway_plan& p, int64_t tile) {
+  return p.first[tile + 1] > p.first[tile] ? p.end[p.first[tile + 1] - 1] : 0;
+}
+
+// The first key of the block after the one at k, in run r or the next one; past all keys if there is none.
+INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k) {
+  return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
+}
+
+// What will be read next, brought into the second-level cache bit by bit while groups of rows are computed: the
+// packed block that follows, and rows of tensors that the next tile will be the first to read.
+struct Ahead {
+  struct Span {
+    const float *at, *end;
+    int64_t lines;  // per group
+  } spans[3];
+  struct Cursor {
+    Rows rows;
+    int64_t place, end;
+  } next[3];
+
+  void nothing() {
+    for (Span& s : spans) s.at = s.end = nullptr;
+    for (Cursor& c : next) c.place = c.end = 0;
+  }
+  void span(int which, const float* from, int64_t size, int64_t groups) {
+    spans[which] = {from, from + size, size / 16 / groups + 1};
+  }
+  void rows(int which, const Rows& r, int64_t begin, int64_t stop) { next[which] = {r, begin, stop}; }
+
+  void some() {
+    for (Span& s : spans)
+      for (int64_t i = 0; i < s.lines && s.at < s.end; i++, s.at += 16) __builtin_prefetch(s.at, 0, 2);
+    for (Cursor& c : next)
+      if (c.place < c.end) {
+        const char* row = c.rows.at(c.place++);
+        int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+      }
+  }
 };
 
 // A direct-mapped store of packed blocks: block n of a kv head lies in place n modulo the capacity.
@@ -72,7 +128,18 @@ struct Blocks {
     free(finite);
   }
   bool ready() const { return data && zero && tags && finite; }
-  int64_t size() const { return (BACKWARD ? 2 : 1) * (piece_k + piece_v); }
+  int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
+
+  // Has block n, if it is packed, fetched while `groups` groups of rows are computed.
+  void look_ahead(Ahead& to, int64_t b, int64_t kv, int64_t n, int64_t groups) const {
+    bool packed = n < z.blocks && !misses(b, kv, n);
+    to.span(0, data + (n & (capacity - 1)) * size(), packed ? size() : 0, groups);
+  }
+  // Has rows of keys and values fetched before they are packed.
+  void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end) const {
+    to.rows(0, key_rows(b, kv, keys), begin, end < keys.count ? end : keys.count);
+    to.rows(1, value_rows(b, kv, keys), begin, end < keys.count ? end : keys.count);
+  }
 
   // Will `get` pack, and so overwrite what lies in the place of this block?
   bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
@@ -84,31 +151,39 @@ struct Blocks {
       tags[at] = tag;
       finite[at] = pack(b, kv, n, keys, to);
     }
-    float* v = to + piece_k;
-    return {to, v, v + piece_v, v + 2 * piece_v, (finite[at] & 1) != 0, (finite[at] & 2) != 0};
+    const float* v = to + piece_k;
+    return {to, BACKWARD ? nullptr : v, v, v + piece_v, (finite[at] & 1) != 0, (finite[at] & 2) != 0};
   }
 
  private:
+  Rows key_rows(int64_t b, int64_t kv, const Tokens& keys) const {
+    const float* scale = c.k_scale ? c.k_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
+    return Rows::of(c.k, (int)c.kv_type, b, kv, (int)c.dim, keys.order, scale);
+  }
+  Rows value_rows(int64_t b, int64_t kv, const Tokens& keys) const {
+    const float* scale = c.v_scale ? c.v_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
+    return Rows::of(c.v, (int)c.kv_type, b, kv, (int)c.dim_v, keys.order, scale);
+  }
+
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 
   uint8_t pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
-    const float* scales[2] = {c.k_scale, c.v_scale};
-    int64_t at = (b * c.kv_heads + kv) * c.keys.count;
-    Rows k = Rows::of(c.k, (int)c.kv_type, b, kv, (int)c.dim, keys.order, scales[0] ? scales[0] + at : nullptr);
-    Rows v = Rows::of(c.v, (int)c.kv_type, b, kv, (int)c.dim_v, keys.order, scales[1] ? scales[1] + at : nullptr);
+    Rows k = key_rows(b, kv, keys), v = value_rows(b, kv, keys);
     float* v_to = to + piece_k;
     vi bad_k = {}, bad_v = {};
     for (int p = 0; p < BLOCK / UNIT; p++) {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
-      fetch_ahead(k, v, begin + BLOCK, keys);
+      if (c.queries.count < UNIT) fetch_ahead(k, v, begin + BLOCK, keys);
       const float* from[UNIT];
       take(k, begin, keys, from, &bad_k);
       pack_panel(from, z.d, to + p * UNIT);
-      if (BACKWARD) pack_rows<HALF>(from, (int)c.dim, v_to + 2 * piece_v + (int64_t)p * z.steps * z.wide_d);
+      if (BACKWARD) pack_rows<HALF>(from, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
       take(v, begin, keys, from, &bad_v);
-      pack_rows<HALF>(from, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
-      if (BACKWARD) pack_panel(from, z.dv, v_to + piece_v + p * UNIT);
+      if (BACKWARD)
+        pack_panel(from, z.dv, v_to + p * UNIT);
+      else
+        pack_rows<HALF>(from, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }
     return (bits_of(bad_k) ? 0 : 1) | (bits_of(bad_v) ? 0 : 2);
   }
@@ -124,7 +199,7 @@ struct Blocks {
   }
 
   void fetch_ahead(const Rows& k, const Rows& v, int64_t begin, const Tokens& keys) const {
-    int64_t bytes = c.kv_type == HEADWAY_FLOAT32 ? 4 : c.kv_type == HEADWAY_BFLOAT16 ? 2 : 1;
+    int64_t bytes = bytes_of((int)c.kv_type);
     for (int i = 0; i < UNIT && begin + i < keys.count; i++) {
       const char *x = k.at(begin + i), *y = v.at(begin + i);
       for (int64_t at = 0; at < c.dim * bytes; at += 64) __builtin_prefetch(x + at);

@@ -109,6 +109,12 @@ struct Worker {
     Program program{c.program, c.instructions};
     const headway_plan& p = c.plan;
     int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+    x.ahead.nothing();
+    if (t + 1 < p.tiles && w.parts == 1) {
+      blocks.look_ahead_rows(x.ahead, b, kv, keys, reached(p, at), reached(p, at + 1));
+      int64_t stop = end + p.tile < queries.count ? end + p.tile : queries.count;
+      x.ahead.rows(2, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop);
+    }
     int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
     if (w.parts > 1) {
       int64_t all = 0;
@@ -120,6 +126,7 @@ struct Worker {
         if (seen_blocks < first || seen_blocks >= last) continue;
         if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, extra_steps ? &extra : nullptr);
         Block block = blocks.get(b, kv, k / BLOCK, keys);
+        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, (x.count + ROWS - 1) / ROWS);
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;

@@ -25,6 +25,7 @@ struct Tile {
   int count;
   float unit;  // base-2 exponent per raw score
   Pending wait;
+  Ahead ahead;
   Row rows[TILE];
   float top[TILE], limit[TILE], down[TILE];
   uint16_t bits[ROWS][4];                    // of the pending scores
@@ -217,6 +218,7 @@ INLINE void panels_of(Tile<HALF>& t, int row, const Block& block, int first, int
 // R rows against the panels of a block that some of them sees; seen [query] holds the bits, null for all of them.
 template <bool HALF, int R, bool EXTRA>
 INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const uint64_t* seen, const Extra* extra) {
+  t.ahead.some();
   if (!seen) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
   uint64_t of_rows[R];
   for (int r = 0; r < R; r++) of_rows[r] = seen[t.rows[row + r].query];

@@ -11,6 +11,8 @@
 
 namespace {
 
+INLINE int64_t bytes_of(int type) { return type == HEADWAY_FLOAT32 ? 4 : type == HEADWAY_BFLOAT16 ? 2 : 1; }
+
 // Rows of one (batch, head): where they are and how to read them.
 struct Rows {
   const char* base;
@@ -21,7 +23,7 @@ struct Rows {
 
   static Rows of(const headway_tensor& t, int type, int64_t b, int64_t h, int width, const int32_t* order,
                  const float* scale = nullptr) {
-    int64_t size = type == HEADWAY_FLOAT32 ? 4 : type == HEADWAY_BFLOAT16 ? 2 : 1;
+    int64_t size = bytes_of(type);
     return {(const char*)t.data + (b * t.batch + h * t.head) * size, order, scale, t.slot * size, type, width};
   }
   int64_t slot(int64_t place) const { return order ? order[place] : place; }
