@@ -3,13 +3,21 @@
 //
 //   P = exp(S - lse),  dP = d_out V^T,  dS = P * (dP - delta),  dQ += dS K,  dV += P^T d_out,  dK += dS^T Q
 //
-// The exponentials of S are computed between the steps of the product d_out V^T.
+// Three passes over the groups of rows of the tile, each with one form of the block in the first-level cache: scores;
+// d_out V^T with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
 #pragma once
 #include "blocks.h"
 #include "product.h"
 #include "score.h"
 
 namespace {
+
+// A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
+struct Group {
+  int row, rows, first, panels;
+  bool masked;
+  uint16_t bits[ROWS][4];
+};
 
 template <bool HALF>
 struct BackTile {
@@ -24,10 +32,11 @@ struct BackTile {
   float *q_rows, *g_rows;  // [steps][columns]: the same for products over rows
   float* dq;               // [rows][columns]
   int low[4], high[4];     // rows that have touched each panel of the block
-  uint16_t bits[ROWS][4];
-  alignas(64) float x[ROWS * BLOCK];    // of a group: exponents, then weights
-  alignas(64) float raw[ROWS * BLOCK];  // of a group: raw scores, when steps on scores follow
-  alignas(64) float of_row[ROWS * BLOCK];  // of a group: dS as pairs along keys (HALF)
+  int groups_now;
+  Group groups[TILE / ROWS + 3];
+  alignas(64) float x[TILE * BLOCK];      // [row][64]: exponents, then weights
+  alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, when steps on scores follow
+  alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (HALF)
   alignas(64) float p[TILE * BLOCK];    // weights [row][64], or pairs of rows [row / 2][64]
   alignas(64) float ds[TILE * BLOCK];   // dS in the same form
 };
@@ -43,118 +52,127 @@ INLINE __m512i pairs_of(vf a, vf b) {
 
 // Weights of rows r (and r + 1, HALF) of a group, from their exponents in t.x.
 template <bool HALF, int R, int C>
-INLINE void weigh_rows(BackTile<HALF>& t, int row, int first, int r) {
+INLINE void weigh_rows(BackTile<HALF>& t, const Group& g, int r) {
+  float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
   if (!HALF) {
     UNROLL for (int i = 0; i < C * N; i++) {
-      vf p = exp2_only<HALF>((uint32_t)(t.bits[r][i / N] >> (i % N * W)), t.x + r * BLOCK + i * W);
-      store(t.x + r * BLOCK + i * W, p);
-      store(t.p + (row + r) * BLOCK + first * UNIT + i * W, p);
+      vf p = exp2_only<HALF>((uint32_t)(g.bits[r][i / N] >> (i % N * W)), x + i * W);
+      store(x + i * W, p);
+      store(t.p + (g.row + r) * BLOCK + g.first * UNIT + i * W, p);
     }
     return;
   }
 #if HEADWAY_LEVEL >= 3
   UNROLL for (int i = 0; i < C; i++) {
-    vf a = exp2_only<HALF>(t.bits[r][i], t.x + r * BLOCK + i * W), b = {};
-    store(t.x + r * BLOCK + i * W, a);
+    vf a = exp2_only<HALF>(g.bits[r][i], x + i * W), b = {};
+    store(x + i * W, a);
     if (R > 1) {
-      b = exp2_only<HALF>(t.bits[r + 1][i], t.x + (r + 1) * BLOCK + i * W);
-      store(t.x + (r + 1) * BLOCK + i * W, b);
+      b = exp2_only<HALF>(g.bits[r + 1][i], x + BLOCK + i * W);
+      store(x + BLOCK + i * W, b);
     }
-    _mm512_store_si512(t.p + (row + r) / 2 * BLOCK + (first + i) * UNIT, pairs_of(a, b));
+    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, pairs_of(a, b));
   }
 #endif
 }
 
 // Attention dropout: the weights of the values and the gradients of the weights, each times its factor.
 template <bool HALF, int R, int C>
-INLINE void drop_weights(BackTile<HALF>& t, int row, int first, const Extra* extra, vf (&ds)[R][C * N]) {
+INLINE void drop_weights(BackTile<HALF>& t, const Group& g, const Extra* extra, vf (&ds)[R][C * N]) {
   if (!extra->drops()) return;
-  alignas(64) float factors[ROWS][BLOCK];
+  alignas(64) float factors[BLOCK];
   for (int r = 0; r < R; r++) {
-    extra->keep(t.rows[row + r].head, t.rows[row + r].place, first, C, factors[r]);
-    UNROLL for (int i = 0; i < C * N; i++) ds[r][i] *= load(&factors[r][i * W]);
+    int row = g.row + r, at = row * BLOCK + g.first * UNIT;
+    extra->keep(t.rows[row].head, t.rows[row].place, g.first, C, factors);
+    UNROLL for (int i = 0; i < C * N; i++) ds[r][i] *= load(factors + i * W);
     for (int j = 0; j < C * UNIT; j++) {
-      float w = t.x[r * BLOCK + j] * factors[r][j];
+      float w = t.x[at + j] * factors[j];
       if (HALF)
-        ((uint16_t*)(t.p + (row + r) / 2 * BLOCK + first * UNIT + j))[r & 1] = to_bf16(w);
+        ((uint16_t*)(t.p + row / 2 * BLOCK + g.first * UNIT + j))[row & 1] = to_bf16(w);
       else
-        t.p[(row + r) * BLOCK + first * UNIT + j] = w;
+        t.p[at + j] = w;
     }
   }
 }
 
-template <bool HALF, int R, int C, bool MASKED, bool EXTRA>
-__attribute__((noinline)) void group(BackTile<HALF>& t, int row, const Block& block, int first,
-                                     const uint16_t (*bits)[4], const Extra* extra, float* const* gradients) {
-  const Sizes& z = t.z;
-  int64_t q_step = whole_units(z.d), g_step = whole_units(z.dv);
-  {
-    vf s[R][C * N] = {};
-    product<HALF, R, C>(s, t.q + row * q_step, q_step, 1, block.k_panels + first * UNIT, BLOCK, z.d);
-    if (EXTRA) {
-      UNROLL for (int r = 0; r < R; r++) {
-        UNROLL for (int i = 0; i < C * N; i++) store(t.raw + r * BLOCK + i * W, s[r][i]);
-        memcpy(t.x + r * BLOCK, t.raw + r * BLOCK, C * UNIT * 4);
-        if (extra->c->score_count) extra->apply(t.rows[row + r].head, t.rows[row + r].place, first, C, t.x + r * BLOCK);
-        UNROLL for (int i = 0; i < C * N; i++) s[r][i] = load(t.x + r * BLOCK + i * W);
-      }
-    }
-    vf unit = splat(t.unit);
-    UNROLL for (int r = 0; r < R; r++) {
-      vf down = splat(t.down[row + r]);
-      UNROLL for (int i = 0; i < C * N; i++) store(t.x + r * BLOCK + i * W, s[r][i] * unit + down);
-      UNROLL for (int c = 0; c < C; c++) t.bits[r][c] = MASKED ? bits[r][c] : 0xFFFF;
-    }
-  }
-  vf ds[R][C * N] = {};
-  const float *g = t.g + row * g_step, *v = block.v_panels + first * UNIT;
-  constexpr int AT_ONCE = HALF ? 2 : 1, EACH = 8;
-  int r = 0, done = 0;
-  for (; r < R && done + EACH <= z.dv; r += AT_ONCE, done += EACH, g += EACH, v += EACH * BLOCK) {
-    product<HALF, R, C>(ds, g, g_step, 1, v, BLOCK, EACH);
-    weigh_rows<HALF, R, C>(t, row, first, r);
-  }
-  product<HALF, R, C>(ds, g, g_step, 1, v, BLOCK, z.dv - done);
-  for (; r < R; r += AT_ONCE) weigh_rows<HALF, R, C>(t, row, first, r);
-
-  if (EXTRA) drop_weights<HALF, R, C>(t, row, first, extra, ds);
-#define SEEN(r, i, x) (MASKED ? only((uint32_t)(bits[r][(i) / N] >> ((i) % N * W)), x) : x)
+// Pass 1: exponents of the weights.
+template <bool HALF, int R, int C, bool EXTRA>
+__attribute__((noinline)) void scores_of(BackTile<HALF>& t, const Group& g, const Block& block, const Extra* extra) {
+  int64_t q_step = whole_units(t.z.d);
+  vf s[R][C * N] = {};
+  product<HALF, R, C>(s, t.q + g.row * q_step, q_step, 1, block.k_panels + g.first * UNIT, BLOCK, t.z.d);
+  vf unit = splat(t.unit);
   UNROLL for (int r = 0; r < R; r++) {
-    vf delta = splat(t.delta[row + r]);
-    UNROLL for (int i = 0; i < C * N; i++)
-      ds[r][i] = SEEN(r, i, load(t.x + r * BLOCK + i * W) * (ds[r][i] - delta));
+    float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
+    vf down = splat(t.down[g.row + r]);
+    if (EXTRA && extra->c->score_count) {
+      UNROLL for (int i = 0; i < C * N; i++) store(x + i * W, s[r][i]);
+      memcpy(t.raw + (x - t.x), x, C * UNIT * 4);
+      extra->apply(t.rows[g.row + r].head, t.rows[g.row + r].place, g.first, C, x);
+      UNROLL for (int i = 0; i < C * N; i++) s[r][i] = load(x + i * W);
+    }
+    UNROLL for (int i = 0; i < C * N; i++) store(x + i * W, s[r][i] * unit + down);
   }
-#undef SEEN
+}
+
+// Pass 2: weights and dS, each in the forms that products read.
+template <bool HALF, int R, int C, bool EXTRA>
+__attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, const Block& block, const Extra* extra,
+                                            float* const* gradients) {
+  const Sizes& z = t.z;
+  int64_t g_step = whole_units(z.dv);
+  vf ds[R][C * N] = {};
+  const float *d_out = t.g + g.row * g_step, *v = block.v_panels + g.first * UNIT;
+  constexpr int AT_ONCE = HALF ? 2 : 1, EACH = 8;
+  int done = 0, weighed = 0;
+  for (; weighed < R && done + EACH <= z.dv; weighed += AT_ONCE, done += EACH, d_out += EACH, v += EACH * BLOCK) {
+    product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, EACH);
+    weigh_rows<HALF, R, C>(t, g, weighed);
+  }
+  product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, z.dv - done);
+  for (; weighed < R; weighed += AT_ONCE) weigh_rows<HALF, R, C>(t, g, weighed);
+  if (EXTRA) drop_weights<HALF, R, C>(t, g, extra, ds);
+  int at = g.row * BLOCK + g.first * UNIT;
+  UNROLL for (int r = 0; r < R; r++) {
+    vf delta = splat(t.delta[g.row + r]);
+    UNROLL for (int i = 0; i < C * N; i++)
+      ds[r][i] = only((uint32_t)(g.bits[r][i / N] >> (i % N * W)), load(t.x + at + r * BLOCK + i * W) * (ds[r][i] - delta));
+  }
   if (EXTRA && extra->c->score_count)
     for (int r = 0; r < R; r++) {
-      UNROLL for (int i = 0; i < C * N; i++) store(t.x + r * BLOCK + i * W, ds[r][i]);
-      extra->pull_back(t.rows[row + r].head, t.rows[row + r].place, first, C, t.raw + r * BLOCK, t.x + r * BLOCK,
-                       gradients);
-      UNROLL for (int i = 0; i < C * N; i++) ds[r][i] = load(t.x + r * BLOCK + i * W);
+      float* x = t.x + at + r * BLOCK;
+      UNROLL for (int i = 0; i < C * N; i++) store(x + i * W, ds[r][i]);
+      extra->pull_back(t.rows[g.row + r].head, t.rows[g.row + r].place, g.first, C, t.raw + at + r * BLOCK, x, gradients);
+      UNROLL for (int i = 0; i < C * N; i++) ds[r][i] = load(x + i * W);
     }
-  const float* a = t.ds + row * BLOCK + first * UNIT;
 #if HEADWAY_LEVEL >= 3
   if (HALF) {
-    a = t.of_row;
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < C; i += 2)
-        _mm512_store_si512(t.of_row + r * BLOCK / 2 + i * UNIT / 2,
-                           (__m512i)_mm512_cvtne2ps_pbh(i + 1 < C ? (__m512)ds[r][i + 1] : (__m512)vf{}, (__m512)ds[r][i]));
+    UNROLL for (int r = 0; r < R; r++) {
+      float* to = t.of_row + (at + r * BLOCK) / 2;
+      UNROLL for (int i = 0; i + 1 < C; i += 2)
+        _mm512_storeu_si512(to + i * UNIT / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)ds[r][i + 1], (__m512)ds[r][i]));
+      if (C % 2) _mm256_storeu_si256((__m256i*)(to + C / 2 * UNIT), (__m256i)_mm512_cvtneps_pbh((__m512)ds[r][C - 1]));
+    }
     UNROLL for (int r = 0; r < R; r += 2)
       UNROLL for (int i = 0; i < C; i++)
-        _mm512_store_si512(t.ds + (row + r) / 2 * BLOCK + (first + i) * UNIT,
+        _mm512_store_si512(t.ds + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT,
                            pairs_of(ds[r][i], r + 1 < R ? ds[r + 1][i] : vf{}));
+    return;
   }
 #endif
-  if (!HALF)
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < C * N; i++) store(t.ds + (row + r) * BLOCK + first * UNIT + i * W, ds[r][i]);
-  float* dq = t.dq + (int64_t)row * z.wide_d;
-  const float* k = block.k_rows + (int64_t)first * z.steps * z.wide_d;
-  if (MASKED && __builtin_expect(!block.k_finite, 0))
-    seen_only<HALF>(dq, z.wide_d, a, HALF ? BLOCK / 2 : BLOCK, R, C, bits, k, z.wide_d);
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int i = 0; i < C * N; i++) store(t.ds + at + r * BLOCK + i * W, ds[r][i]);
+}
+
+// Pass 3: dQ.
+template <bool HALF, int R>
+__attribute__((noinline)) void queries_of(BackTile<HALF>& t, const Group& g, const Block& block) {
+  int wide = t.z.wide_d, at = g.row * BLOCK + g.first * UNIT, step = HALF ? BLOCK / 2 : BLOCK;
+  const float *a = HALF ? t.of_row + at / 2 : t.ds + at, *k = block.k_rows + (int64_t)g.first * t.z.steps * wide;
+  float* dq = t.dq + (int64_t)g.row * wide;
+  if (g.masked && __builtin_expect(!block.k_finite, 0))
+    seen_only<HALF>(dq, wide, a, step, R, g.panels, g.bits, k, wide);
   else
-    add_rows<HALF, R>(dq, z.wide_d, a, HALF ? BLOCK / 2 : BLOCK, 1, k, z.wide_d, C * z.steps);
+    add_rows<HALF, R>(dq, wide, a, step, 1, k, wide, g.panels * t.z.steps);
 }
 
 // out [keys][wide] += A^T [keys][rows] B [rows][wide] where a row of B may hold NaN: weights of 0 touch nothing.
@@ -208,59 +226,105 @@ INLINE void keys_of(BackTile<HALF>& t, float* dk, float* dv) {
   }
 }
 
-template <bool HALF, int R, bool MASKED, bool EXTRA>
-INLINE void panels_of(BackTile<HALF>& t, int row, const Block& block, int first, int count, const uint16_t (*bits)[4],
-                      const Extra* extra, float* const* gradients) {
-  for (int p = first; p < first + count; p++) {
-    if (t.low[p] > row) t.low[p] = row;
-    if (t.high[p] < row + R) t.high[p] = row + R;
-  }
+template <int C>
+struct Count {
+  static constexpr int value = C;
+};
+
+// Calls f<rows, panels>(group) with both known to the compiler; where a level takes one panel at a time, for each.
+template <class F>
+INLINE void each_panels(const Group& g, F f) {
+  auto rows = [&](auto panels, const Group& x) {
+    constexpr int C = decltype(panels)::value;
+    switch (x.rows) {
+      case 6: return f.template call<ROWS, C>(x);
+      case 4: return f.template call<ROWS >= 4 ? 4 : 1, C>(x);
+      case 2: return f.template call<2, C>(x);
+      case 1: return f.template call<1, C>(x);
+    }
+  };
   if (WIDE == 4) {
-    switch (count) {
-      case 4: return group<HALF, R, WIDE, MASKED, EXTRA>(t, row, block, first, bits, extra, gradients);
-      case 3: return group<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, block, first, bits, extra, gradients);
-      case 2: return group<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, block, first, bits, extra, gradients);
-      case 1: return group<HALF, R, 1, MASKED, EXTRA>(t, row, block, first, bits, extra, gradients);
+    switch (g.panels) {
+      case 4: return rows(Count<WIDE>(), g);
+      case 3: return rows(Count<WIDE == 4 ? 3 : 1>(), g);
+      case 2: return rows(Count<WIDE == 4 ? 2 : 1>(), g);
+      case 1: return rows(Count<1>(), g);
     }
     return;
   }
-  for (int c = 0; c < count; c++) {
-    uint16_t one[ROWS][4];
-    if (MASKED)
-      for (int r = 0; r < R; r++) one[r][0] = bits[r][c];
-    group<HALF, R, 1, MASKED, EXTRA>(t, row, block, first + c, one, extra, gradients);
+  for (int c = 0; c < g.panels; c++) {
+    Group one = g;
+    one.first = g.first + c, one.panels = 1;
+    for (int r = 0; r < g.rows; r++) one.bits[r][0] = g.bits[r][c];
+    rows(Count<1>(), one);
   }
 }
 
-template <bool HALF, int R, bool EXTRA>
-INLINE void rows_of(BackTile<HALF>& t, int row, const Block& block, const uint64_t* seen, const Extra* extra,
-                    float* const* gradients) {
-  t.ahead.some();
-  if (!seen) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra, gradients);
-  uint16_t bits[ROWS][4];
-  Span span = span_of(seen + row, R, bits);
-  if (span.count == 0) return;
-  if (span.all) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra, gradients);
-  panels_of<HALF, R, true, EXTRA>(t, row, block, span.first, span.count, bits, extra, gradients);
+template <bool HALF, bool EXTRA>
+struct Pass1 {
+  BackTile<HALF>& t;
+  const Block& block;
+  const Extra* extra;
+  template <int R, int C>
+  void call(const Group& g) const {
+    scores_of<HALF, R, C, EXTRA>(t, g, block, extra);
+  }
+};
+template <bool HALF, bool EXTRA>
+struct Pass2 {
+  BackTile<HALF>& t;
+  const Block& block;
+  const Extra* extra;
+  float* const* gradients;
+  template <int R, int C>
+  void call(const Group& g) const {
+    gradients_of<HALF, R, C, EXTRA>(t, g, block, extra, gradients);
+  }
+};
+
+// The groups of rows that see something of the block.
+template <bool HALF>
+INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen) {
+  t.groups_now = 0;
+  for (int p = 0; p < 4; p++) t.low[p] = TILE, t.high[p] = 0;
+  for (int row = 0, rows; row < t.count; row += rows) {
+    int left = t.count - row;
+    rows = left >= ROWS ? ROWS : left >= 4 && ROWS >= 4 ? 4 : left >= 2 ? 2 : 1;
+    Group& g = t.groups[t.groups_now];
+    Span span = {0, 4, true};
+    if (seen) span = span_of(seen + row, rows, g.bits);
+    if (span.count == 0) continue;
+    if (span.all) memset(g.bits, 0xFF, sizeof g.bits), span = {0, 4, true};
+    g.row = row, g.rows = rows, g.first = span.first, g.panels = span.count, g.masked = !span.all;
+    t.groups_now++;
+    for (int p = g.first; p < g.first + g.panels; p++) {
+      if (t.low[p] > row) t.low[p] = row;
+      if (t.high[p] < row + rows) t.high[p] = row + rows;
+    }
+  }
 }
 
 // One block: seen [row] holds the keys that each row sees, null for all of them.
 template <bool HALF, bool EXTRA>
 INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra,
                      float* const* gradients, float* dk, float* dv) {
-  for (int p = 0; p < 4; p++) t.low[p] = TILE, t.high[p] = 0;
   if (seen || t.count % 2) {
     size_t size = (size_t)(HALF ? (t.count + 1) / 2 : t.count) * BLOCK * 4;
     memset(t.p, 0, size);
     memset(t.ds, 0, size);
   }
-  int row = 0;
-  if (ROWS == 6)
-    for (; row + 6 <= t.count; row += 6) rows_of<HALF, ROWS, EXTRA>(t, row, block, seen, extra, gradients);
-  if (ROWS >= 4)
-    for (; row + 4 <= t.count; row += 4) rows_of<HALF, ROWS >= 4 ? 4 : 1, EXTRA>(t, row, block, seen, extra, gradients);
-  for (; row + 2 <= t.count; row += 2) rows_of<HALF, 2, EXTRA>(t, row, block, seen, extra, gradients);
-  for (; row < t.count; row++) rows_of<HALF, 1, EXTRA>(t, row, block, seen, extra, gradients);
+  find_groups(t, seen);
+  for (int i = 0; i < t.groups_now; i++) {
+    t.ahead.some();
+    each_panels(t.groups[i], Pass1<HALF, EXTRA>{t, block, extra});
+  }
+  for (int i = 0; i < t.groups_now; i++) each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+  for (int i = 0; i < t.groups_now; i++) switch (t.groups[i].rows) {
+      case 6: queries_of<HALF, ROWS>(t, t.groups[i], block); break;
+      case 4: queries_of<HALF, ROWS >= 4 ? 4 : 1>(t, t.groups[i], block); break;
+      case 2: queries_of<HALF, 2>(t, t.groups[i], block); break;
+      case 1: queries_of<HALF, 1>(t, t.groups[i], block); break;
+    }
   keys_of(t, dk, dv);
 }
 
