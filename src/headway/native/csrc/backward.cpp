@@ -138,9 +138,9 @@ struct Worker {
           blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1));
         for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
           for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
-            Block block = blocks.get(b, kv, k / BLOCK, keys);
-            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, first, dk, dv);
             bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+            Block block = blocks.get(b, kv, k / BLOCK, keys, !whole);
+            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, first, dk, dv);
             uint64_t seen[TILE];
             if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
             if (!whole) {

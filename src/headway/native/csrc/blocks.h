@@ -105,6 +105,7 @@ struct Blocks {
   float *data, *zero, *rows;
   int64_t* tags;
   uint8_t* finite;
+  bool streams;  // a few queries: what counts is how fast keys and values are read
 
   Blocks(const headway_call& call, int64_t most) : c(call), z(Sizes::of(call, HALF)) {
     capacity = 1;
@@ -114,6 +115,7 @@ struct Blocks {
     piece_v = (int64_t)4 * z.steps * z.wide_dv;
     if ((int64_t)BLOCK * z.dv > piece_v) piece_v = (int64_t)BLOCK * z.dv;
     int64_t widest = (z.wide_d > z.wide_dv ? z.wide_d : z.wide_dv) + UNIT;
+    streams = c.queries.count * z.group < 32;
     data = floats(capacity * size());
     zero = floats(17 * widest);
     rows = zero ? zero + widest : nullptr;
@@ -144,18 +146,22 @@ struct Blocks {
   // Will `get` pack, and so overwrite what lies in the place of this block?
   bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
 
-  Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys) {
+  // `masked`: some pairs of the block are not seen, so it matters whether it holds numbers only.
+  Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys, bool masked) {
     int64_t at = n & (capacity - 1), tag = tag_of(b, kv, n);
     float* to = data + at * size();
     if (tags[at] != tag) {
-      tags[at] = tag;
-      finite[at] = pack(b, kv, n, keys, to);
+      tags[at] = tag, finite[at] = UNKNOWN;
+      pack(b, kv, n, keys, to);
     }
+    if (masked && finite[at] == UNKNOWN) finite[at] = numbers(b, kv, n, keys);
     const float* v = to + piece_k;
     return {to, BACKWARD ? nullptr : v, v, v + piece_v, (finite[at] & 1) != 0, (finite[at] & 2) != 0};
   }
 
  private:
+  static constexpr uint8_t UNKNOWN = 4;
+
   Rows key_rows(int64_t b, int64_t kv, const Tokens& keys) const {
     const float* scale = c.k_scale ? c.k_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
     return Rows::of(c.k, (int)c.kv_type, b, kv, (int)c.dim, keys.order, scale);
@@ -167,44 +173,56 @@ struct Blocks {
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 
-  uint8_t pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
+  void pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
     Rows k = key_rows(b, kv, keys), v = value_rows(b, kv, keys);
     float* v_to = to + piece_k;
-    vi bad_k = {}, bad_v = {};
     for (int p = 0; p < BLOCK / UNIT; p++) {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
-      if (c.queries.count < UNIT) fetch_ahead(k, v, begin + BLOCK, keys);
       const float* from[UNIT];
-      take(k, begin, keys, from, &bad_k);
+      take(k, begin, keys, from);
       pack_panel(from, z.d, to + p * UNIT);
       if (BACKWARD) pack_rows<HALF>(from, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
-      take(v, begin, keys, from, &bad_v);
+      take(v, begin, keys, from);
       if (BACKWARD)
         pack_panel(from, z.dv, v_to + p * UNIT);
       else
         pack_rows<HALF>(from, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }
-    return (bits_of(bad_k) ? 0 : 1) | (bits_of(bad_v) ? 0 : 2);
   }
 
-  void take(const Rows& r, int64_t begin, const Tokens& keys, const float** from, vi* bad) {
+  void take(const Rows& r, int64_t begin, const Tokens& keys, const float** from) const {
     int width = whole_units(words_of(HALF, r.width));
     for (int i = 0; i < UNIT; i++) {
       int64_t place = begin + i;
       bool there = place < keys.count && keys.index[place] >= 0;
-      from[i] = there ? words<HALF>(r, place, rows + (int64_t)i * (width + 0)) : zero;
-      if (there) *bad |= not_numbers<HALF>(from[i], width);
+      from[i] = there ? words<HALF>(r, place, rows + (int64_t)i * width) : zero;
+      if (streams && there) from[i] = read_on(from[i], rows + (int64_t)i * width, width);
     }
   }
 
-  void fetch_ahead(const Rows& k, const Rows& v, int64_t begin, const Tokens& keys) const {
-    int64_t bytes = bytes_of((int)c.kv_type);
-    for (int i = 0; i < UNIT && begin + i < keys.count; i++) {
-      const char *x = k.at(begin + i), *y = v.at(begin + i);
-      for (int64_t at = 0; at < c.dim * bytes; at += 64) __builtin_prefetch(x + at);
-      for (int64_t at = 0; at < c.dim_v * bytes; at += 64) __builtin_prefetch(y + at);
+  // A row read in the order of memory, as prefetchers like it, and the line that lies AHEAD bytes further on.
+  static const float* read_on(const float* from, float* to, int width) {
+    constexpr int FURTHER = 8192 / 4;
+    for (int i = 0; i < width; i += UNIT) {
+      __builtin_prefetch(from + i + FURTHER);
+      copy_words(to + i, from + i, UNIT);
     }
+    return to;
+  }
+
+  // Bit 0: the keys of the block are numbers, bit 1: the values are.
+  uint8_t numbers(int64_t b, int64_t kv, int64_t n, const Tokens& keys) const {
+    uint8_t result = 0;
+    for (int which = 0; which < 2; which++) {
+      Rows r = which ? value_rows(b, kv, keys) : key_rows(b, kv, keys);
+      int width = whole_units(words_of(HALF, r.width));
+      vi bad = {};
+      for (int64_t i = n * BLOCK; i < (n + 1) * BLOCK && i < keys.count; i++)
+        if (keys.index[i] >= 0) bad |= not_numbers<HALF>(words<HALF>(r, i, rows), width);
+      if (!bits_of(bad)) result |= 1 << which;
+    }
+    return result;
   }
 };
 

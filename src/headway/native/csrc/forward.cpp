@@ -29,9 +29,10 @@ struct Work {
     items = heads * chunks * parts;
   }
 
-  // The most blocks that a tile reads, for the store of packed blocks.
+  // The most blocks that a tile reads, for the store of packed blocks; where each is read once, two are enough.
   int64_t most_blocks() const {
     int64_t most = 1;
+    if (c.plan.tiles == 1 && c.queries.count * z.group <= TILE) return 2;
     for (int64_t t = 0; t < c.plan.rows * c.plan.tiles; t++) {
       int64_t blocks = 0;
       for (int32_t r = c.plan.first[t]; r < c.plan.first[t + 1]; r++)
@@ -125,9 +126,9 @@ struct Worker {
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
         if (seen_blocks < first || seen_blocks >= last) continue;
         if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, extra_steps ? &extra : nullptr);
-        Block block = blocks.get(b, kv, k / BLOCK, keys);
-        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, (x.count + ROWS - 1) / ROWS);
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+        Block block = blocks.get(b, kv, k / BLOCK, keys, !whole);
+        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, (x.count + ROWS - 1) / ROWS);
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
         if (!whole) {

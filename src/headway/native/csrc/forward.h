@@ -231,13 +231,17 @@ INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const uint64_t* 
 
 template <bool HALF, bool EXTRA>
 INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra) {
-  int row = 0;
-  if (ROWS == 6)
-    for (; row + 6 <= t.count; row += 6) rows_of<HALF, ROWS, EXTRA>(t, row, block, seen, extra);
-  if (ROWS >= 4)
-    for (; row + 4 <= t.count; row += 4) rows_of<HALF, ROWS >= 4 ? 4 : 1, EXTRA>(t, row, block, seen, extra);
-  for (; row + 2 <= t.count; row += 2) rows_of<HALF, 2, EXTRA>(t, row, block, seen, extra);
-  for (; row < t.count; row++) rows_of<HALF, 1, EXTRA>(t, row, block, seen, extra);
+  for (int row = 0, left; (left = t.count - row) > 0;) {
+    if (ROWS == 6 && left >= 6 && left != 8) {
+      rows_of<HALF, ROWS, EXTRA>(t, row, block, seen, extra), row += ROWS;
+    } else if (ROWS >= 4 && left >= 4) {
+      rows_of<HALF, ROWS >= 4 ? 4 : 1, EXTRA>(t, row, block, seen, extra), row += 4;
+    } else if (left >= 2) {
+      rows_of<HALF, 2, EXTRA>(t, row, block, seen, extra), row += 2;
+    } else {
+      rows_of<HALF, 1, EXTRA>(t, row, block, seen, extra), row += 1;
+    }
+  }
 }
 
 }  // namespace
