@@ -13,6 +13,7 @@ from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Windo
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
 from headway.tokens import Tokens
 from tests.naive import naive, with_gradients
+from tests.native.presence import pretend
 
 BACKENDS = ["dense", "sdpa", "banded", "diagonal"]
 
@@ -313,10 +314,34 @@ def test_bad_arguments() -> None:
         attend(q[:, :, :5], k, v, Full(), backend="diagonal")
 
 
-def test_choices_say_why() -> None:
-    def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
-        return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **more).what
+def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]
+    return choose(pattern, queries=queries, keys=keys, heads=8, kv_heads=2, **more).what
 
+
+def test_choices_with_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, there=True)
+    for more in (
+        {},
+        {"dtype": torch.bfloat16},
+        {"gradient": True},
+        {"dropout": 0.1},
+        {"score": (SoftCap(5.0),)},
+    ):
+        assert what(Causal(), 4096, 4096, **more) == "native"
+        assert what(Window.last(512), 8192, 8192, **more) == "native"
+    assert what(Causal(), 1, 4096) == "native"
+    assert what(Causal(), 4096, 4096, in_order=False) == "native"
+    assert what(Causal(), 8, 8) == what(Window.last(3), 8, 8) == "sdpa"
+    assert what(Causal(), 8, 8, dropout=0.1) == what(Window.last(8), 8, 8, score=(ALiBi(),)) == "native"
+    assert what(Causal(), 4096, 4096, dtype=torch.float64) == "sdpa"
+    assert what(Causal(), 4096, 4096, score=(RelativeKey(torch.ones(3, 64)),)) == "banded"
+    few = choose(Causal(), queries=8, keys=8, heads=8)
+    assert few.rejected == (("native", "torch's kernel is sooner done with 32768 products"),)
+    assert "skipped" in choose(Window.last(512), queries=8192, keys=8192, heads=8).why
+
+
+def test_choices_without_the_native_kernels_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, there=False)
     assert what(Causal(), 4096, 4096) == "sdpa"
     assert what(Window.last(8192), 4096, 4096) == "sdpa"
     assert what(Window.last(512), 8192, 8192) == "banded"
@@ -327,6 +352,9 @@ def test_choices_say_why() -> None:
     assert what(Window.last(8), 64, 64, dropout=0.1) == "dense"
     assert what(Window.last(64), 512, 512) == "banded"
     window = choose(Window.last(512), queries=8192, keys=8192, heads=8)
-    assert ("sdpa", "it would build a mask of queries x keys") in window.rejected
+    assert window.rejected[:2] == (
+        ("native", "none were built"),
+        ("sdpa", "it would build a mask of queries x keys"),
+    )
     assert "skipped" in window.why
-    assert window.rejected[1][0] == "dense"
+    assert window.rejected[2][0] == "dense"

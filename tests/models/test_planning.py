@@ -13,6 +13,7 @@ from headway.cli.plan import _ranges
 from headway.models import ModelSpec, catalog
 from headway.models.planning import Machine, Report, plan
 from headway.patterns import Causal, Window
+from tests.native.presence import pretend
 
 BOX = Machine(name="box", memory=32 << 30, bandwidth=20e9, peak=500e9)
 
@@ -38,7 +39,9 @@ def test_a_report_adds_up() -> None:
     assert report.checkpointed < sum(report.training.values())
 
 
-def test_layers_of_different_kinds_are_told_apart() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_layers_of_different_kinds_are_told_apart(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, native)
     spec = catalog.spec("qwen3-0.6b").with_patterns(
         [Window.last(1024), Window.last(1024), Causal(), Causal()]
     )
@@ -56,8 +59,8 @@ def test_layers_of_different_kinds_are_told_apart() -> None:
     assert full.kv_stored == 32 * window.kv_stored
     assert report.kv == window.kv_stored + full.kv_stored == spec.kv_bytes_stored(32768, batch=4)
     assert window.kv_read + full.kv_read == spec.kv_bytes_read(32768, batch=4)
-    assert window.prefill.what == "banded"
-    assert full.prefill.what == "sdpa"
+    assert window.prefill.what == ("native" if native else "banded")
+    assert full.prefill.what == ("native" if native else "sdpa")
 
 
 def test_grouped_heads_move_less_and_large_batches_are_bound_by_compute() -> None:
@@ -133,7 +136,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_quick")
-def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_the_command_prints_the_report(
+    native: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, native)
     assert run(["plan", "mistral-7b", "--context", "32768", "--batch", "4"]) == 0
     out = capsys.readouterr().out
     assert (
@@ -145,7 +152,7 @@ def test_the_command_prints_the_report(capsys: pytest.CaptureFixture[str]) -> No
         in out
     )
     assert "Window.last(4096)  ring   4 096" in out
-    assert "not sdpa: it would build a mask" in out
+    assert ("native: compiled for this CPU" if native else "not sdpa: it would build a mask") in out
     assert "it fits: 27.99 GiB of 32.00 GiB" in out
     assert "one token is bound by memory" in out
 

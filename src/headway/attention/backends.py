@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,6 +51,9 @@ ABILITIES = {
 
 BLOCKED = {"native": native, "banded": banded, "diagonal": diagonal}
 """Backends that compute block by block, differentiated by `blocked.run`."""
+
+FEW_PRODUCTS = 2**18
+"""Products of q and k (B H T S D) up to which torch's kernel has ended before ours has begun (docs/log.md)."""
 
 MASK_PAIRS = 2**16
 """Pairs of a row up to which torch's kernel with a mask is quicker than planning blocks (docs/log.md)."""
@@ -105,26 +108,26 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
     """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `obstacle`)."""
     rejected = []
     device = _device(call, device)
+    products = _scores(call) * call.q.shape[3]
+    if device == "cpu":
+        reason = obstacle("native", call, lse, device)
+        if reason is None and products > FEW_PRODUCTS:
+            return Choice("native", "compiled for this CPU, blocks outside the pattern are skipped")
+        rejected.append(("native", reason or f"torch's kernel is sooner done with {products} products"))
     splits = obstacle("triton", call, lse, device)
-    reason = obstacle("sdpa", call, lse, device)
-    if reason is None:
-        forms = [sdpa.form(call, part) for part in call.keys]
-        if all(
-            f in ("full", "causal") or (f == "chunk" and device == "cpu" and not call.needs_grad)
-            for f in forms
-        ):
-            return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
-        pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
-        if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1 and splits is not None:
-            return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
-        reason = "it would build a mask of queries x keys"
-    rejected.append(("sdpa", reason))
+    fused = _fused(call, lse, device, splits)
+    if isinstance(fused, Choice):
+        return replace(fused, rejected=tuple(rejected))
+    if device == "cpu" and reason is None:
+        why = f"compiled for this CPU; it has few products ({products}), but torch's kernel cannot do them"
+        return Choice("native", why, rejected=(("sdpa", fused),))
+    rejected.append(("sdpa", fused))
     if device == "cuda":
         if splits is None:
             why = "few queries: the keys are split over the device, each is read once"
             return Choice("triton", why, rejected=tuple(rejected))
         rejected.append(("triton", splits))
-    scores = call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
+    scores = _scores(call)
     if device == "cuda" and scores > DENSE_SCORES:
         reason = obstacle("flex", call, lse, device)
         if reason is None:
@@ -145,6 +148,26 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
     return Choice(
         "banded", "blocks outside the pattern are skipped, memory is linear", rejected=tuple(rejected)
     )
+
+
+def _scores(call: Call) -> int:
+    """Elements of the whole score matrix."""
+    return call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
+
+
+def _fused(call: Call, lse: bool, device: str, splits: str | None) -> Choice | str:
+    """torch's kernel where it computes little in vain, or why not; `splits` says why the keys cannot be split."""
+    reason = obstacle("sdpa", call, lse, device)
+    if reason is not None:
+        return reason
+    forms = [sdpa.form(call, part) for part in call.keys]
+    chunks = device == "cpu" and not call.needs_grad
+    if all(f in ("full", "causal") or (f == "chunk" and chunks) for f in forms):
+        return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
+    pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
+    if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1 and splits is not None:
+        return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
+    return "it would build a mask of queries x keys"
 
 
 def choose(
