@@ -195,12 +195,12 @@ struct Worker {
     }
   }
 
-  void pair_up(const float* from, int64_t step, int64_t n, float* to, int columns) {
-    for (int64_t i = 0; i < n; i += UNIT) {
-      const float* rows[UNIT];
-      for (int j = 0; j < UNIT; j++) rows[j] = i + j < n ? from + (i + j) * step : blocks.zero;
-      pack_rows<HALF>(rows, columns, to + i / 2 * whole_units(columns));
-    }
+  // Rows of words (n of them, the tile is filled up with 0) as pairs of rows.
+  static void pair_up(float* from, int64_t step, int64_t n, float* to, int columns) {
+    int64_t filled = whole_units((int)n);
+    memset(from + n * step, 0, (size_t)((filled - n) * step) * 4);
+    for (int64_t i = 0; i < filled; i += UNIT)
+      pack_rows<HALF>(from + i * step, step, columns, to + i / 2 * whole_units(columns));
   }
 
   // The gradients of keys [begin, end) of a kv head: sums of [dk | dv] parts, in order.

@@ -102,7 +102,7 @@ struct Blocks {
   const headway_call& c;
   Sizes z;
   int64_t capacity, piece_k, piece_v;
-  float *data, *zero, *rows;
+  float *data, *rows;
   int64_t* tags;
   uint8_t* finite;
   bool streams;  // a few queries: what counts is how fast keys and values are read
@@ -117,19 +117,17 @@ struct Blocks {
     int64_t widest = (z.wide_d > z.wide_dv ? z.wide_d : z.wide_dv) + UNIT;
     streams = c.queries.count * z.group < 32;
     data = floats(capacity * size());
-    zero = floats(17 * widest);
-    rows = zero ? zero + widest : nullptr;
+    rows = floats(UNIT * widest);
     tags = (int64_t*)calloc((size_t)capacity, 8);
     finite = (uint8_t*)calloc((size_t)capacity, 1);
-    if (zero) memset(zero, 0, (size_t)widest * 4);
   }
   ~Blocks() {
     free(data);
-    free(zero);
+    free(rows);
     free(tags);
     free(finite);
   }
-  bool ready() const { return data && zero && tags && finite; }
+  bool ready() const { return data && rows && tags && finite; }
   int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
 
   // Has block n, if it is packed, fetched while `groups` groups of rows are computed.
@@ -179,36 +177,36 @@ struct Blocks {
     for (int p = 0; p < BLOCK / UNIT; p++) {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
-      const float* from[UNIT];
-      take(k, begin, keys, from);
-      pack_panel(from, z.d, to + p * UNIT);
-      if (BACKWARD) pack_rows<HALF>(from, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
-      take(v, begin, keys, from);
+      int64_t step = take(k, begin, keys);
+      pack_panel(rows, step, z.d, to + p * UNIT);
+      if (BACKWARD) pack_rows<HALF>(rows, step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
+      step = take(v, begin, keys);
       if (BACKWARD)
-        pack_panel(from, z.dv, v_to + p * UNIT);
+        pack_panel(rows, step, z.dv, v_to + p * UNIT);
       else
-        pack_rows<HALF>(from, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
+        pack_rows<HALF>(rows, step, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }
   }
 
-  void take(const Rows& r, int64_t begin, const Tokens& keys, const float** from) const {
-    int width = whole_units(words_of(HALF, r.width));
+  // 16 rows from `begin` on into `rows`, 0 where there is none; answers how many words a row has there.
+  int64_t take(const Rows& r, int64_t begin, const Tokens& keys) const {
+    int64_t width = whole_units(words_of(HALF, r.width));
     for (int i = 0; i < UNIT; i++) {
       int64_t place = begin + i;
-      bool there = place < keys.count && keys.index[place] >= 0;
-      from[i] = there ? words<HALF>(r, place, rows + (int64_t)i * width) : zero;
-      if (streams && there) from[i] = read_on(from[i], rows + (int64_t)i * width, width);
+      float* to = rows + i * width;
+      if (place < keys.count && keys.index[place] >= 0) {
+        read_words<HALF>(r, place, to);
+        if (streams) fetch_further(r.at(place), r.width * bytes_of(r.type));
+      } else {
+        memset(to, 0, (size_t)width * 4);
+      }
     }
+    return width;
   }
 
-  // A row read in the order of memory, as prefetchers like it, and the line that lies AHEAD bytes further on.
-  static const float* read_on(const float* from, float* to, int width) {
-    constexpr int FURTHER = 8192 / 4;
-    for (int i = 0; i < width; i += UNIT) {
-      __builtin_prefetch(from + i + FURTHER);
-      copy_words(to + i, from + i, UNIT);
-    }
-    return to;
+  // What lies two pages further on (inlined by force: compilers take a function that only prefetches for empty).
+  __attribute__((always_inline)) static void fetch_further(const char* row, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i + 8192);
   }
 
   // Bit 0: the keys of the block are numbers, bit 1: the values are.
@@ -219,7 +217,10 @@ struct Blocks {
       int width = whole_units(words_of(HALF, r.width));
       vi bad = {};
       for (int64_t i = n * BLOCK; i < (n + 1) * BLOCK && i < keys.count; i++)
-        if (keys.index[i] >= 0) bad |= not_numbers<HALF>(words<HALF>(r, i, rows), width);
+        if (keys.index[i] >= 0) {
+          read_words<HALF>(r, i, rows);
+          bad |= not_numbers<HALF>(rows, width);
+        }
       if (!bits_of(bad)) result |= 1 << which;
     }
     return result;
@@ -242,8 +243,7 @@ INLINE void take_query(const Rows& r, int64_t place, bool there, bool negate, fl
     memset(to, 0, (size_t)width * 4);
     return;
   }
-  const float* from = words<HALF>(r, place, to);
-  if (from != to) copy_words(to, from, width);
+  read_words<HALF>(r, place, to);
   if (negate)
     for (int i = 0; i < width; i++) {
       uint32_t bits;

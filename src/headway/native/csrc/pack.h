@@ -33,31 +33,33 @@ struct Rows {
 INLINE int words_of(bool half, int width) { return half ? (width + 1) / 2 : width; }
 INLINE int whole_units(int n) { return (n + UNIT - 1) / UNIT * UNIT; }
 
-// The row at `place` as words, the last unit filled up with 0; the row itself where it already reads so.
+// The row at `place` as words, the last unit filled up with 0. Rows are copied before they are packed: that reads
+// memory in its own order, as prefetchers like it.
 template <bool HALF>
-INLINE const float* words(const Rows& r, int64_t place, float* buffer) {
+INLINE void read_words(const Rows& r, int64_t place, float* to) {
   const char* from = r.at(place);
   int width = r.width, whole = whole_units(words_of(HALF, width));
-  int have = r.type == HEADWAY_FLOAT32 ? HEADWAY_FLOAT32 : r.type;
-  if (have == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32)) {
+  if (r.type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32)) {
     int size = HALF ? 2 : 4;
-    if (width * size == whole * 4) return (const float*)from;
-    memset(buffer, 0, whole * 4);
-    memcpy(buffer, from, width * size);
-    return buffer;
+    if (width * size == whole * 4) {
+      copy_words(to, (const float*)from, whole);
+    } else {
+      memset(to, 0, (size_t)whole * 4);
+      memcpy(to, from, (size_t)(width * size));
+    }
+    return;
   }
-  memset(buffer, 0, whole * 4);
+  memset(to, 0, (size_t)whole * 4);
   float scale = r.scale ? r.scale[r.slot(place)] : 1.0f;
   for (int i = 0; i < width; i++) {
-    float x = have == HEADWAY_FLOAT32    ? ((const float*)from)[i]
-              : have == HEADWAY_BFLOAT16 ? from_bf16(((const uint16_t*)from)[i])
-                                         : scale * ((const int8_t*)from)[i];
+    float x = r.type == HEADWAY_FLOAT32    ? ((const float*)from)[i]
+              : r.type == HEADWAY_BFLOAT16 ? from_bf16(((const uint16_t*)from)[i])
+                                           : scale * ((const int8_t*)from)[i];
     if (HALF)
-      ((uint16_t*)buffer)[i] = to_bf16(x);
+      ((uint16_t*)to)[i] = to_bf16(x);
     else
-      buffer[i] = x;
+      to[i] = x;
   }
-  return buffer;
 }
 
 // Is a NaN or an infinity among `count` words (a multiple of 16)?
@@ -73,9 +75,9 @@ INLINE vi not_numbers(const float* w, int count) {
 }
 
 #if HEADWAY_LEVEL >= 2
-INLINE void transpose16(const float* const* rows, int at, float* out) {
+INLINE void transpose16(const float* rows, int64_t step, float* out) {
   __m512 a[16], b[16];
-  UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows[i] + at);
+  UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_ps(rows + i * step);
   UNROLL for (int i = 0; i < 8; i++) {
     b[2 * i] = _mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]);
     b[2 * i + 1] = _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]);
@@ -99,33 +101,33 @@ INLINE void transpose16(const float* const* rows, int at, float* out) {
   }
 }
 #else
-INLINE void transpose16(const float* const* rows, int at, float* out) {
+INLINE void transpose16(const float* rows, int64_t step, float* out) {
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < 16; j++) out[j * BLOCK + i] = rows[i][at + j];
+    for (int j = 0; j < 16; j++) out[j * BLOCK + i] = rows[i * step + j];
 }
 #endif
 
-// Panel of 16 word rows: out [count][64]; count words are written, what is read is whole units.
-INLINE void pack_panel(const float* const* rows, int count, float* out) {
+// Panel of 16 word rows, `step` words apart: out [count][64]; count words are written, whole units are read.
+INLINE void pack_panel(const float* rows, int64_t step, int count, float* out) {
   int at = 0;
-  for (; at + 16 <= count; at += 16) transpose16(rows, at, out + at * BLOCK);
+  for (; at + 16 <= count; at += 16) transpose16(rows + at, step, out + at * BLOCK);
   if (at < count) {
     alignas(64) float last[16 * BLOCK];
-    transpose16(rows, at, last);
+    transpose16(rows + at, step, last);
     for (int i = 0; i < count - at; i++) memcpy(out + (at + i) * BLOCK, last + i * BLOCK, 4 * UNIT);
   }
 }
 
 // 16 slots in the form for contraction over slots: out [16 or 8 steps][whole columns].
 template <bool HALF>
-INLINE void pack_rows(const float* const* rows, int columns, float* out) {
+INLINE void pack_rows(const float* rows, int64_t step, int columns, float* out) {
   int whole = whole_units(columns);
   if (!HALF) {
-    for (int i = 0; i < 16; i++) copy_words(out + i * whole, rows[i], whole);
+    for (int i = 0; i < 16; i++) copy_words(out + i * whole, rows + i * step, whole);
     return;
   }
   for (int i = 0; i < 8; i++) {
-    const uint16_t *a = (const uint16_t*)rows[2 * i], *b = (const uint16_t*)rows[2 * i + 1];
+    const uint16_t *a = (const uint16_t*)(rows + 2 * i * step), *b = a + 2 * step;
     float* to = out + i * whole;
 #if HEADWAY_LEVEL >= 3
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,

@@ -27,8 +27,8 @@ constexpr int N = UNIT / W;
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
-typedef float vf_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
-typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef float vf_any __attribute__((vector_size(4 * W), aligned(2), may_alias));
+typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(2), may_alias));
 
 INLINE vf load(const float* p) { return *(const vf_any*)p; }
 INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
