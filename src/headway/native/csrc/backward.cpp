@@ -162,10 +162,11 @@ struct Worker {
 
   // The block that follows, and the sums that it will be added to.
   void look_ahead(int64_t b, int64_t kv, int64_t n, int64_t first, const float* dk, const float* dv) const {
-    int64_t groups = (tile->count + ROWS - 1) / ROWS, size = n < w.z.blocks ? BLOCK : 0;
+    int64_t groups = (tile->count + ROWS - 1) / ROWS, there = n < w.z.blocks;
+    int64_t keys = there ? (n - first) * BLOCK : 0, size = there ? BLOCK : 0;
     blocks.look_ahead(tile->ahead, b, kv, n, groups);
-    tile->ahead.span(1, dk + (n - first) * BLOCK * w.z.wide_d, size * w.z.wide_d, groups);
-    tile->ahead.span(2, dv + (n - first) * BLOCK * w.z.wide_dv, size * w.z.wide_dv, groups);
+    tile->ahead.span(1, dk + keys * w.z.wide_d, size * w.z.wide_d, groups);
+    tile->ahead.span(2, dv + keys * w.z.wide_dv, size * w.z.wide_dv, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {
