@@ -1,0 +1,186 @@
+"""`headway::attend` and its backward as operators: what torch checks of any operator, and whole graphs around them."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from headway import native
+from headway.attention import Keys, attend, attend_keys, native_op
+from headway.attention.call import Call, check
+from headway.errors import BackendError
+from headway.patterns import Causal, Global, Pattern, PerHead, Sink, Window
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
+from headway.tokens import Tokens
+from tests.native.presence import pretend
+
+N = 33
+WINDOW = Window.last(9) | Causal() & Sink(2)
+MARKED = Tokens.range(N).with_global([[0, 5], [9]])
+PACKED = Tokens.packed([[10, 23], [30]], N)
+
+
+@pytest.fixture(autouse=True)
+def _kernels() -> None:
+    if native.library() is None:
+        pytest.skip(f"no native kernels: {native.why_missing()}")
+
+
+def tensors(n: int = N, gradient: bool = True) -> list[Tensor]:
+    return [torch.randn(2, heads, n, 16, requires_grad=gradient) for heads in (4, 2, 2)]
+
+
+def call(pattern: Pattern, at: Tokens, score: tuple[Score, ...], dropout: float, sets: int) -> Call:
+    q, k, v = tensors()
+    cuts = [0, N] if sets == 1 else [0, 11, N]
+    k, v = ([t.detach()[:, :, a:b].clone().requires_grad_() for a, b in pairwise(cuts)] for t in (k, v))
+    keys = [Keys(*part, at.slice(a, b)) for *part, (a, b) in zip(k, v, pairwise(cuts), strict=True)]
+    return check(q, at, keys, pattern, None, score, None, dropout, 7)
+
+
+CALLS = {
+    "causal": (Causal(), Tokens.range(N), (), 0.0, 1),
+    "globals, a table": (Window.around(3) | Global(), MARKED, (RelativeBias(torch.randn(32, 4)),), 0.0, 1),
+    "documents, steps, dropout": (WINDOW, PACKED, (SoftCap(4.0), ALiBi((0.5, 0.25, 1.0, 2.0))), 0.2, 1),
+    "two sets": (WINDOW, MARKED, (ALiBi(), RelativeBias(torch.randn(16, 4), False, 30)), 0.1, 2),
+    "positions": (WINDOW, MARKED.with_position(MARKED.index + 3), (SoftCap(2.0),), 0.0, 1),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_operators_pass_torchs_own_checks(name: str) -> None:
+    asked = call(*CALLS[name])
+    for table in asked.parameters:
+        table.requires_grad_()
+    given = native_op.arguments(asked)
+    torch.library.opcheck(torch.ops.headway.attend.default, given)
+    plain = tuple(
+        [t.detach() for t in x] if isinstance(x, list) and x and isinstance(x[0], Tensor) else x
+        for x in given[1:]
+    )
+    part = native_op.run(asked)
+    out, lse = part.out.detach(), part.lse.detach()
+    given = (out, lse, torch.randn_like(out), torch.randn_like(lse), asked.q.detach(), *plain)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.headway.attend_backward.default, given, test_utils=checks)
+
+
+def same(f: Callable[..., Any], *given: Tensor, backend: str = "aot_eager") -> None:
+    """One whole graph gives the bits that `f` gives, and the gradients."""
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
+    for ours, plain in zip(_all(compiled, given), _all(f, given), strict=True):
+        assert torch.equal(ours, plain)
+
+
+def _all(f: Callable[..., Any], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    made = f(*given)
+    parts = (made,) if isinstance(made, Tensor) else (made.out, made.lse)
+    return *parts, *torch.autograd.grad(sum(p.square().sum() for p in parts), given)
+
+
+TABLE = torch.randn(32, 4)
+GRAPHS: dict[str, Callable[..., Any]] = {
+    "causal": lambda q, k, v: attend(q * 2, k, v, Causal(), backend="native") * 2,
+    "documents": lambda q, k, v: attend(
+        q, k, v, WINDOW, q_tokens=PACKED, k_tokens=PACKED, dropout=0.1, seed=3, backend="native"
+    ),
+    "globals": lambda q, k, v: attend(
+        q, k, v, Window.around(3) | Global(), q_tokens=MARKED, k_tokens=MARKED, scale=0.5, backend="native"
+    ),
+    "two sets": lambda q, k, v: attend_keys(
+        q,
+        Tokens.range(N),
+        [
+            Keys(k[:, :, :9], v[:, :, :9], Tokens.range(9)),
+            Keys(k[:, :, 9:], v[:, :, 9:], Tokens.range(N - 9, 9)),
+        ],
+        WINDOW,
+        score=ALiBi(),
+        backend="native",
+    ),
+    "heads": lambda q, k, v: attend(
+        q, k, v, PerHead(Causal(), Window.last(3), Causal(), WINDOW), backend="native"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_attention_is_one_whole_graph_forward_and_backward(name: str) -> None:
+    same(GRAPHS[name], *tensors())
+
+
+def test_tables_get_their_gradient_through_the_graph() -> None:
+    table = torch.randn(32, 4, requires_grad=True)
+    same(
+        lambda q, k, v, t: attend(
+            q, k, v, WINDOW, score=(SoftCap(3.0), RelativeBias(t), ALiBi()), backend="native"
+        ),
+        *tensors(),
+        table,
+    )
+
+
+def test_one_graph_serves_every_length() -> None:
+    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda q, k, v: attend(q, k, v, WINDOW, backend="native"), fullgraph=True, backend=count
+    )
+    for n in (65, 70, 80, 31):
+        given = tensors(n)
+        assert torch.equal(compiled(*given), attend(*given, WINDOW, backend="native"))
+    assert count.frame_count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_inductor_compiles_around_it() -> None:
+    for f in GRAPHS.values():
+        same(f, *tensors(), backend="inductor")
+
+
+def test_auto_takes_the_operator_where_a_graph_is_traced() -> None:
+    seen: list[Any] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    given = tensors(gradient=False)
+    out = torch.compile(lambda q, k, v: attend(q, k, v, Causal()), fullgraph=True, backend=note)(*given)
+    assert torch.ops.headway.attend in seen
+    assert torch.equal(out, attend(*given, Causal(), backend="native"))
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
+    asked = call(*CALLS["two sets"])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        part = native_op.run(asked)
+    assert part.out.shape == (2, 4, N, 16)
+    assert part.lse.shape == (2, 4, N)
+    assert part.out.dtype == part.lse.dtype == torch.float32
+
+
+def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors()
+
+    def asked(t: Tensor = q, **more: Any) -> Call:
+        own = check(t, None, [Keys(k.to(t), v.to(t), Tokens.range(N))], Causal(), None, (), None, 0.0, None)
+        return own if not more else Call(**{**vars(own), **more})
+
+    assert native_op.takes(asked())
+    assert not native_op.takes(asked(keep=torch.ones(1, 1, N, N, dtype=torch.bool)))
+    assert not native_op.takes(asked(score=(RelativeKey(torch.ones(3, 16)),)))
+    assert not native_op.takes(asked(q.double()))
+    pretend(monkeypatch, there=False)
+    assert not native_op.takes(asked())
+
+
+def test_what_the_kernels_cannot_run_is_named() -> None:
+    q, k, v = tensors()
+    wrong = check(q, None, [Keys(k, v, Tokens.range(N))], Causal(), None, ALiBi((1.0,)), None, 0.0, None)
+    with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
+        native_op.run(wrong)
