@@ -31,6 +31,8 @@ def obstacle(call: Call) -> str | None:
     widths = call.q.shape[-1], call.keys[0].v.shape[-1]
     if max(widths) > c.WIDEST or not min(widths):
         return f"its kernels take heads of 1 to {c.WIDEST}"
+    if len(call.score) > c.MOST_SCORES:
+        return f"its kernels take up to {c.MOST_SCORES} scores"
     for score in call.score:
         if reason := _score_obstacle(score, call):
             return reason

@@ -1,0 +1,202 @@
+"""What the native backend remembers, refuses, and hands to its kernels."""
+
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+import torch
+
+from headway import native
+from headway.attention import Keys, attend, attend_keys, native_layout
+from headway.attention.call import check
+from headway.attention.native import obstacle
+from headway.attention.native_layout import layout, program
+from headway.errors import BackendError, PatternError
+from headway.native import interface as c
+from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
+from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
+from headway.tokens import Tokens
+from tests.native.plain import Problem
+from tests.native.presence import pretend
+
+CAUSAL = Causal()
+
+
+@pytest.fixture
+def kernels() -> None:
+    if native.library() is None:
+        pytest.skip(f"no native kernels: {native.why_missing()}")
+
+
+def reason(
+    *score: Score, pattern: Pattern = Causal(), at: Tokens | None = None, **more: object
+) -> str | None:
+    q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
+    at = Tokens.range(5) if at is None else at
+    return obstacle(check(q, at, [Keys(q, q, at)], pattern, None, score, None, 0.0, None))
+
+
+def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, there=True)
+    assert reason() is reason(SoftCap(3.0), ALiBi(), RelativeBias(torch.ones(32, 4))) is None
+    assert reason(dtype=torch.bfloat16) is None
+    assert reason(dtype=torch.float64) == "its kernels take float32 and bfloat16, not float64"
+    assert reason(RelativeKey(torch.ones(3, 8))) == "its kernels know no score RelativeKey"
+    assert reason(Bias(torch.ones(5, 5))) == "its kernels know no score Bias"
+    assert reason(*[SoftCap(3.0)] * 9) == "its kernels take up to 8 scores"
+    assert reason(ALiBi((1.0, 2.0))) == "ALiBi is for 2 heads, the call has 4"
+    assert reason(RelativeBias(torch.ones(32, 3))) == "RelativeBias is for 3 heads, the call has 4"
+    assert "whose max_distance is beyond" in str(reason(RelativeBias(torch.ones(32, 4), max_distance=8)))
+    moved = Tokens.range(5).with_position(torch.arange(5)[None] * 2)
+    assert reason(SoftCap(3.0), at=moved) is None
+    assert "measure the distance of ALiBi by index" in str(reason(ALiBi(), at=moved))
+    pretend(monkeypatch, there=False)
+    assert reason() == "none were built"
+
+
+def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, there=True)
+    for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
+        q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
+        asked = check(q, None, [Keys(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
+        assert (obstacle(asked) is None) == fine, (width, value)
+
+
+def deep(levels: int) -> Pattern:
+    """A pattern whose evaluation needs as many places."""
+    pattern: Pattern = Causal()
+    for i in range(levels - 1):
+        pattern = (Or if i % 2 else And)((Window.last(i + 2), pattern))
+    return pattern
+
+
+@pytest.mark.usefixtures("kernels")
+def test_patterns_nest_as_deep_as_the_kernels_stack() -> None:
+    assert program(deep(c.DEEPEST))[1] == c.DEEPEST
+    assert reason(pattern=deep(c.DEEPEST)) is None
+    assert reason(pattern=deep(c.DEEPEST + 1)) == f"its kernels take patterns nested up to {c.DEEPEST} deep"
+    at = Tokens.range(40)
+    case = Problem.random(deep(c.DEEPEST), at, at)
+    torch.testing.assert_close(case.run().out, case.formula().out)
+
+
+def test_programs_are_postfix() -> None:
+    code, height = program(Window.last(3, step=2) & Causal() | Sink(4))
+    window, causal, sink = [c.WINDOW, -4, 0, 2], [c.CAUSAL, 0, 0, 0], [c.SINK, 4, 0, 0]
+    assert code == [*window, *causal, c.AND, 0, 0, 0, *sink, c.OR, 0, 0, 0]
+    assert height == 2
+    assert program(Window(2**40, 2**50))[0] == [c.WINDOW, -(2**30), 2**30, 1]
+
+
+def test_calls_that_are_known_without_looking_share_a_layout() -> None:
+    def of(start: int, count: int = 40, pattern: Pattern = CAUSAL) -> native_layout.Layout:
+        return layout(pattern, Tokens.range(count, start), Tokens.range(60))
+
+    assert of(3) is of(3)
+    assert len({id(of(3)), id(of(4)), id(of(3, 41)), id(of(3, pattern=Window.last(7)))}) == 4
+
+
+def test_the_same_tokens_share_a_layout_until_they_change() -> None:
+    q, k = Tokens.from_lengths([30, 40], 40), Tokens.packed([[10, 20], [40]], 40)
+    first = layout(Causal(), q, k)
+    assert layout(Causal(), q, k) is first
+    assert layout(Window.last(3), q, k) is not first
+    assert layout(Causal(), q, q) is not first
+    k.index[0, 5] = -1
+    changed = layout(Causal(), q, k)
+    assert changed is not first
+    assert layout(Causal(), q, k) is changed
+
+
+def test_what_is_remembered_of_tokens_goes_with_them() -> None:
+    q = Tokens.from_lengths([30, 40], 40)
+    at = weakref.ref(layout(Causal(), q, q))
+    for n in range(3 * native_layout.KEPT):
+        layout(Window.last(n + 1), q, q)
+    assert len(native_layout._known[q]) <= native_layout.KEPT
+    gc.collect()
+    assert at() is None
+    alive = weakref.ref(layout(Causal(), q, q))
+    del q
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_cache_that_writes_its_tokens_in_place_is_read_anew() -> None:
+    index = torch.full((1, 50), -1)
+    at = Tokens(index)
+    k = torch.randn(1, 2, 50, 8)
+    for n in range(1, 50):
+        index[0, n] = n - 1
+        query = Tokens.range(1, start=n - 1)
+        q = torch.randn(1, 2, 1, 8)
+        out = attend(q, k, k, Causal(), q_tokens=query, k_tokens=at, backend="native")
+        some = k[:, :, 1 : n + 1]
+        torch.testing.assert_close(out, torch.softmax(q @ some.mT * 8**-0.5, -1) @ some)
+    with torch.inference_mode():
+        ring = Tokens(torch.arange(50)[None].clone())
+        for _ in range(2):
+            query = Tokens(torch.tensor([[49]]))
+            out = attend(q, k, k, Window.last(3), q_tokens=query, k_tokens=ring, backend="native")
+            seen = (ring.index > 46)[0]
+            some = k[:, :, seen]
+            torch.testing.assert_close(out, torch.softmax(q @ some.mT * 8**-0.5, -1) @ some)
+            ring.index.copy_(ring.index.flip(1))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_documents_of_any_number_are_told_apart() -> None:
+    base = Tokens.packed([[5, 9, 6], [20]], 20)
+    assert base.document is not None
+    for step in (1, 2**30, 2**32, 2**40):
+        at = Tokens(base.index, base.document * step)
+        case = Problem.random(Causal(), at, at)
+        torch.testing.assert_close(case.run().out, case.formula().out)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
+    q = torch.randn(1, 1, 3, 8)
+    last = Tokens.range(3, start=2**30 - 3)
+    one = attend(q, q, q, Window.last(2), q_tokens=last, k_tokens=last, backend="native")
+    torch.testing.assert_close(one, attend(q, q, q, Window.last(2), backend="dense"))
+    far = Tokens.range(3, start=2**30)
+    with pytest.raises(BackendError, match=r'token 1073741826 .* beyond 2\^30.*backend="banded" goes on'):
+        attend(q, q, q, Causal(), q_tokens=far, k_tokens=far, backend="native")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
+    q = torch.randn(1, 4, 99, 64)
+    with pytest.raises(PatternError, match="ALiBi: slopes for 3 heads, but the call has 4 query heads"):
+        attend(q, q, q, Causal(), score=ALiBi((1.0, 2.0, 3.0)))
+    with pytest.raises(BackendError, match='backend="native" cannot run this call: ALiBi is for 3 heads'):
+        attend(q, q, q, Causal(), score=ALiBi((1.0, 2.0, 3.0)), backend="native")
+    with pytest.raises(BackendError, match="it takes no `keep` mask"):
+        attend(q, q, q, keep=torch.ones(1, 1, 99, 99, dtype=torch.bool), backend="native")
+    twice = torch.randn(1, 4, 9, 8, requires_grad=True)
+    out = attend(twice, twice, twice, Causal(), backend="native")
+    with pytest.raises(BackendError, match=r"second derivatives.*dense.*'native'"):
+        torch.autograd.grad(out.sum(), twice, create_graph=True)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
+    """The gradient of q and of a table is the sum over the sets, in bfloat16 rounded once."""
+    at = Tokens.range(90).with_global([4])
+    q, k = (torch.randn(1, 2, 90, 16).bfloat16().requires_grad_() for _ in range(2))
+    table = torch.randn(32, 2, requires_grad=True)
+    grads = []
+    for cuts in ((0, 90), (0, 30, 31, 90)):
+        sets = [Keys(k[:, :, a:b], k[:, :, a:b], at.slice(a, b)) for a, b in pairwise(cuts)]
+        part = attend_keys(
+            q, at, sets, Window.around(20) | Global(), score=RelativeBias(table), backend="native"
+        )
+        grads.append(torch.autograd.grad(part.out.float().square().sum() + part.lse.sum(), (q, k, table)))
+    for one, three in zip(*grads, strict=True):
+        ulp = torch.finfo(one.dtype).eps if one.dtype == torch.bfloat16 else torch.finfo(torch.bfloat16).eps
+        torch.testing.assert_close(
+            one.float(), three.float(), rtol=4 * ulp, atol=4 * ulp * one.abs().max().item()
+        )
