@@ -29,9 +29,7 @@ def kernels() -> None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
 
 
-def reason(
-    *score: Score, pattern: Pattern = Causal(), at: Tokens | None = None, **more: object
-) -> str | None:
+def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **more: object) -> str | None:
     q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
     at = Tokens.range(5) if at is None else at
     return obstacle(check(q, at, [Keys(q, q, at)], pattern, None, score, None, 0.0, None))
