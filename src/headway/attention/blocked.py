@@ -30,7 +30,8 @@ class _Plain:
         sets, count = self.call.keys, len(self.call.keys)
         ks, vs = tensors[:count], tensors[count : 2 * count]
         keys = tuple(Keys(k, v, part.tokens) for k, v, part in zip(ks, vs, sets, strict=True))
-        return replace(self.call, q=q, keys=keys).with_parameters(tensors[2 * count :])
+        call = replace(self.call, q=q, keys=keys)
+        return call.with_parameters(tensors[2 * count :]) if call.score else call
 
 
 class _Blocked(torch.autograd.Function):
