@@ -142,6 +142,10 @@ def test_inductor_compiles_around_it() -> None:
         same(f, *tensors(), backend="inductor")
 
 
+def test_that_there_are_kernels_is_a_constant_as_torch_marks_it() -> None:
+    assert vars(torch.compiler.assume_constant_result(lambda: True)) == vars(native_op._there)
+
+
 def test_auto_takes_the_operator_where_a_graph_is_traced() -> None:
     seen: list[Any] = []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from headway.attention import banded, blocked, dense, diagonal, flex, native, sdpa, split_decode
+from headway.attention import banded, blocked, dense, diagonal, flex, native, native_op, sdpa, split_decode
 from headway.attention.call import Call
 from headway.attention.keys import Keys
 from headway.choice import Choice
@@ -206,11 +206,8 @@ def choose(
 
 def run(call: Call, backend: str, lse: bool) -> Partial:
     """Runs one call on `backend` ("auto": on the chosen one); never on another than was asked for."""
-    if torch.compiler.is_compiling() and backend in ("auto", "native"):
-        from headway.attention import native_op  # it imports torch's compiler, which takes a second
-
-        if native_op.takes(call):
-            return native_op.run(call)
+    if torch.compiler.is_compiling() and backend in ("auto", "native") and native_op.takes(call):
+        return native_op.run(call)
     if backend == "auto":
         backend = choose_for(call, lse).what
     elif backend not in ABILITIES:

@@ -34,9 +34,13 @@ def takes(call: Call) -> bool:
     return known and plain and _there()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _there() -> bool:
+    """Whether there are kernels; a constant for those who trace."""
     return kernels.library() is not None
+
+
+# What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
+vars(_there)["_dynamo_marked_constant"] = True
 
 
 def run(call: Call) -> Partial:
