@@ -34,7 +34,7 @@ struct BackTile {
   int low[4], high[4];     // rows that have touched each panel of the block
   int groups_now;
   Group groups[TILE / ROWS + 3];
-  alignas(64) float x[TILE * BLOCK];      // [row][64]: exponents, then weights
+  alignas(64) float x[(TILE + 1) * BLOCK];  // [row][64]: exponents, then weights
   alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, when steps on scores follow
   alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (HALF)
   alignas(64) float p[TILE * BLOCK];    // weights [row][64], or pairs of rows [row / 2][64]
@@ -50,28 +50,26 @@ INLINE __m512i pairs_of(vf a, vf b) {
 }
 #endif
 
-// Weights of rows r (and r + 1, HALF) of a group, from their exponents in t.x.
+// Weights of rows r (and r + 1, HALF) of a group, from their exponents in t.x. Where a level takes four panels, it
+// takes four of a narrower group, too: those behind it are masked.
 template <bool HALF, int R, int C>
 INLINE void weigh_rows(BackTile<HALF>& t, const Group& g, int r) {
   float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
+  vf p[WIDE * N];
+  exp2_only<HALF, WIDE>(p, g.bits[r], x);
+  UNROLL for (int i = 0; i < C * N; i++) store(x + i * W, p[i]);
   if (!HALF) {
-    UNROLL for (int i = 0; i < C * N; i++) {
-      vf p = exp2_only<HALF>((uint32_t)(g.bits[r][i / N] >> (i % N * W)), x + i * W);
-      store(x + i * W, p);
-      store(t.p + (g.row + r) * BLOCK + g.first * UNIT + i * W, p);
-    }
+    UNROLL for (int i = 0; i < C * N; i++) store(t.p + (g.row + r) * BLOCK + g.first * UNIT + i * W, p[i]);
     return;
   }
 #if HEADWAY_LEVEL >= 3
-  UNROLL for (int i = 0; i < C; i++) {
-    vf a = exp2_only<HALF>(g.bits[r][i], x + i * W), b = {};
-    store(x + i * W, a);
-    if (R > 1) {
-      b = exp2_only<HALF>(g.bits[r + 1][i], x + BLOCK + i * W);
-      store(x + BLOCK + i * W, b);
-    }
-    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, pairs_of(a, b));
+  vf next[WIDE * N] = {};
+  if (R > 1) {
+    exp2_only<HALF, WIDE>(next, g.bits[r + 1], x + BLOCK);
+    UNROLL for (int i = 0; i < C * N; i++) store(x + BLOCK + i * W, next[i]);
   }
+  UNROLL for (int i = 0; i < C; i++)
+    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, pairs_of(p[i], next[i]));
 #endif
 }
 

@@ -45,40 +45,29 @@ struct Tile {
 };
 
 // Weights of row r of the pending scores: 2^s where the bit is set, else 0; sums on the way.
-template <bool HALF, int C>
-INLINE void weigh_panels(Tile<HALF>& t, int r) {
+template <bool HALF>
+INLINE void weigh(Tile<HALF>& t, int r) {
+  constexpr int C = WIDE;
   int row = t.wait.row + r;
-  const float* s = t.s + r * BLOCK;
-  vf p[C * N], total = load(t.sum[row]);
-  UNROLL for (int i = 0; i < C * N; i++) {
-    p[i] = exp2_only<HALF>((uint32_t)(t.bits[r][i / N] >> (i % N * W)), s + i * W);
-    total += p[i];
-#if HEADWAY_LEVEL >= 3
-    if (HALF && i % 2) _mm512_store_si512((uint16_t*)t.p + r * BLOCK + (i - 1) * UNIT,
-                                          (__m512i)_mm512_cvtne2ps_pbh((__m512)p[i], (__m512)p[i - 1]));
-#endif
-    if (!HALF) store(t.p + r * BLOCK + i * W, p[i]);
-  }
-  store(t.sum[row], total);
+  vf p[C * N];
+  exp2_only<HALF, C>(p, t.bits[r], t.s + r * BLOCK);
 #if HEADWAY_LEVEL >= 3
   if (HALF) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-    __m512 whole = (__m512)load(t.rounded[row]);
-    UNROLL for (int i = 0; i < C; i += 2)
-      whole = _mm512_dpbf16_ps(whole, (__m512bh)_mm512_load_si512((uint16_t*)t.p + r * BLOCK + i * UNIT), ones);
-    store(t.rounded[row], (vf)whole);
+    __m512bh low = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
+    __m512bh high = _mm512_cvtne2ps_pbh((__m512)p[3], (__m512)p[2]);
+    store(t.sum[row], load(t.sum[row]) + ((p[0] + p[1]) + (p[2] + p[3])));
+    _mm512_store_si512((uint16_t*)t.p + r * BLOCK, (__m512i)low);
+    _mm512_store_si512((uint16_t*)t.p + r * BLOCK + 32, (__m512i)high);
+    __m512 whole = _mm512_dpbf16_ps((__m512)load(t.rounded[row]), low, ones);
+    store(t.rounded[row], (vf)_mm512_dpbf16_ps(whole, high, ones));
+    return;
   }
 #endif
-}
-
-template <bool HALF>
-INLINE void weigh(Tile<HALF>& t, int r) {
-  if (WIDE == 1)
-    weigh_panels<HALF, 1>(t, r);
-  else if (t.wait.panels > 2)
-    weigh_panels<HALF, 4>(t, r);
-  else
-    weigh_panels<HALF, 2>(t, r);
+  vf total = p[0];
+  UNROLL for (int i = 1; i < C * N; i++) total += p[i];
+  store(t.sum[row], load(t.sum[row]) + total);
+  UNROLL for (int i = 0; i < C * N; i++) store(t.p + r * BLOCK + i * W, p[i]);
 }
 
 // The pending weights times their values.

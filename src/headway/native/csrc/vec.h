@@ -116,42 +116,55 @@ alignas(64) const float EXP2_FULL[6] = {1.8775767e-3f, 8.9893397e-3f, 5.5826318e
                                         2.4015361e-1f, 6.9315308e-1f, 9.9999994e-1f};
 alignas(64) const float EXP2_HALF[5] = {1.3534167e-2f, 5.2011464e-2f, 2.4144275e-1f, 6.9300383e-1f, 1.0000026f};
 
-// 2^x of the vector at x where the bit is set, else exactly 0. The coefficients stay in memory on purpose (hence the
-// assembly): around this code the registers hold sums of products, and compilers would rather spill those.
-template <bool HALF>
-INLINE vf exp2_only(uint32_t bits, const float* x) {
 #if HEADWAY_LEVEL >= 2
-  __m512 f, p;
-#define EXP2_STEP(k) "vfmadd213ps %[" #k "]%{1to16%}, %[f], %[p]\n\t"
+// Four of them step by step together, so that what waits for a result never stands before what could be computed.
+// The coefficients stay in memory on purpose (hence the assembly): around this code the registers hold sums of
+// products, and compilers would rather spill those.
+#define EACH_OF_4(op) op(0) op(1) op(2) op(3)
+#define EXP2_LOAD(i) "vmovups %[x" #i "], %[f" #i "]\n\t"
+#define EXP2_FRACTION(i) "vreduceps $9, %[f" #i "], %[f" #i "]\n\t"
+#define EXP2_FIRST(i) "vbroadcastss %[k0], %[p" #i "]\n\t"
+#define EXP2_NEXT(k, i) "vfmadd213ps %[" #k "]%{1to16%}, %[f" #i "], %[p" #i "]\n\t"
+#define EXP2_STEP(k) EXP2_NEXT(k, 0) EXP2_NEXT(k, 1) EXP2_NEXT(k, 2) EXP2_NEXT(k, 3)
+#define EXP2_SCALE(i) "vscalefps %[x" #i "], %[p" #i "], %[p" #i "]%{%[m" #i "]%}%{z%}\n\t"
+#define EXP2_OUT(i) [f##i] "=&v"(f##i), [p##i] "=&v"(p##i)
+#define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * 16)), [m##i] "Yk"((__mmask16)bits[i])
+#endif
+
+// 2^x of the C panels at x where the bit is set, else exactly 0.
+template <bool HALF, int C>
+INLINE void exp2_only(vf (&p)[C * N], const uint16_t* bits, const float* x) {
+#if HEADWAY_LEVEL >= 2
+  static_assert(C == 4, "four at a time");
+  __m512 f0, f1, f2, f3, p0, p1, p2, p3;
   if (HALF)
-    asm("vreduceps $9, %[x], %[f]\n\t"
-        "vbroadcastss %[k0], %[p]\n\t" EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3) EXP2_STEP(k4)
-        "vscalefps %[x], %[p], %[p]%{%[m]%}%{z%}"
-        : [f] "=&v"(f), [p] "=&v"(p)
-        : [x] "m"(*(const __m512_u*)x), [m] "Yk"((__mmask16)bits), [k0] "m"(EXP2_HALF[0]), [k1] "m"(EXP2_HALF[1]),
+    asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
+            EXP2_STEP(k4) EACH_OF_4(EXP2_SCALE)
+        : EXP2_OUT(0), EXP2_OUT(1), EXP2_OUT(2), EXP2_OUT(3)
+        : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2_HALF[0]), [k1] "m"(EXP2_HALF[1]),
           [k2] "m"(EXP2_HALF[2]), [k3] "m"(EXP2_HALF[3]), [k4] "m"(EXP2_HALF[4]));
   else
-    asm("vreduceps $9, %[x], %[f]\n\t"
-        "vbroadcastss %[k0], %[p]\n\t" EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3) EXP2_STEP(k4) EXP2_STEP(k5)
-        "vscalefps %[x], %[p], %[p]%{%[m]%}%{z%}"
-        : [f] "=&v"(f), [p] "=&v"(p)
-        : [x] "m"(*(const __m512_u*)x), [m] "Yk"((__mmask16)bits), [k0] "m"(EXP2_FULL[0]), [k1] "m"(EXP2_FULL[1]),
+    asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
+            EXP2_STEP(k4) EXP2_STEP(k5) EACH_OF_4(EXP2_SCALE)
+        : EXP2_OUT(0), EXP2_OUT(1), EXP2_OUT(2), EXP2_OUT(3)
+        : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2_FULL[0]), [k1] "m"(EXP2_FULL[1]),
           [k2] "m"(EXP2_FULL[2]), [k3] "m"(EXP2_FULL[3]), [k4] "m"(EXP2_FULL[4]), [k5] "m"(EXP2_FULL[5]));
-#undef EXP2_STEP
-  return (vf)p;
+  p[0] = (vf)p0, p[1] = (vf)p1, p[2] = (vf)p2, p[3] = (vf)p3;
 #else
-  vf y = load(x);
-  y = y < splat(-127.0f) ? splat(-127.0f) : y;
+  UNROLL for (int i = 0; i < C * N; i++) {
+    vf y = load(x + i * W);
+    y = y < splat(-127.0f) ? splat(-127.0f) : y;
 #if HEADWAY_LEVEL == 1
-  vf down = (vf)_mm256_floor_ps((__m256)y);
+    vf down = (vf)_mm256_floor_ps((__m256)y);
 #else
-  vf down;
-  for (int i = 0; i < W; i++) down[i] = floorf(y[i]);
+    vf down;
+    for (int j = 0; j < W; j++) down[j] = floorf(y[j]);
 #endif
-  vf f = y - down, p = splat(EXP2_FULL[0]);
-  UNROLL for (int i = 1; i < 6; i++) p = p * f + splat(EXP2_FULL[i]);
-  vi power = (__builtin_convertvector(down, vi) + 127) << 23;
-  return only(bits, p * (vf)power);
+    vf f = y - down, sum = splat(EXP2_FULL[0]);
+    UNROLL for (int j = 1; j < 6; j++) sum = sum * f + splat(EXP2_FULL[j]);
+    vi power = (__builtin_convertvector(down, vi) + 127) << 23;
+    p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), sum * (vf)power);
+  }
 #endif
 }
 
