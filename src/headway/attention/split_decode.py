@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
 
@@ -61,8 +62,7 @@ def run(call: Call, chunk: int | None = None) -> Partial:
 
 
 def _chunks(call: Call, part: Keys, chunk: int | None) -> list[Partial]:
-    from headway.attention.triton_decode import launch
-
+    launch = import_module("headway.attention.triton_decode").launch
     if not (call.q.numel() and part.k.numel()):
         return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
