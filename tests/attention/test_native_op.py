@@ -142,6 +142,19 @@ def test_inductor_compiles_around_it() -> None:
         same(f, *tensors(), backend="inductor")
 
 
+class Layer(torch.nn.Module):
+    def forward(self, q: Tensor) -> Tensor:
+        return attend(q, q, q, WINDOW)
+
+
+def test_exported_programs_hold_it_for_every_length() -> None:
+    length = torch.export.Dim("length", min=3, max=500)
+    program = torch.export.export(Layer(), (torch.randn(1, 2, 33, 16),), dynamic_shapes={"q": {2: length}})
+    for n in (33, 70):
+        q = torch.randn(1, 2, n, 16)
+        assert torch.equal(program.module()(q), attend(q, q, q, WINDOW, backend="native"))
+
+
 def test_that_there_are_kernels_is_a_constant_as_torch_marks_it() -> None:
     assert vars(torch.compiler.assume_constant_result(lambda: True)) == vars(native_op._there)
 
