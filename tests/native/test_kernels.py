@@ -360,6 +360,16 @@ def test_scores_of_any_size_keep_the_softmax(use: Use, level: str, dtype: torch.
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
+    """Weights in bfloat16 are divided by the sum of what was rounded: values that are all 1 stay 1, to the bit."""
+    use(level)
+    for pattern in (Window.last(2), Window.last(3), Window.around(7), Causal()):
+        case = problem(pattern, "range", 300, (6, 2), (16, 16), torch.bfloat16)
+        case = replace(case, v=torch.ones_like(case.v))
+        assert (case.run().out == 1).all(), pattern
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_nothing_to_compute_is_computed(use: Use, level: str) -> None:
     use(level)
     for queries, keys, rows in ((0, 5, 2), (5, 0, 2), (0, 0, 2), (3, 3, 0)):
