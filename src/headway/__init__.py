@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from headway.api import LanguageModel as LanguageModel
     from headway.api import load as load
     from headway.attention import Keys as Keys
-    from headway.attention import attend as attend
-    from headway.attention import attend_keys as attend_keys
-    from headway.attention import attention_weights as attention_weights
+    from headway.attention.attend import attend as attend
+    from headway.attention.attend import attend_keys as attend_keys
+    from headway.attention.attend import attention_weights as attention_weights
     from headway.choice import Choice as Choice
     from headway.errors import HeadwayError as HeadwayError
     from headway.generate import Sampling as Sampling

@@ -13,11 +13,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from headway import native
 from headway.attention.call import Call
 from headway.attention.native_layout import Layout, layout, program
 from headway.errors import BackendError
 from headway.native import interface as c
+from headway.native import library, threads, why_missing
 from headway.partial import Partial, merge_all
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap, alibi_slopes
 
@@ -38,8 +38,8 @@ def obstacle(call: Call) -> str | None:
             return reason
     if program(call.pattern)[1] > c.DEEPEST:
         return f"its kernels take patterns nested up to {c.DEEPEST} deep"
-    if native.library() is None:
-        return native.why_missing() or "the library is not loaded"
+    if library() is None:
+        return why_missing() or "the library is not loaded"
     return None
 
 
@@ -126,7 +126,7 @@ class _Request:
         self.held = q, k, v, at, scores, ids
         self.call = c.Call(
             abi=c.ABI,
-            threads=native.threads(),
+            threads=threads(),
             batch=q.shape[0],
             heads=q.shape[1],
             kv_heads=k.shape[1],
@@ -152,9 +152,9 @@ class _Request:
         )
 
     def run(self, name: str) -> None:
-        library = native.library()
-        assert library is not None, "obstacle() was asked before"
-        code = getattr(library.dll, name)(ctypes.byref(self.call))
+        found = library()
+        assert found is not None, "obstacle() was asked before"
+        code = getattr(found.dll, name)(ctypes.byref(self.call))
         if code:
             raise BackendError(f'backend="native": {name} failed: {c.ERRORS.get(code, code)}')
 

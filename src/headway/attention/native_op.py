@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway import native as kernels
 from headway.attention import native
 from headway.attention.call import Call
 from headway.attention.keys import Keys
 from headway.errors import BackendError
 from headway.heads import Heads
+from headway.native import library
 from headway.partial import Partial
 from headway.patterns import Pattern, parse
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
@@ -36,7 +36,7 @@ def takes(call: Call) -> bool:
 
 def _there() -> bool:
     """Whether there are kernels; a constant for those who trace."""
-    return kernels.library() is not None
+    return library() is not None
 
 
 # What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
