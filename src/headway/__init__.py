@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": "LanguageModel load",
-    "attention": "Keys attend attend_keys attention_weights",
+    "attention": "Keys",
+    "attention.attend": "attend attend_keys attention_weights",
     "choice": "Choice",
     "errors": "HeadwayError",
     "generate": "Sampling",
@@ -56,7 +57,7 @@ _HOMES = {
     "tokens": "Tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_SUBMODULES = frozenset(_HOMES) | {
+_SUBMODULES = frozenset(home for home in _HOMES if "." not in home) | {
     "cache",
     "checkpoints",
     "classic",
