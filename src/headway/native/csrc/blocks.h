@@ -53,6 +53,17 @@ struct Block {
   bool k_finite, v_finite;
 };
 
+// The most blocks that a tile reads, and two: with room for so many, packed blocks stay while tiles share them.
+INLINE int64_t most_blocks(const headway_plan& p) {
+  int64_t most = 1;
+  for (int64_t t = 0; t < p.rows * p.tiles; t++) {
+    int64_t blocks = 0;
+    for (int32_t r = p.first[t]; r < p.first[t + 1]; r++) blocks += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+    most = blocks > most ? blocks : most;
+  }
+  return most + 2;
+}
+
 // The end of the last run of a tile: keys before it have been read once the tile is done.
 INLINE int64_t reached(const headway_plan& p, int64_t tile) {
   return p.first[tile + 1] > p.first[tile] ? p.end[p.first[tile + 1] - 1] : 0;

@@ -29,17 +29,9 @@ struct Work {
     items = heads * chunks * parts;
   }
 
-  // The most blocks that a tile reads, for the store of packed blocks; where each is read once, two are enough.
-  int64_t most_blocks() const {
-    int64_t most = 1;
-    if (c.plan.tiles == 1 && c.queries.count * z.group <= TILE) return 2;
-    for (int64_t t = 0; t < c.plan.rows * c.plan.tiles; t++) {
-      int64_t blocks = 0;
-      for (int32_t r = c.plan.first[t]; r < c.plan.first[t + 1]; r++)
-        blocks += (c.plan.end[r] - c.plan.begin[r] + BLOCK - 1) / BLOCK;
-      most = blocks > most ? blocks : most;
-    }
-    return most + 2;
+  // For the store of packed blocks; where each is read once, two are enough.
+  int64_t blocks_kept() const {
+    return c.plan.tiles == 1 && c.queries.count * z.group <= TILE ? 2 : most_blocks(c.plan);
   }
 };
 
@@ -197,7 +189,7 @@ template <bool HALF>
 int run(const headway_call& c) {
   Work w(c, HALF);
   if (w.parts > 1 && !(w.partial = floats(w.items * w.partial_rows() * w.partial_row()))) return 2;
-  int64_t most = w.most_blocks(), next = 0;
+  int64_t most = w.blocks_kept(), next = 0;
   int threads = (int)(c.threads < w.items ? c.threads : w.items);
   int failed = 0;
 #pragma omp parallel num_threads(threads < 1 ? 1 : threads)

@@ -65,4 +65,31 @@ INLINE void add_rows(float* out, int64_t out_step, const float* a, int64_t row_s
     add_units<HALF, R, 1>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
 }
 
+// out [keys][wide] += A^T [keys][rows] B [rows][wide] where a row of B may hold NaN: weights of 0 touch nothing.
+template <bool HALF>
+__attribute__((noinline, cold)) void add_transposed_careful(float* out, const float* a, const float* b, int wide,
+                                                            int keys, int rows) {
+  for (int r = 0; r < rows; r++)
+    for (int k = 0; k < keys; k++) {
+      float w = HALF ? from_bf16(((const uint16_t*)(a + r / 2 * BLOCK + k))[r & 1]) : a[r * BLOCK + k];
+      if (w == 0) continue;
+      for (int i = 0; i < wide; i++)
+        out[k * wide + i] +=
+            w * (HALF ? from_bf16(((const uint16_t*)(b + r / 2 * wide + i))[r & 1]) : b[r * wide + i]);
+    }
+}
+
+// The same by products: 6 keys at a time.
+template <bool HALF>
+__attribute__((noinline)) void add_transposed(float* out, const float* a, const float* b, int wide, int keys,
+                                              int steps) {
+  int k = 0;
+  if (ROWS == 6)
+    for (; k + 6 <= keys; k += 6) add_rows<HALF, ROWS>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
+  if (ROWS >= 4)
+    for (; k + 4 <= keys; k += 4)
+      add_rows<HALF, ROWS >= 4 ? 4 : 1>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
+  for (; k + 2 <= keys; k += 2) add_rows<HALF, 2>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
+}
+
 }  // namespace
