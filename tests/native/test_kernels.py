@@ -263,6 +263,49 @@ def test_a_bad_key_or_value_spoils_only_the_queries_that_see_it(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
+    use: Use, level: str, dtype: torch.dtype, bad: float
+) -> None:
+    use(level)
+    for pattern in (Causal(), Window.last(40), Window.around(9, step=3)):
+        case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
+        clean = outcome(case)
+        for at in (0, 50, 130):
+            q = case.q.clone()
+            q[:, :, at, 5] = bad
+            out, lse, dq, dk, dv = outcome(replace(case, q=q))
+            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
+            for got, kept in zip((out, lse, dq), clean[:3], strict=True):
+                assert torch.equal(got[:, :, other], kept[:, :, other]), (pattern, at)
+            for got, kept in zip((dk, dv), clean[3:], strict=True):
+                assert torch.equal(got[:, :, unseen], kept[:, :, unseen]), (pattern, at)
+            assert not out[:, :, at].isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    use(level)
+    for pattern in (Causal(), Window.last(40), Window.around(9, step=3)):
+        case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
+        leaves = [t.requires_grad_() for t in (case.q, case.k, case.v)]
+        out, d_out = case.run().out, torch.randn(2, 6, 131, 64).to(dtype)
+        clean = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+        for at in (0, 50, 130):
+            wrong = d_out.clone()
+            wrong[:, :, at, 9] = float("nan")
+            got = torch.autograd.grad(out, leaves, wrong, retain_graph=True)
+            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
+            for x, y, rows in zip(got, clean, (other, unseen, unseen), strict=True):
+                assert torch.equal(x[:, :, rows], y[:, :, rows]), (pattern, at)
+                assert x[:, :, ~rows].isnan().any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_0_where_nothing_is_seen(use: Use, level: str, dtype: torch.dtype) -> None:
     use(level)
     for pattern, kind in ((Window.last(20), "chunk"), (Causal(), "before"), (Causal(), "right")):
@@ -340,6 +383,15 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
     ):
         q = Tokens.range(queries, start=keys - queries)
         check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("pattern", [Window.last(65), Window.around(40, step=3), Causal()], ids=str)
+def test_long_rows_of_one_head_are_split_and_added_up(use: Use, level: str, pattern: Pattern) -> None:
+    """Parts of the queries of one kv head, each with gradients of the keys that it reaches."""
+    use(level)
+    at = Tokens.from_lengths([2000, 700], 2000, "left") if pattern == Causal() else Tokens.range(2000)
+    check(Problem.random(pattern, at, at, rows=at.rows, heads=(1, 1), dims=(16, 16)))
 
 
 @pytest.mark.parametrize("level", LEVELS)
