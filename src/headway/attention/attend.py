@@ -51,7 +51,8 @@ def attend(
         scale: D ** -0.5 unless given.
         dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
         seed: for dropout; drawn from torch's generator when not given.
-        backend: "auto", "dense", "sdpa", "banded" or "diagonal"; a named one runs or fails.
+        backend: "auto", or a name of `ABILITIES`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton"; a
+            named one runs or fails.
 
     A query that may see nothing gives 0 and passes no gradient. What no query sees does not matter.
 
