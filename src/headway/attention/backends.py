@@ -53,7 +53,7 @@ BLOCKED = {"native": native, "banded": banded, "diagonal": diagonal}
 """Backends that compute block by block, differentiated by `blocked.run`."""
 
 FEW_PRODUCTS = 2**18
-"""Products of q and k (B H T S D) up to which torch's kernel has ended before ours has begun (docs/log.md)."""
+"""Products of q and k (B H T S D) up to which torch's kernel is taken: an estimate, to be measured (docs/log.md)."""
 
 MASK_PAIRS = 2**16
 """Pairs of a row up to which torch's kernel with a mask is quicker than planning blocks (docs/log.md)."""
