@@ -51,7 +51,7 @@ def merge_all(parts: Sequence[Partial]) -> Partial:
     Computed in the dtype of `lse`; differentiable in every out_i and every finite lse_i. A row that is empty
     in all parts stays (0, -inf) and passes zero gradient.
     """
-    assert parts, "merge_all needs at least one partial: the empty set has no shape of its own"
+    assert len(parts), "merge_all needs at least one partial: the empty set has no shape of its own"
     if len(parts) == 1:
         return parts[0]
     lse = torch.stack([p.lse for p in parts])

@@ -296,7 +296,9 @@ def test_bad_arguments() -> None:
     for arguments, text in (
         ({"pattern": "Causal()"}, r"pattern must be a Pattern such as Causal\(\) or parse\('Causal\(\)'\)"),
         ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
-        ({"scale": float("nan")}, "scale must be finite"),
+        ({"scale": float("nan")}, "scale must be finite, got nan"),
+        ({"scale": float("inf")}, "scale must be finite, got inf"),
+        ({"scale": -float("inf")}, "scale must be finite, got -inf"),
         ({"q_tokens": Tokens.range(4), "k_tokens": Tokens.range(11)}, "q_tokens describe 1 rows of 4 slots"),
         ({"pattern": Causal(), "q_tokens": Tokens.range(11)}, "both or neither"),
         ({"pattern": PerHead(Causal(), Full())}, "PerHead names 2 heads, but q has 4"),

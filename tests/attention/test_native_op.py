@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -133,6 +134,30 @@ def test_one_graph_serves_every_length() -> None:
         given = tensors(n)
         assert torch.equal(compiled(*given), attend(*given, WINDOW, backend="native"))
     assert count.frame_count == 2
+
+
+DYNAMIC: dict[str, Callable[..., Any]] = {
+    "native": lambda q, k, v: attend(q, k, v, WINDOW, backend="native"),
+    "auto": lambda q, k, v: attend(q, k, v, Causal(), score=(SoftCap(3.0), ALiBi()), dropout=0.1, seed=3),
+    "a scale": lambda q, k, v: attend(q, k, v, WINDOW, scale=0.3, backend="native"),
+    "a scale of the width": lambda q, k, v: attend(
+        q, k, v, WINDOW, scale=q.shape[3] ** -0.7, backend="native"
+    ),
+    "dense": lambda q, k, v: attend(q, k, v, WINDOW, backend="dense"),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_graph_whose_sizes_are_all_symbols_serves_every_length(name: str) -> None:
+    """`dynamic=True`: the width per head is a symbol too, and so is the scale that comes from it."""
+    f = DYNAMIC[name]
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled(*tensors(65))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for n in (70, 80, 31):
+            given = tensors(n)
+            for ours, plain in zip(_all(compiled, given), _all(f, given), strict=True):
+                assert torch.equal(ours, plain)
 
 
 @pytest.mark.slow

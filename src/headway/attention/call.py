@@ -136,7 +136,7 @@ def check(
     if keep is not None:
         _check_keep(keep, (*q.shape[:3], sum(s.k.shape[2] for s in keys)))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:
         raise PatternError(f"attend: scale must be finite, got {scale}")
     if dropout and seed is None:
         seed = int(torch.randint(2**62, ()))
