@@ -38,6 +38,8 @@ def attend(
     dropout: float = 0.0,
     seed: int | None = None,
     backend: str = "auto",
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """softmax(score(scale * q k^T), over the keys that `pattern` allows) v.  [B, H, T, Dv]
 
@@ -53,6 +55,8 @@ def attend(
         seed: for dropout; drawn from torch's generator when not given.
         backend: "auto", or a name of `ABILITIES`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton"; a
             named one runs or fails.
+        k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
+            have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
 
     A query that may see nothing gives 0 and passes no gradient. What no query sees does not matter.
 
@@ -63,7 +67,8 @@ def attend(
     (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
     """
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
-    call = check(q, q_tokens, [Keys(k, v, k_tokens)], pattern, keep, score, scale, dropout, seed)
+    keys = Keys(k, v, k_tokens, k_scale, v_scale)
+    call = check(q, q_tokens, [keys], pattern, keep, score, scale, dropout, seed)
     return _run(call, backend, lse=False).out
 
 
@@ -132,7 +137,7 @@ def _run(call: Call, backend: str, lse: bool) -> Partial:
     for heads, pattern in _alike(call.pattern.heads, group):
         which = torch.tensor(heads, device=device)
         kv = torch.tensor(sorted({h // group for h in heads}), device=device)
-        keys = tuple(Keys(s.k.index_select(1, kv), s.v.index_select(1, kv), s.tokens) for s in call.keys)
+        keys = tuple(part.map(lambda t, kv=kv: t.index_select(1, kv)) for part in call.keys)  # type: ignore[misc]
         keep = call.keep
         some = replace(
             call,

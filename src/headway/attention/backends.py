@@ -221,6 +221,8 @@ def run(call: Call, backend: str, lse: bool) -> Partial:
                 f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take '
                 f"{choose_for(call, lse).what}"
             )
+    if backend != "native":
+        call = call.dequantised()
     if backend == "dense":
         return dense.run(call)
     if backend == "sdpa":

@@ -55,6 +55,12 @@ class Call:
         tensors = [self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters]
         return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
+    def dequantised(self) -> Call:
+        """The same call with int8 keys and values as the numbers that they stand for, in the dtype of q."""
+        if not any(part.is_int8 for part in self.keys):
+            return self
+        return replace(self, keys=tuple(part.dequantised(self.q.dtype) for part in self.keys))
+
     @property
     def slots(self) -> list[int]:
         """The global key slot at which each set begins."""
@@ -117,11 +123,14 @@ def check(
         )
     if not keys:
         raise PatternError("attend_keys: at least one set of Keys is needed (it may hold no keys)")
-    for t in (q, *(t for s in keys for t in (s.k, s.v))):
-        _check_tensor(q, t)
+    _check_tensor(q, q)
+    for part in keys:
+        for t in (part.k, part.v):
+            _check_tensor(q, t, int8=part.is_int8)
     heads = Heads.of(q.shape[1], keys[0].k.shape[1])
     for part in keys:
         _check_keys(q, part, keys[0])
+        _check_scales(q, part)
     q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
     for tokens, t, side in ((q_tokens, q, "q"), *((s.tokens, s.k, "k") for s in keys)):
         if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
@@ -141,17 +150,26 @@ def check(
     if dropout and seed is None:
         seed = int(torch.randint(2**62, ()))
     steps = (score,) if isinstance(score, Score) else tuple(score)
-    return Call(q, q_tokens, tuple(keys), pattern, heads, scale, steps, keep, dropout, seed or 0)
+    call = Call(q, q_tokens, tuple(keys), pattern, heads, scale, steps, keep, dropout, seed or 0)
+    if call.needs_grad and any(part.is_int8 for part in keys):
+        raise PatternError(
+            "attend: a gradient is asked for, and int8 keys and values have none: call it under torch.no_grad(), "
+            "or train on the numbers that they stand for (Keys.dequantised)"
+        )
+    return call
 
 
-def _check_tensor(q: Tensor, t: Tensor) -> None:
+def _check_tensor(q: Tensor, t: Tensor, int8: bool = False) -> None:
     if t.dim() != 4:
         raise PatternError(
             f"attend: q, k and v are [batch, heads, slots, width]; got a tensor of shape {tuple(t.shape)}"
         )
-    if not t.is_floating_point():
-        raise PatternError(f"attend: q, k and v must be floating point, got {t.dtype}")
-    if t.dtype != q.dtype or t.device != q.device:
+    if int8 and t.dtype != torch.int8:
+        raise PatternError(f"attend: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
+    if not (int8 or t.is_floating_point()):
+        more = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
+        raise PatternError(f"attend: q, k and v must be floating point, got {t.dtype}{more}")
+    if (t.dtype != q.dtype and not int8) or t.device != q.device:
         raise PatternError(
             f"attend: q, k and v must share dtype and device; got {q.dtype} on {q.device} "
             f"and {t.dtype} on {t.device}"
@@ -174,6 +192,20 @@ def _check_keys(q: Tensor, part: Keys, first: Keys) -> None:
         raise PatternError(f"attend: q and k must have the same width per head; got {shapes}")
     if k.shape[1] != first.k.shape[1] or v.shape[-1] != first.v.shape[-1]:
         raise PatternError("attend_keys: all sets of keys must have the same kv heads and value width")
+
+
+def _check_scales(q: Tensor, part: Keys) -> None:
+    """Either none, or one for the keys and one for the values."""
+    if len(part.scales) == 1:
+        raise PatternError(
+            "attend: k_scale and v_scale are given both or neither: keys and values are both int8"
+        )
+    for t in part.scales:
+        if t.dtype != torch.float32 or t.shape != part.k.shape[:3] or t.device != q.device:
+            raise PatternError(
+                f"attend: k_scale and v_scale must be float32 {list(part.k.shape[:3])} on {q.device}, a number for "
+                f"each row, kv head and slot; got {t.dtype} {list(t.shape)} on {t.device}"
+            )
 
 
 def _check_keep(keep: Tensor, shape: tuple[int, ...]) -> None:

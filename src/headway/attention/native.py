@@ -123,7 +123,8 @@ class _Request:
         self.steps = [_step(score, q.shape[1], gradient) for score in call.score]
         scores = (c.Score * max(1, len(self.steps)))(*(step.ref for step in self.steps))
         ids = None if call.head_ids is None else call.head_ids.long().contiguous()
-        self.held = q, k, v, at, scores, ids
+        k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
+        self.held = q, k, v, at, scores, ids, k_scale, v_scale
         self.call = c.Call(
             abi=c.ABI,
             threads=threads(),
@@ -137,6 +138,8 @@ class _Request:
             q=c.TensorRef.of(q),
             k=c.TensorRef.of(k),
             v=c.TensorRef.of(v),
+            k_scale=None if k_scale is None else k_scale.data_ptr(),
+            v_scale=None if v_scale is None else v_scale.data_ptr(),
             scale=call.scale,
             queries=at.queries,
             keys=at.keys,

@@ -56,6 +56,7 @@ def arguments(call: Call) -> tuple[Any, ...]:
         call.q,
         [part.k for part in call.keys],
         [part.v for part in call.keys],
+        [t for part in call.keys for t in part.scales],
         [t for _, _, arrays in sides for t in arrays],
         [number for start, which, _ in sides for number in (start, which)],
         str(call.pattern),
@@ -113,6 +114,7 @@ def _call(
     q: Tensor,
     k: Sequence[Tensor],
     v: Sequence[Tensor],
+    scales: Sequence[Tensor],
     tokens: Sequence[Tensor],
     known: Sequence[int],
     pattern: str,
@@ -126,7 +128,11 @@ def _call(
     """The call that the arguments of the operator describe. BackendError where the kernels cannot run it."""
     counts, rest = [q.shape[2], *(t.shape[2] for t in k)], list(tokens)
     sides = [_side(*side, rest) for side in zip(counts, known[::2], known[1::2], strict=True)]
-    keys = tuple(Keys(*part) for part in zip(k, v, sides[1:], strict=True))
+    of_int8 = iter(scales)
+    keys = tuple(
+        Keys(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
+        for part in zip(k, v, sides[1:], strict=True)
+    )
     rest = list(tables)
     steps = tuple(_step(text, rest) for text in scores.split(", ") if text)
     heads, shape = Heads.of(q.shape[1], k[0].shape[1]), _pattern(pattern)
@@ -139,8 +145,8 @@ def _call(
 
 
 _ARGUMENTS = (
-    "Tensor q, Tensor[] k, Tensor[] v, Tensor[] tokens, SymInt[] known, str pattern, str scores, Tensor[] tables,"
-    " float scale, float dropout, SymInt seed, Tensor? head_ids"
+    "Tensor q, Tensor[] k, Tensor[] v, Tensor[] scales, Tensor[] tokens, SymInt[] known, str pattern, str scores,"
+    " Tensor[] tables, float scale, float dropout, SymInt seed, Tensor? head_ids"
 )
 
 
@@ -181,6 +187,7 @@ def _(
     q: Tensor,
     k: Sequence[Tensor],
     v: Sequence[Tensor],
+    scales: Sequence[Tensor],
     tokens: Sequence[Tensor],
     known: Sequence[int],
     pattern: str,
@@ -192,7 +199,7 @@ def _(
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids = inputs
+    q, k, v, _, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids = inputs
     ctx.save_for_backward(*output, q, head_ids, *k, *v, *tokens, *tables)
     ctx.counts = len(k), len(v), len(tokens), len(tables)
     ctx.plain = known, pattern, scores, scale, dropout, seed
@@ -202,10 +209,11 @@ def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
     known, pattern, scores, scale, dropout, seed = ctx.plain
     out, lse, q, head_ids, *rest = ctx.saved_tensors
     k, v, tokens, tables = _pieces(rest, ctx.counts)
-    given = q, k, v, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids
+    none: list[Tensor] = []
+    given = q, k, v, none, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids
     dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *given)
     dk, dv, d_tables = _pieces(grads, (len(k), len(v), len(tables)))
-    return dq, dk, dv, [None] * len(tokens), None, None, None, d_tables, None, None, None, None
+    return dq, dk, dv, [], [None] * len(tokens), None, None, None, d_tables, None, None, None, None
 
 
 def _pieces(items: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:

@@ -75,8 +75,8 @@ def _partials(call: Call, part: Keys) -> list[Partial]:
     if shape == "chunk":
         past = k.shape[2] - q.shape[2]
         return [
-            *_partials(call, Keys(k[:, :, :past], v[:, :, :past], part.tokens.slice(0, past))),
-            *_partials(call, Keys(k[:, :, past:], v[:, :, past:], part.tokens.slice(past, k.shape[2]))),
+            *_partials(call, part.slice(0, past)),
+            *_partials(call, part.slice(past, k.shape[2])),
         ]
     mask, k, v, some = _masked(call, part)
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))

@@ -38,7 +38,9 @@ class Cache(ABC):
         kv_heads: heads that keys and values have, K; several query heads may share one.
         head_dim: size of a key, D.
         value_dim: size of a value, E; D unless given.
-        dtype, device: of what is stored; `update` takes these and no others.
+        dtype, device: of what is stored; `update` takes these and no others. torch.int8 takes any floating-point
+            keys and stores them rounded, with a float32 scale per token and kv head (`headway.attention.int8`);
+            what a chunk's own queries attend over is rounded too, so that the law holds.
     """
 
     def __init__(
@@ -56,6 +58,10 @@ class Cache(ABC):
         bad = [f"{name}={n}" for name, n in sizes.items() if n < 1] + [f"batch={batch}"] * (batch < 0)
         if bad:
             raise CacheError(f"{type(self).__name__}: sizes must be positive, got {', '.join(bad)}")
+        if not (dtype.is_floating_point or dtype == torch.int8):
+            raise CacheError(
+                f"{type(self).__name__}: keys are stored as floating-point numbers or as torch.int8, not as {dtype}"
+            )
         where = torch.zeros(0, device=device).device
         self._buffer = Buffer.empty(batch, kv_heads, head_dim, value_dim, dtype, where)
         self._lengths: Lengths = (0,) * batch
@@ -83,12 +89,13 @@ class Cache(ABC):
         ends = tuple(map(add, self._lengths, chunk.per_row(batch)[1]))
         if tokens.document is not None or tokens.start != chunk.start:
             tokens = replace(tokens, document=None, start=chunk.start)
-        keys = self._take(k, v, tokens, chunk, ends)
+        new = Keys(k, v, tokens)
+        keys = self._take(new.quantised() if self.dtype == torch.int8 else new, chunk, ends)
         self._lengths = ends
         return keys
 
     @abstractmethod
-    def _take(self, k: Tensor, v: Tensor, tokens: Tokens, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
         """Stores an accepted chunk after which row b has seen ends[b] tokens."""
 
     def _accept(self, k: Tensor, v: Tensor, tokens: Tokens) -> Chunk:
@@ -100,9 +107,11 @@ class Cache(ABC):
                     f"Cache.update: {name} must be [batch, kv_heads, tokens, size] = {list(want)} for this "
                     f"cache and these {tokens.count} tokens, got {list(given.shape)}"
                 )
-            if given.dtype != held.dtype or given.device != held.device:
+            takes = given.is_floating_point() if held.dtype == torch.int8 else given.dtype == held.dtype
+            if not takes or given.device != held.device:
+                what = "rounds floating-point numbers to" if held.dtype == torch.int8 else "holds"
                 raise CacheError(
-                    f"Cache.update: {name} is {given.dtype} on {given.device}, the cache holds {held.dtype} "
+                    f"Cache.update: {name} is {given.dtype} on {given.device}, the cache {what} {held.dtype} "
                     f"on {held.device}; make the cache with the dtype and device of the keys"
                 )
             if given.requires_grad and torch.is_grad_enabled():
@@ -251,7 +260,8 @@ class Cache(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of allocated keys and values: 2 (or D + E) * B * K * capacity * bytes per number."""
+        """Bytes of allocated keys and values: (D + E) * B * K * capacity * bytes per number; in int8 with
+        their scales, (D + E + 8) * B * K * capacity."""
         return self._buffer.nbytes
 
     def __repr__(self) -> str:

@@ -18,6 +18,8 @@ from headway.tokens import Tokens
 class Buffer:
     """k [B, K, S, D], v [B, K, S, E], and per slot index, is_global and position [B, S] (index -1: empty).
 
+    In int8, with k_scale and v_scale [B, K, S] (`headway.attention.int8`).
+
     New memory is zeros, so that what was never written cannot hold NaN. Buffers are made outside inference
     mode, so that a cache filled there can be continued elsewhere. `is_global` and `position` exist from the
     first chunk on that has them.
@@ -25,6 +27,9 @@ class Buffer:
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
         self.k, self.v = k, v
+        self.k_scale, self.v_scale = (
+            torch.zeros(t.shape[:3], device=t.device) if t.dtype == torch.int8 else None for t in (k, v)
+        )
         self.index = torch.full((k.shape[0], k.shape[2]), -1, device=k.device)
         self.is_global: Tensor | None = None
         self.position: Tensor | None = None
@@ -46,7 +51,12 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """k and v, and their scales in int8: in the order of `Keys.tensors`."""
+        return tuple(t for t in (self.k, self.v, self.k_scale, self.v_scale) if t is not None)
 
     def grow(self, slots: int) -> None:
         """At least so many slots; the new ones are empty."""
@@ -63,30 +73,31 @@ class Buffer:
 
         with torch.inference_mode(False):
             self.k, self.v = longer(self.k, 2, 0), longer(self.v, 2, 0)
+            self.k_scale, self.v_scale = (
+                None if t is None else longer(t, 2, 0) for t in (self.k_scale, self.v_scale)
+            )
             self.index = longer(self.index, 1, -1)
             self.is_global = None if self.is_global is None else longer(self.is_global, 1, False)
             self.position = None if self.position is None else longer(self.position, 1, -1)
 
-    def write_run(self, slot: int, k: Tensor, v: Tensor, tokens: Tokens, column: int, count: int) -> None:
+    def write_run(self, slot: int, new: Keys, column: int, count: int) -> None:
         """In every row, the chunk's columns column..column+count-1 go to the slots from `slot` on."""
-        to, frm = slice(slot, slot + count), slice(column, column + count)
+        to, frm, tokens = slice(slot, slot + count), slice(column, column + count), new.tokens
         self._describe(tokens)
-        self.k[:, :, to] = k[:, :, frm]
-        self.v[:, :, to] = v[:, :, frm]
+        for own, given in zip(self.tensors, new.tensors, strict=True):
+            own[:, :, to] = given[:, :, frm]
         self.index[:, to] = tokens.index[:, frm]
         if self.is_global is not None:
             self.is_global[:, to] = tokens.globals[:, frm]
         if self.position is not None:
             self.position[:, to] = tokens.positions[:, frm]
 
-    def write_at(
-        self, rows: Tensor, slots: Tensor, k: Tensor, v: Tensor, tokens: Tokens, columns: Tensor
-    ) -> None:
+    def write_at(self, rows: Tensor, slots: Tensor, new: Keys, columns: Tensor) -> None:
         """Token n, in row rows[n] and column columns[n] of the chunk, goes to slot slots[n] of its row."""
-        batch = self.k.shape[0]
+        batch, tokens = self.k.shape[0], new.tokens
         self._describe(tokens)
-        self.k[rows, :, slots] = k[rows, :, columns]
-        self.v[rows, :, slots] = v[rows, :, columns]
+        for own, given in zip(self.tensors, new.tensors, strict=True):
+            own[rows, :, slots] = given[rows, :, columns]
         self.index[rows, slots] = tokens.index.expand(batch, -1)[rows, columns]
         if self.is_global is not None:
             self.is_global[rows, slots] = tokens.globals.expand(batch, -1)[rows, columns]
@@ -110,7 +121,8 @@ class Buffer:
             position=None if self.position is None else self.position[:, at],
             start=start,
         )
-        return Keys(self.k[:, :, at], self.v[:, :, at], tokens)
+        k, v, *scales = (t[:, :, at] for t in self.tensors)
+        return Keys(k, v, tokens, *scales)
 
     def forget(self, lengths: Tensor) -> None:
         """Slots of tokens with index >= lengths [B] become empty."""
@@ -124,7 +136,7 @@ class Buffer:
         """A buffer of changed tensors; `change` acts on the first dimension, and copies."""
         new = copy.copy(self)
         with torch.inference_mode(False):
-            for name in ("k", "v", "index", "is_global", "position"):
+            for name in ("k", "v", "k_scale", "v_scale", "index", "is_global", "position"):
                 old = getattr(self, name)
                 setattr(new, name, None if old is None else change(old))
         return new

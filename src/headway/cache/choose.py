@@ -55,7 +55,7 @@ def make_cache(
     """The cache that `choose_cache` names, or the `kind` that is asked for.
 
     Args:
-        batch, kv_heads, head_dim, value_dim, dtype, device: as in `Cache`.
+        batch, kv_heads, head_dim, value_dim, dtype, device: as in `Cache`; dtype torch.int8 rounds.
         slack: tokens that can always be taken back with `trim`. (A growing cache takes back any number.)
     Raises:
         CacheError: the pattern looks ahead; kind is "ring" and no ring is large enough; an unknown kind.

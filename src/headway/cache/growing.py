@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from torch import Tensor
-
 from headway.attention import Keys
 from headway.cache.base import Cache
 from headway.cache.chunk import Chunk, Lengths
-from headway.tokens import Tokens
 
 
 @final
@@ -20,15 +17,15 @@ class GrowingCache(Cache):
     is full, so that n one-token updates copy O(n) slots in all; `reserve` makes the room beforehand.
     """
 
-    def _take(self, k: Tensor, v: Tensor, tokens: Tokens, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
         own, longest = self._buffer, max(ends, default=0)
         if longest > own.slots:
             own.grow(max(longest, 2 * own.slots))
         if chunk.start is not None:
-            own.write_run(chunk.start, k, v, tokens, 0, tokens.count)
+            own.write_run(chunk.start, new, 0, new.tokens.count)
         else:
             rows, columns, index = chunk.places(len(ends))
-            own.write_at(rows, index, k, v, tokens, columns)
+            own.write_at(rows, index, new, columns)
         alike = len(set(ends)) == 1
         return own.view(0, longest, alike=alike, start=0 if alike else None)
 

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from typing import final
 
 import torch
-from torch import Tensor
 
 from headway.attention import Keys
 from headway.cache.base import Cache
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths
 from headway.errors import CacheError
-from headway.tokens import Tokens
 
 
 @final
@@ -86,21 +84,13 @@ class RingCache(Cache):
 
     # -- taking a chunk --------------------------------------------------------------------------------
 
-    def _take(self, k: Tensor, v: Tensor, tokens: Tokens, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
         floors = tuple(max(f, end - self._ring) for f, end in zip(self._floors, ends, strict=True))
         if self._holds_past_of(self._lengths, floors):
-            self._write(k, v, tokens, chunk, ends, floors)
+            self._write(new, chunk, ends, floors)
             return self._view(ends)
-        past = self._past(chunk)
-        parts = [*past, Keys(k, v, tokens)]
-        keys = parts[0]
-        if past:
-            keys = Keys(
-                torch.cat([p.k for p in parts], 2),
-                torch.cat([p.v for p in parts], 2),
-                Tokens.cat([p.tokens for p in parts]),
-            )
-        self._write(k, v, tokens, chunk, ends, floors)
+        keys = Keys.cat([*self._past(chunk), new])
+        self._write(new, chunk, ends, floors)
         return keys
 
     def _holds_past_of(self, lengths: Lengths, floors: Lengths) -> bool:
@@ -141,15 +131,13 @@ class RingCache(Cache):
             yield slot, begin, count
             begin += count
 
-    def _write(
-        self, k: Tensor, v: Tensor, tokens: Tokens, chunk: Chunk, ends: Lengths, floors: Lengths
-    ) -> None:
+    def _write(self, new: Keys, chunk: Chunk, ends: Lengths, floors: Lengths) -> None:
         own, limit = self._buffer, self.sinks + self._ring
         longest = max(ends, default=0)
         if own.slots < min(longest, limit):
             own.grow(min(limit, max(longest, 2 * own.slots)))
         if chunk.start is None or (self.globals and chunk.any_global):
-            self._write_rows(own, k, v, tokens, chunk, ends)
+            self._write_rows(own, new, chunk, ends)
         else:
             start, end = chunk.start, longest
             for begin, stop in (
@@ -157,20 +145,18 @@ class RingCache(Cache):
                 (max(start, self.sinks, end - self._ring), end),
             ):
                 for slot, index, count in self._runs(begin, stop):
-                    own.write_run(slot, k, v, tokens, index - start, count)
+                    own.write_run(slot, new, index - start, count)
         self._floors = floors
 
-    def _write_rows(
-        self, own: Buffer, k: Tensor, v: Tensor, tokens: Tokens, chunk: Chunk, ends: Lengths
-    ) -> None:
-        batch, device = len(ends), k.device
+    def _write_rows(self, own: Buffer, new: Keys, chunk: Chunk, ends: Lengths) -> None:
+        batch, device = len(ends), new.k.device
         rows, columns, index = chunk.places(batch)
         slots = torch.where(index < self.sinks, index, self.sinks + (index - self.sinks) % self._ring)
         last = torch.tensor(ends, dtype=torch.int64, device=device)
         keep = (index < self.sinks) | (index >= last[rows] - self._ring)
         if self.globals and chunk.any_global:
             index_BT = chunk.index.expand(batch, -1)
-            pin_BT = tokens.globals & (index_BT >= self.sinks)
+            pin_BT = new.tokens.globals & (index_BT >= self.sinks)
             before = torch.tensor(self._pinned, dtype=torch.int64, device=device).unsqueeze(1)
             place_BT = before + pin_BT.long().cumsum(1) - 1
             self._pinned = tuple((before[:, 0] + pin_BT.sum(1)).tolist())
@@ -180,7 +166,7 @@ class RingCache(Cache):
             pinned = pin_BT.expand(batch, -1)[rows, columns]
             slots = torch.where(pinned, ring_end + place_BT[rows, columns], slots)
             keep = keep | pinned
-        own.write_at(rows[keep], slots[keep], k, v, tokens, columns[keep])
+        own.write_at(rows[keep], slots[keep], new, columns[keep])
 
     # -- forgetting and copying ------------------------------------------------------------------------
 

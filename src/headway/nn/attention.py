@@ -7,11 +7,12 @@ value.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from headway.attention import attend
+from headway.attention import Keys, attend
 from headway.cache import Cache, DecoderCache
 from headway.errors import ConfigError
 from headway.heads import Heads
@@ -151,13 +152,13 @@ class Attention(nn.Module):
             q_BHTD = rotation.apply(q_BHTD)
             k_BKSD = k_BKSD if late else rotation.apply(k_BKSD)
         if cache is None:
-            return self._attend(q_BHTD, k_BKSD, v_BKSE, tokens, tokens)
+            return self._attend(q_BHTD, tokens, Keys(k_BKSD, v_BKSE, tokens))
         keys = cache.update(k_BKSD, v_BKSE, tokens)
-        k_BKSD = keys.k
         if late and rotary is not None:
+            keys = keys.dequantised(q_BHTD.dtype)
             at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
-            k_BKSD = rotary.rotate(keys.k, at, cache.length)
-        return self._attend(q_BHTD, k_BKSD, keys.v, tokens, keys.tokens)
+            keys = replace(keys, k=rotary.rotate(keys.k, at, cache.length))
+        return self._attend(q_BHTD, tokens, keys)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
@@ -180,14 +181,16 @@ class Attention(nn.Module):
             for i, step in enumerate(self.score)
         ]
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, q_tokens: Tokens, k_tokens: Tokens) -> Tensor:
+    def _attend(self, q: Tensor, q_tokens: Tokens, keys: Keys) -> Tensor:
         out_BHTE = attend(
             q,
-            k,
-            v,
+            keys.k,
+            keys.v,
             self.pattern,
             q_tokens=q_tokens,
-            k_tokens=k_tokens,
+            k_tokens=keys.tokens,
+            k_scale=keys.k_scale,
+            v_scale=keys.v_scale,
             score=self._scores(),
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
@@ -220,7 +223,8 @@ class Attention(nn.Module):
             )
         at_x = Tokens.range(x.shape[1], device=x.device) if tokens is None else tokens
         at_memory = memory_tokens or Tokens.range(memory.shape[1], device=x.device)
-        return self._attend(*self._project(x, memory), at_x, at_memory)
+        q, k, v = self._project(x, memory)
+        return self._attend(q, at_x, Keys(k, v, at_memory))
 
     def extra_repr(self) -> str:
         return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, pattern={self.pattern}"

@@ -49,9 +49,36 @@ INLINE void read_words(const Rows& r, int64_t place, float* to) {
     }
     return;
   }
-  memset(to, 0, (size_t)whole * 4);
   float scale = r.scale ? r.scale[r.slot(place)] : 1.0f;
-  for (int i = 0; i < width; i++) {
+#if HEADWAY_LEVEL >= 2
+  if (r.type == HEADWAY_INT8 && (!HALF || HEADWAY_LEVEL >= 3)) {
+    __m512 by = _mm512_set1_ps(scale);
+    for (int i = 0, all = HALF ? 2 * whole : whole; i < all; i += 16) {
+      // What is beyond the row is 0 whatever the scale is, and is not read.
+      __mmask16 some = width - i >= 16 ? 0xFFFF : (__mmask16)((1 << (width > i ? width - i : 0)) - 1);
+      __m512i q = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(some, from + i));
+      __m512 x = _mm512_maskz_mul_ps(some, _mm512_cvtepi32_ps(q), by);
+#if HEADWAY_LEVEL >= 3
+      if (HALF) {
+        _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh(x));
+        continue;
+      }
+#endif
+      _mm512_storeu_ps(to + i, x);
+    }
+    return;
+  }
+#endif
+  memset(to, 0, (size_t)whole * 4);
+  int done = 0;
+#if HEADWAY_LEVEL == 1
+  if (r.type == HEADWAY_INT8 && !HALF)
+    for (; done + 8 <= width; done += 8) {
+      __m256i q = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + done)));
+      _mm256_storeu_ps(to + done, _mm256_mul_ps(_mm256_cvtepi32_ps(q), _mm256_set1_ps(scale)));
+    }
+#endif
+  for (int i = done; i < width; i++) {
     float x = r.type == HEADWAY_FLOAT32    ? ((const float*)from)[i]
               : r.type == HEADWAY_BFLOAT16 ? from_bf16(((const uint16_t*)from)[i])
                                            : scale * ((const int8_t*)from)[i];
