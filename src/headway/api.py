@@ -43,7 +43,7 @@ class Options(TypedDict, total=False):
     temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
     seed: equal seeds give equal text.   stop: strings that end the text.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
-    use_cache, prefill_chunk: see `Settings`.
+    use_cache, kv_cache_dtype, prefill_chunk: see `Settings`.
     """
 
     max_new_tokens: int | None
@@ -57,6 +57,7 @@ class Options(TypedDict, total=False):
     eos: Sequence[int]
     beyond_context: bool
     use_cache: bool
+    kv_cache_dtype: str
     prefill_chunk: int | None
 
 

@@ -3,7 +3,18 @@
 from headway.cache.base import Cache
 from headway.cache.choose import Kind, choose_cache, make_cache
 from headway.cache.decoder import DecoderCache
+from headway.cache.dtypes import KV_DTYPES, kv_dtype
 from headway.cache.growing import GrowingCache
 from headway.cache.ring import RingCache
 
-__all__ = ["Cache", "DecoderCache", "GrowingCache", "Kind", "RingCache", "choose_cache", "make_cache"]
+__all__ = [
+    "KV_DTYPES",
+    "Cache",
+    "DecoderCache",
+    "GrowingCache",
+    "Kind",
+    "RingCache",
+    "choose_cache",
+    "kv_dtype",
+    "make_cache",
+]

@@ -12,6 +12,7 @@ from headway.report import cell, plain, size, table
 __all__ = [
     "BackendOption",
     "JsonOption",
+    "KvCacheOption",
     "ThreadsOption",
     "cell",
     "note",
@@ -34,6 +35,14 @@ BackendOption = Annotated[
         "--backend",
         envvar="HEADWAY_BACKEND",
         help="attention backend; fails rather than falls back",
+    ),
+]
+
+
+KvCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", help="auto | int8: what caches store; int8 is rounded, half of bfloat16"
     ),
 ]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, ThreadsOption, note, set_threads
+from headway.cli._shared import BackendOption, KvCacheOption, ThreadsOption, note, set_threads
 from headway.cli.generate import (
     DtypeOption,
     MinPOption,
@@ -38,6 +38,7 @@ def command(
     repetition_penalty: PenaltyOption = 1.0,
     seed: SeedOption = 0,
     stop: StopOption = None,
+    kv_cache_dtype: KvCacheOption = "auto",
     dtype: DtypeOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
@@ -64,6 +65,7 @@ def command(
             "repetition_penalty": repetition_penalty,
             "seed": seed,
             "stop": stop or [],
+            "kv_cache_dtype": kv_cache_dtype,
         },
     )
 

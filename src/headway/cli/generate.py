@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, note, print_json, set_threads
+from headway.cli._shared import (
+    BackendOption,
+    JsonOption,
+    KvCacheOption,
+    ThreadsOption,
+    note,
+    print_json,
+    set_threads,
+)
 from headway.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ def command(
         bool, typer.Option("--beyond-context", help="go on past the trained context")
     ] = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="no cache: slow, the same text")] = True,
+    kv_cache_dtype: KvCacheOption = "auto",
     prefill_chunk: Annotated[
         int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
     ] = None,
@@ -93,6 +102,7 @@ def command(
         stop=stop or [],
         beyond_context=beyond_context,
         use_cache=cache,
+        kv_cache_dtype=kv_cache_dtype,
         prefill_chunk=prefill_chunk,
     ):
         deltas.append(delta)

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_json, set_threads, size, table
+from headway.cli._shared import (
+    JsonOption,
+    KvCacheOption,
+    ThreadsOption,
+    note,
+    print_json,
+    set_threads,
+    size,
+    table,
+)
 
 if TYPE_CHECKING:
     from headway.choice import Choice
@@ -21,6 +30,7 @@ def command(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="rows")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
+    kv_cache_dtype: KvCacheOption = "auto",
     patterns: Annotated[
         str | None,
         typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
@@ -29,6 +39,7 @@ def command(
     threads: ThreadsOption = None,
 ) -> None:
     """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
+    from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
     from headway.models.planning import DTYPES, parse_patterns, plan
 
@@ -41,6 +52,7 @@ def command(
                 else ""
             )
         )
+    stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
     spec = find_spec(model)
     if patterns is not None:
@@ -52,6 +64,7 @@ def command(
         context=spec.trained_context if context is None else context,
         batch=batch,
         dtype=DTYPES[dtype],
+        kv_dtype=stored,
     )
     if json:
         print_json(report)
@@ -83,9 +96,10 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine = report.machine
     step, first = report.step_seconds, report.prefill_seconds
+    kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
-        f"{report.batch} x {report.context} tokens in {report.dtype} on {machine.name} "
+        f"{report.batch} x {report.context} tokens in {report.dtype}{kv} on {machine.name} "
         f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
         f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
         table(("parameters", "number", "bytes"), _parameter_rows(report)),

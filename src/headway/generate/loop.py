@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headway.cache import kv_dtype
 from headway.errors import ConfigError, HeadwayError
 from headway.generate.reader import Reader
 from headway.generate.sampling import uniform
@@ -200,7 +201,8 @@ def _run(
         return
     rows = [_Row(requests[i], prompts[i], room[i], settings, tokenizer) for i in live]
     history = _History(model, [prompts[i] for i in live], settings)
-    reader = Reader(model, len(rows), use_cache=settings.use_cache)
+    stored = kv_dtype(settings.kv_cache_dtype)
+    reader = Reader(model, len(rows), use_cache=settings.use_cache, kv_dtype=stored)
     logits = reader.read([prompts[i] for i in live], settings.prefill_chunk)
     while True:
         tokens = history.choose(logits, rows)

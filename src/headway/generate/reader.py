@@ -16,14 +16,16 @@ from headway.tokens import Tokens
 
 
 class Reader:
-    """`read(pieces)` continues each row by its piece. The model is in evaluation mode during the call only,
-    so
-    that a model in training can be sampled from."""
+    """`read(pieces)` continues each row by its piece. The model is in evaluation mode during the call only, so
+    that a model in training can be sampled from. `kv_dtype`: what the cache stores, the weights' dtype unless
+    given."""
 
-    def __init__(self, model: Decoder, batch: int, *, use_cache: bool = True) -> None:
+    def __init__(
+        self, model: Decoder, batch: int, *, use_cache: bool = True, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self.model = model
         self.device = model.model.embed_tokens.weight.device
-        self.cache: DecoderCache | None = model.make_cache(batch) if use_cache else None
+        self.cache: DecoderCache | None = model.make_cache(batch, dtype=kv_dtype) if use_cache else None
         self._texts: list[list[int]] = [[] for _ in range(batch)]
 
     def read(self, pieces: Sequence[Sequence[int]], chunk: int | None = None) -> Tensor:

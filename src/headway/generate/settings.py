@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from headway.cache import kv_dtype
 from headway.errors import ConfigError, DataError
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
@@ -25,6 +26,8 @@ class Settings:
     stop: strings that end a text (and are not part of it), also when they are split across tokens.
     forbidden: ids that are never chosen.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
+    kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
+        quarter of float32, half of bfloat16, and nearly the same text).
     prefill_chunk: prompts are read in chunks of so many tokens (less memory); None reads them at once.
     beyond_context: allow more tokens than the model was trained on.
     """
@@ -36,6 +39,7 @@ class Settings:
     stop: Sequence[str] = ()
     forbidden: Sequence[int] = ()
     use_cache: bool = True
+    kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None
     beyond_context: bool = False
 
@@ -48,6 +52,10 @@ class Settings:
         if self.prefill_chunk is not None and not self.use_cache:
             raise ConfigError(
                 "prefill_chunk needs the cache: without it every step reads the whole text at once"
+            )
+        if kv_dtype(self.kv_cache_dtype) is not None and not self.use_cache:
+            raise ConfigError(
+                f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False"
             )
         if not isinstance(self.eos, Collection) or not all(map(_whole, self.eos)):
             raise ConfigError(f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]")

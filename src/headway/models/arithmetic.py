@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from headway.attention.int8 import row_bytes
 from headway.cache import make_cache
 from headway.models.shape import Shape
 from headway.patterns import Pattern, pairs, visible
@@ -119,8 +120,9 @@ class Arithmetic(Shape):
     # -- keys and values ---------------------------------------------------------------------------------
 
     def kv_bytes_per_token(self, dtype: torch.dtype = torch.bfloat16) -> int:
-        """Bytes of keys and values that one token has in all layers: 2 L K D bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+        """Bytes of keys and values that one token has in all layers: 2 L K (D e), with e bytes per number; in
+        int8, whose rows have a float32 scale, 2 L K (D + 4)."""
+        return 2 * self.layers * self.kv_heads * row_bytes(self.head_dim, dtype)
 
     def cache_slots(self, context: int) -> tuple[int, ...]:
         """Slots per row that each layer's cache holds after `context` tokens: all of them where it grows, at most
@@ -130,17 +132,17 @@ class Arithmetic(Shape):
     def kv_bytes_stored(self, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
         """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold.
 
-        2 K D bytes, times the slots of each layer."""
-        return 2 * self.kv_heads * self.head_dim * dtype.itemsize * batch * sum(self.cache_slots(context))
+        2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer."""
+        return 2 * self.kv_heads * row_bytes(self.head_dim, dtype) * batch * sum(self.cache_slots(context))
 
     def kv_bytes_read(self, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
         """Bytes of keys and values that one more token of `batch` rows of `context` tokens reads.
 
-        2 D bytes, times the keys that the last query sees, per kv head and layer: a kv head is read once for
-        its whole group, and (`PerHead`) wherever one of the group looks.
+        2 (D e) bytes, in int8 2 (D + 4), times the keys that the last query sees, per kv head and layer: a kv
+        head is read once for its whole group, and (`PerHead`) wherever one of the group looks.
         """
         read = sum(sum(_read_by_last(p, context, self.heads, self.kv_heads)) for p in self.patterns)
-        return 2 * self.head_dim * dtype.itemsize * batch * read
+        return 2 * row_bytes(self.head_dim, dtype) * batch * read
 
     # -- training memory -----------------------------------------------------------------------------------
 

@@ -139,7 +139,8 @@ class Decoder(nn.Module):
         self, batch: int = 1, *, slack: int = 0, kind: Kind = "auto", dtype: torch.dtype | None = None
     ) -> DecoderCache:
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
-        `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another)."""
+        `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
+        them)."""
         weight = self.model.embed_tokens.weight
         return DecoderCache.of(
             self.spec.patterns,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from headway import attention, hardware
+from headway.attention.int8 import row_bytes
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
@@ -69,6 +70,7 @@ class Report:
     """The plan of one model at one context and batch on one machine. Bytes, FLOPs and seconds.
 
     Attributes:
+        dtype: of weights and products. kv_dtype: of what the caches store.
         parameters: by place; their sum is what a model card states.
         weights: bytes. kv: bytes of keys and values, all layers and rows. working: bytes that the prompt's pass
             needs besides. needed: the three together; fits: needed <= machine.memory.
@@ -85,6 +87,7 @@ class Report:
     context: int
     batch: int
     dtype: str
+    kv_dtype: str
     machine: Machine
     parameters: dict[str, int]
     layers: tuple[LayerPlan, ...]
@@ -117,12 +120,14 @@ def plan(
     context: int,
     batch: int = 1,
     dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
     machine: Machine | None = None,
 ) -> Report:
     """The report for `batch` rows of `context` tokens (prompt and answer together).
 
     Args:
         spec: the model. model: its name in the report.
+        kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
         machine: this one, measured, unless given.
     Raises:
         ConfigError: context or batch below 1, or rows that the model cannot take at all.
@@ -135,8 +140,10 @@ def plan(
             f"plan: {model} takes rows of at most {limit} tokens, {context} were asked for; lower the context"
         )
     machine = Machine.here(dtype) if machine is None else machine
+    kv_dtype = dtype if kv_dtype is None else kv_dtype
     layers = tuple(
-        _layer_plan(spec, pattern, context, batch, dtype) for pattern in dict.fromkeys(spec.patterns)
+        _layer_plan(spec, pattern, context, batch, dtype, kv_dtype)
+        for pattern in dict.fromkeys(spec.patterns)
     )
     weights, kv = spec.weight_bytes(dtype), sum(layer.kv_stored for layer in layers)
     # x and its norm, and the three tensors of the widest feed-forward.
@@ -152,6 +159,7 @@ def plan(
         context=context,
         batch=batch,
         dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
         parameters=spec.parameters(),
         layers=layers,
@@ -173,13 +181,15 @@ def plan(
     )
 
 
-def _layer_plan(spec: ModelSpec, pattern: Pattern, context: int, batch: int, dtype: torch.dtype) -> LayerPlan:
+def _layer_plan(
+    spec: ModelSpec, pattern: Pattern, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> LayerPlan:
     which = tuple(i for i, p in enumerate(spec.patterns) if p == pattern)
     alone = spec.with_patterns(pattern)
     share = len(which) / spec.layers
     (slots,) = set(alone.cache_slots(context))
-    read = alone.kv_bytes_read(context, dtype, batch)
-    per_key = spec.layers * spec.kv_heads * 2 * spec.head_dim * dtype.itemsize * batch
+    read = alone.kv_bytes_read(context, kv_dtype, batch)
+    per_key = spec.layers * spec.kv_heads * 2 * row_bytes(spec.head_dim, kv_dtype) * batch
 
     def backend(queries: int, keys: int, in_order: bool = True) -> Choice:
         return attention.choose(
@@ -199,7 +209,7 @@ def _layer_plan(spec: ModelSpec, pattern: Pattern, context: int, batch: int, dty
         layers=which,
         slots=slots,
         reads=round(read / per_key),
-        kv_stored=round(alone.kv_bytes_stored(context, dtype, batch) * share),
+        kv_stored=round(alone.kv_bytes_stored(context, kv_dtype, batch) * share),
         kv_read=round(read * share),
         cache=choose_cache(pattern),
         prefill=backend(context, context),
