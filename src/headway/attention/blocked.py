@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headway.attention.call import Call
 from headway.attention.keys import Keys
-from headway.errors import BackendError
+from headway.attention.twice import no_second
 from headway.partial import Partial
 
 
@@ -45,10 +45,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise BackendError(
-                'second derivatives of attention: only backend="dense" has them; '
-                f"this call ran on {ctx.plain.backend.__name__.rpartition('.')[2]!r}"
-            )
+            raise no_second(ctx.plain.backend.__name__.rpartition(".")[2])
         d_out, d_lse = grads
         q, out, lse, *tensors = ctx.saved_tensors
         call = ctx.plain.call_with(q, tuple(tensors))

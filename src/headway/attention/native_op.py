@@ -18,6 +18,7 @@ from torch import Tensor
 from headway.attention import native
 from headway.attention.call import Call
 from headway.attention.keys import Keys
+from headway.attention.twice import no_second
 from headway.errors import BackendError
 from headway.heads import Heads
 from headway.native import library
@@ -222,4 +223,9 @@ def _pieces(items: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]
     return [list(islice(left, count)) for count in counts]
 
 
+def _no_second(ctx: Any, *grads: Tensor) -> None:
+    raise no_second("native")
+
+
 _attend.register_autograd(_backward, setup_context=_setup)
+_attend_backward.register_autograd(_no_second)

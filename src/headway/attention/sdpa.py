@@ -7,6 +7,9 @@ other pattern, as a dense boolean mask of T x S: correct, and paid for in full).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +17,7 @@ from torch import Tensor
 from headway.attention.call import Call, split
 from headway.attention.keys import Keys
 from headway.attention.plan import simplified
+from headway.attention.twice import no_second
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
 
@@ -47,18 +51,36 @@ def _output(call: Call, part: Keys) -> Tensor:
     shape = form(call, part)
     gqa = call.heads.group > 1
     if shape == "full" and gqa and q.shape[2] <= 16:
-        rows = F.scaled_dot_product_attention(call.grouped(q).flatten(2, 3), k, v, scale=call.scale)
+        rows = _fused(call.grouped(q).flatten(2, 3), k, v, scale=call.scale)
         return split(rows, 2, call.heads.group, q.shape[2]).flatten(1, 2)
     if shape in ("full", "causal"):
-        causal = shape == "causal"
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=call.scale, enable_gqa=gqa)
-    if shape == "chunk" and not call.needs_grad:
+        return _fused(q, k, v, is_causal=shape == "causal", scale=call.scale, enable_gqa=gqa)
+    if shape == "chunk" and not call.needs_grad and q.device.type == "cpu":
         return merge_all(_partials(call, part)).out
     mask, k, v, some = _masked(call, part)
     if call.needs_grad:  # NaN in a query that sees nothing would reach every gradient
         q = q.masked_fill(~some, 0.0)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=gqa)
+    out = _fused(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=gqa)
     return out.masked_fill(~some, 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    """torch's `scaled_dot_product_attention`, whose kernels have no second derivatives and then say so in our words."""
+    out = F.scaled_dot_product_attention(q, k, v, **how)
+    if out.grad_fn is not None and not torch.compiler.is_compiling():
+        out.grad_fn.register_hook(_mark_once)
+    return out
+
+
+def _mark_once(made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> None:
+    """Hook of a backward: where torch put an error behind the gradients that it made, ours comes before."""
+    for node in {t.grad_fn for t in made if t is not None and t.grad_fn is not None}:
+        if node.name() == "torch::autograd::NotImplemented":
+            node.register_prehook(_refuse)
+
+
+def _refuse(grads: Sequence[Tensor | None]) -> None:
+    raise no_second("sdpa")
 
 
 def _partials(call: Call, part: Keys) -> list[Partial]:

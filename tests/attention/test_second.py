@@ -1,0 +1,118 @@
+"""Second derivatives: the dense backend has them; every other says so and never gives a number."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway import native
+from headway.attention import Keys, attend, attend_keys, native_op
+from headway.attention.call import check
+from headway.errors import BackendError
+from headway.patterns import Causal, Full, Pattern, Sink, Window
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
+from headway.tokens import Tokens
+
+N = 9
+PACKED = Tokens.packed([[5, 4], [7]], N)
+NARROW = Window.last(3) | Causal() & Sink(1)
+
+
+def qkv(dtype: torch.dtype = torch.float32, queries: int = N) -> list[Tensor]:
+    sizes = ((4, queries), (2, N), (2, N))
+    return [torch.randn(2, h, n, 4, dtype=dtype, requires_grad=True) for h, n in sizes]
+
+
+def graph(out: Tensor, *given: Tensor) -> list[Tensor]:
+    """First derivatives that could be differentiated again, of something that is not linear in `out`."""
+    return list(torch.autograd.grad(out.square().sum(), given, create_graph=True))
+
+
+def again(out: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(sum(t.square().sum() for t in graph(out, *given)), given)
+
+
+STEPS: dict[str, tuple[Score, ...]] = {
+    "none": (),
+    "cap, slopes": (SoftCap(2.0), ALiBi()),
+    "tables": (
+        RelativeBias(torch.randn(8, 4, dtype=torch.float64), max_distance=20),
+        RelativeKey(torch.randn(5, 4, dtype=torch.float64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_dense_has_them_with_scores_dropout_documents_and_several_sets(name: str, dropout: float) -> None:
+    """Against differences of the first ones, of both parts of the partial; a padded query sees nothing."""
+    steps = STEPS[name]
+    tables = [t.clone().requires_grad_() for step in steps for t in step.parameters]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
+        rest = list(own)
+        score = [step.with_parameters(tuple(rest.pop(0) for _ in step.parameters)) for step in steps]
+        sets = [Keys(k[:, :, a:b], v[:, :, a:b], PACKED.slice(a, b)) for a, b in ((0, 4), (4, N))]
+        part = attend_keys(q, PACKED, sets, NARROW, score=score, dropout=dropout, seed=3, backend="dense")
+        return part.out, part.lse.masked_fill(part.lse == -float("inf"), 0.0)
+
+    assert torch.autograd.gradgradcheck(run, (*qkv(torch.float64), *tables), fast_mode=True)
+
+
+FORMS: dict[str, tuple[int, Pattern, Tokens | None, Tokens | None]] = {
+    "full": (N, Full(), None, None),
+    "causal": (N, Causal(), None, None),
+    "chunk": (3, Causal(), Tokens.range(3, start=N - 3), Tokens.range(N)),
+    "mask": (N, NARROW, None, None),
+    "documents": (N, Causal(), PACKED, PACKED),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("backend", ["sdpa", "native", "banded", "diagonal"])
+def test_others_name_themselves_and_the_one_that_has_them(backend: str, form: str) -> None:
+    if backend == "native" and native.library() is None:
+        pytest.skip(f"no native kernels: {native.why_missing()}")
+    if (backend, form) == ("diagonal", "chunk"):
+        return
+    queries, pattern, at_q, at_k = FORMS[form]
+    given = qkv(queries=queries)
+    with pytest.raises(
+        BackendError, match=rf'only backend="dense" has them, this call ran on \'{backend}\'; pass'
+    ):
+        again(attend(*given, pattern, q_tokens=at_q, k_tokens=at_k, backend=backend), *given)
+
+
+@pytest.mark.parametrize("more", [{"score": ALiBi()}, {"dropout": 0.3, "seed": 3}, {}], ids=str)
+def test_small_calls_of_auto_say_so_too(more: dict[str, object]) -> None:
+    """Whatever was chosen for them: float32, so with kernels it is native where there are scores or dropout."""
+    given = qkv()
+    if more and native.library() is None:
+        truth = again(attend(*given, Causal(), backend="dense", **more), *given)
+        for a, b in zip(again(attend(*given, Causal(), **more), *given), truth, strict=True):
+            torch.testing.assert_close(a, b)
+        return
+    with pytest.raises(BackendError, match=f"this call ran on '{'native' if more else 'sdpa'}'"):
+        again(attend(*given, Causal(), **more), *given)
+
+
+def test_torchs_kernel_gives_first_derivatives_that_keep_their_graph() -> None:
+    """As for a part of a loss that is differentiated twice beside attention."""
+    given = qkv(torch.float64)
+    kept = graph(attend(*given, Causal(), backend="sdpa"), *given)
+    for a, b in zip(kept, graph(attend(*given, Causal(), backend="dense"), *given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+def test_the_operator_says_so_and_a_compiled_graph_fails() -> None:
+    if native.library() is None:
+        pytest.skip(f"no native kernels: {native.why_missing()}")
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = Tokens.range(N)
+        return native_op.run(check(q, at, [Keys(k, v, at)], Causal(), None, (), None, 0.0, None)).out
+
+    given = qkv()
+    with pytest.raises(BackendError, match=r"this call ran on 'native'; pass backend=\"dense\""):
+        again(run(*given), *given)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        again(torch.compile(run, backend="aot_eager")(*given), *given)
