@@ -53,18 +53,30 @@ INLINE void read_words(const Rows& r, int64_t place, float* to) {
 #if HEADWAY_LEVEL >= 2
   if (r.type == HEADWAY_INT8 && (!HALF || HEADWAY_LEVEL >= 3)) {
     __m512 by = _mm512_set1_ps(scale);
-    for (int i = 0, all = HALF ? 2 * whole : whole; i < all; i += 16) {
-      // What is beyond the row is 0 whatever the scale is, and is not read.
+    int i = 0, all = HALF ? 2 * whole : whole;
+#if HEADWAY_LEVEL >= 3
+    if (HALF)
+      for (; i + 32 <= width; i += 32) {
+        __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
+        __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i + 16)));
+        __m512 x = _mm512_cvtepi32_ps(low) * by, y = _mm512_cvtepi32_ps(high) * by;
+        _mm512_storeu_si512((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+      }
+#endif
+    if (!HALF)
+      for (; i + 16 <= width; i += 16) {
+        __m512i q = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(from + i)));
+        _mm512_storeu_ps(to + i, _mm512_cvtepi32_ps(q) * by);
+      }
+    for (; i < all; i += 16) {
+      // Beyond the row nothing is read, and 0 is written whatever the scale is.
       __mmask16 some = width - i >= 16 ? 0xFFFF : (__mmask16)((1 << (width > i ? width - i : 0)) - 1);
       __m512i q = _mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(some, from + i));
       __m512 x = _mm512_maskz_mul_ps(some, _mm512_cvtepi32_ps(q), by);
+      if (!HALF) _mm512_storeu_ps(to + i, x);
 #if HEADWAY_LEVEL >= 3
-      if (HALF) {
-        _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh(x));
-        continue;
-      }
+      if (HALF) _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh(x));
 #endif
-      _mm512_storeu_ps(to + i, x);
     }
     return;
   }
