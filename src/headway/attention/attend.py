@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -135,25 +136,32 @@ def _run(call: Call, backend: str, lse: bool) -> Partial:
     parts: list[Partial] = []
     order: list[int] = []
     for heads, pattern in _alike(call.pattern.heads, group):
-        which = torch.tensor(heads, device=device)
-        kv = torch.tensor(sorted({h // group for h in heads}), device=device)
-        keys = tuple(part.map(lambda t, kv=kv: t.index_select(1, kv)) for part in call.keys)  # type: ignore[misc]
+        which, kv = torch.tensor(heads, device=device), sorted({h // group for h in heads})
         keep = call.keep
         some = replace(
             call,
-            q=call.q.index_select(1, which),
-            keys=keys,
+            q=_take(call.q, heads),
+            keys=tuple(part.map(partial(_take, heads=kv)) for part in call.keys),
             pattern=pattern,
             heads=Heads.of(len(heads), len(kv)),
             score=tuple(s.select_heads(which) for s in call.score),
-            keep=keep if keep is None or keep.shape[1] == 1 else keep.index_select(1, which),
+            keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
             head_ids=which,
         )
         parts.append(backends.run(some, backend, lse))
         order += heads
-    back = torch.tensor(order, device=device).argsort()
-    out = torch.cat([p.out for p in parts], 1).index_select(1, back)
-    return Partial(out, torch.cat([p.lse for p in parts], 1).index_select(1, back))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    out, sums = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)
+    return Partial(_take(out, back), _take(sums, back))
+
+
+def _take(t: Tensor, heads: Sequence[int]) -> Tensor:
+    """These heads of t [B, H, ...], in this order: a view where they lie a regular step apart, else a copy."""
+    first, last = heads[0], heads[-1]
+    step = heads[1] - first if len(heads) > 1 else 1
+    if step > 0 and [*heads] == [*range(first, last + 1, step)]:
+        return t if len(heads) == t.shape[1] else t[:, first : last + 1 : step]
+    return t.index_select(1, torch.tensor(heads, device=t.device))
 
 
 def _alike(patterns: Sequence[Pattern], group: int) -> list[tuple[list[int], Pattern]]:
