@@ -12,7 +12,7 @@ from headway.bench.chunks import chunked
 from headway.bench.inputs import make, tokens_of
 from headway.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
 from headway.bench.problems import OURS, build
-from headway.bench.rows import compare
+from headway.bench.rows import TOLERANCE, compare, difference
 from headway.bench.timing import Effort
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
@@ -66,10 +66,11 @@ def test_the_backend_that_is_named_is_the_one_that_runs(
         asked.append(kwargs["backend"])
         return attend(*args, **kwargs)
 
-    monkeypatch.setattr("headway.bench.problems.attend", watch)
-    for name in ("window", "decode-4"):
+    for module in ("problems", "decoding"):
+        monkeypatch.setattr(f"headway.bench.{module}.attend", watch)
+    for name in ("window", "decode-4", "decode-4-int8"):
         build(toy(named(name)).beside([]), "float32", FORWARD, backend).sides[OURS]()
-    assert asked == [backend, backend]
+    assert asked == [backend] * 3
 
 
 @pytest.mark.parametrize(
@@ -153,9 +154,20 @@ def test_decoding_reads_another_cache_each_time(monkeypatch: pytest.MonkeyPatch)
         read.append(k.data_ptr())
         return q
 
-    monkeypatch.setattr("headway.bench.problems.attend", watch)
+    monkeypatch.setattr("headway.bench.decoding.attend", watch)
     problem = build(named("decode-4").at(TOKENS), "bfloat16", FORWARD)
     for _ in range(4):
         problem.sides[OURS]()
     assert len(set(read)) == 4
     assert problem.work == 2 * 4 * TOKENS * 128 * 2
+
+
+def test_int8_decoding_counts_bytes_and_scales_and_stands_beside_the_same_numbers() -> None:
+    case = named("decode-4-int8").at(TOKENS)
+    problem = build(case, "bfloat16", FORWARD)
+    assert set(problem.sides) == {OURS, *case.peers, "headway decode-4"}
+    assert problem.work == 2 * 4 * TOKENS * (128 + 4)
+    want = problem.sides["headway decode-4"]()[0]
+    for name, side in problem.sides.items():
+        if name != "headway decode-4":
+            assert difference(side()[0], want) < TOLERANCE["bfloat16"], name

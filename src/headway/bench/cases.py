@@ -24,6 +24,7 @@ class Case:
               (a layer of transformers), "mistral" (a training step), which `problems` builds
     layout    what the tokens are: "plain", "global" (the first `globals` are), "packed" (documents of unequal
               lengths in a row), "ragged" (four rows of unequal lengths, padded)
+    kv_dtype  what the caches of "decode" hold, unless it is the row's dtype: "int8"
     peers     names of `peers.PEERS`
     against   another case whose time is set beside this one's
     per_pair  compare with `against` per allowed pair, not per call
@@ -44,6 +45,7 @@ class Case:
     layout: str = "plain"
     globals: int = 0
     layers: int = 1
+    kv_dtype: str | None = None
     passes: tuple[str, ...] = (FORWARD, TRAIN)
     dtypes: tuple[str, ...] = BOTH
     peers: tuple[str, ...] = ()
@@ -205,6 +207,23 @@ CASES: tuple[Case, ...] = (
         passes=(FORWARD,),
         dtypes=(BFLOAT16, FLOAT32),
         peers=("rows", "rows-sdpa", "gqa"),
+    ),
+    *(
+        Case(
+            name=f"decode-{kv_heads}-int8",
+            says=f"decode-{kv_heads} over an int8 cache, a scale per key and kv head",
+            kind="decode",
+            width=128,
+            heads=32,
+            kv_heads=kv_heads,
+            kv_dtype="int8",
+            passes=(FORWARD,),
+            dtypes=(BFLOAT16,),
+            peers=("dequantised", "rows", "rows-sdpa", "gqa"),
+            against=f"decode-{kv_heads}",
+            ease=0.5,
+        )
+        for kv_heads in (4, 8)
     ),
     Case(
         name="longformer",

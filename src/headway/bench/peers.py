@@ -130,6 +130,10 @@ OTHERS: dict[str, tuple[str, Mapping[str, float]]] = {
         {"float32": 0.06, "bfloat16": 0.06},
     ),
     "rows-sdpa": ("the same rows through torch SDPA", {"float32": 0.02, "bfloat16": 0.02}),
+    "dequantised": (
+        "the int8 cache made numbers again in every call, then rows-sdpa",
+        {"bfloat16": 0.03},
+    ),
     "gqa": ("torch SDPA, enable_gqa", {"float32": 0.005, "bfloat16": 0.005}),
     "transformers": ("the layer or model of transformers", {"float32": 0.02, "bfloat16": 0.005}),
 }

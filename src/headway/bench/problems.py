@@ -1,30 +1,21 @@
-"""From a case to its sides: the same work, done by headway and by each peer, ready to be called.
-
-Legend: H query heads, K kv heads, G heads per kv head, S cached keys, D per head.
-"""
+"""From a case to its sides: the same work, done by headway and by each peer, ready to be called."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention import attend
 from headway.bench.cases import Case, named
+from headway.bench.decoding import decode_sides
 from headway.bench.inputs import Inputs, make
 from headway.bench.layers import longformer_sides, mistral_sides
-from headway.bench.peers import PEERS, Unfit, quickest
-from headway.patterns import Causal
-from headway.tokens import Tokens
+from headway.bench.peers import PEERS, Unfit
 
 OURS = "headway"
-COLD_BYTES = 256 << 20
-"""Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
-MOST_CACHES = 32
 
 
 @dataclass
@@ -86,51 +77,9 @@ def headway(at: Inputs, backend: str) -> Callable[[], Tensor]:
 
 
 def decode(case: Case, dtype: str, direction: str, backend: str) -> Problem:
-    """One query over a long cache, read from memory: every call of a side takes the next of several caches."""
-    kind, noise = getattr(torch, dtype), torch.Generator().manual_seed(0)
-    heads, kv_heads, past, width = case.heads, case.kv_heads, case.tokens, case.width
-    group = heads // kv_heads
-    one = 2 * kv_heads * past * width * kind.itemsize
-    count = max(2, min(MOST_CACHES, -(-COLD_BYTES // one)))
-    q = torch.empty(1, heads, 1, width, dtype=kind).normal_(generator=noise)
-    shape = (1, kv_heads, past, width)
-    caches = [
-        tuple(torch.empty(shape, dtype=kind).normal_(generator=noise) for _ in range(2)) for _ in range(count)
-    ]
-    last, all_keys = Tokens.range(1, start=past - 1), Tokens.range(past)
-    rows = q.view(kv_heads, group, width)
-    scaled = rows * width**-0.5
-
-    def ours(k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, Causal(), q_tokens=last, k_tokens=all_keys, backend=backend)
-
-    def gqa(k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-    def rows_sdpa(k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(rows.unsqueeze(0), k, v).view_as(q)
-
-    def rows_first(k: Tensor, v: Tensor) -> Tensor:
-        weights = torch.softmax(scaled @ k[0].transpose(1, 2), -1, dtype=torch.float32).to(kind)
-        return (weights @ v[0]).view_as(q)
-
-    def keys_first(k: Tensor, v: Tensor) -> Tensor:
-        scores = (k[0] @ scaled.transpose(1, 2)).transpose(1, 2)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(kind)
-        return (weights @ v[0]).view_as(q)
-
-    def turns(step: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Sequence[Tensor]]:
-        endless = itertools.cycle(caches)
-
-        def call() -> Sequence[Tensor]:
-            with torch.no_grad():
-                return (step(*next(endless)),)
-
-        return call
-
-    rows_matmul = quickest([rows_first, keys_first], turns)
-    sides = {OURS: turns(ours), "rows": turns(rows_matmul), "rows-sdpa": turns(rows_sdpa), "gqa": turns(gqa)}
-    return Problem({name: sides[name] for name in (OURS, *case.peers)}, float(one), "reads")
+    """One query over a long cache, read from memory."""
+    sides, read = decode_sides(case, dtype, backend)
+    return Problem(sides, read, "reads")
 
 
 def longformer(case: Case, dtype: str, direction: str, backend: str) -> Problem:
