@@ -84,6 +84,20 @@ def narrowed(pattern: Pattern, reach: int) -> Pattern:
 
 
 LAST, AROUND = Window.last(512), Window.around(256)
+LONGFORMER = Case(
+    name="longformer",
+    says="a self-attention layer of transformers' Longformer with its projections, one global token",
+    kind="longformer",
+    pattern=AROUND,
+    tokens=16384,
+    heads=12,
+    kv_heads=12,
+    globals=1,
+    passes=(FORWARD,),
+    dtypes=(FLOAT32,),
+    peers=("transformers",),
+)
+LOCAL = replace(LONGFORMER, name="longformer-local", says="the same without a global token", globals=0)
 
 CASES: tuple[Case, ...] = (
     Case(name="causal", says="full causal attention, heads of 64", peers=("sdpa",), quick=2048),
@@ -225,42 +239,13 @@ CASES: tuple[Case, ...] = (
         )
         for kv_heads in (4, 8)
     ),
-    Case(
-        name="longformer",
-        says="a self-attention layer of transformers' Longformer with its projections, one global token",
-        kind="longformer",
-        pattern=AROUND,
-        tokens=16384,
-        heads=12,
-        kv_heads=12,
-        globals=1,
-        passes=(FORWARD,),
-        dtypes=(FLOAT32,),
-        peers=("transformers",),
-    ),
-    Case(
-        name="longformer-local",
-        says="the same without a global token",
-        kind="longformer",
-        pattern=AROUND,
-        tokens=16384,
-        heads=12,
-        kv_heads=12,
-        passes=(FORWARD,),
-        dtypes=(FLOAT32,),
-        peers=("transformers",),
-    ),
-    Case(
+    LONGFORMER,
+    LOCAL,
+    replace(
+        LOCAL,
         name="longformer-core",
         says="its attention alone, from projected queries, keys and values",
         kind="longformer-core",
-        pattern=AROUND,
-        tokens=16384,
-        heads=12,
-        kv_heads=12,
-        passes=(FORWARD,),
-        dtypes=(FLOAT32,),
-        peers=("transformers",),
     ),
     Case(
         name="mistral",
