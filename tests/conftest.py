@@ -9,12 +9,16 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import functools
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from headway.hardware import cpu_flags
+from headway.native import build, loader
 
 settings.register_profile(
     "fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -29,9 +33,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    stale = [] if os.environ.get("HEADWAY_NATIVE") else stale_levels()
+    if stale:
+        pytest.exit(f"the native library is stale ({', '.join(stale)}): {build.COMMAND}", returncode=2)
     torch.set_num_threads(1)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("thorough" if config.getoption("--slow") else "fast")
+
+
+def stale_levels() -> list[str]:
+    """The levels of this CPU whose library was built from other sources than are here: their tests would be skipped,
+    and the warning of them would fail every test that attends."""
+    folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
+    built = [
+        x for x in build.levels() if loader.NEEDS[x] <= cpu_flags() and (folder / build.file_name(x)).exists()
+    ]
+    return [x for x in built if build.built_hash(folder / build.file_name(x)) != build.source_hash(x)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

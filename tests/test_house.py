@@ -1,5 +1,6 @@
 """The rules that every test runs under hold themselves."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from headway.native import build
 
 CASES = """
 import pytest
@@ -49,3 +52,20 @@ def test_slow_tests_and_skips_are_decided_on_the_command_line(
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert closing in done.stdout
     assert ("skipped, which --no-skips forbids: Skipped: no data" in done.stdout) == bool(options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wanted", "code"), [("", 2), ("0", 0)])
+def test_a_stale_native_library_is_said_once_and_before_any_test(
+    wanted: str, code: int, tmp_path: Path
+) -> None:
+    """Unless HEADWAY_NATIVE says what to do about it."""
+    shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
+    (tmp_path / "test_cases.py").write_text("def test_passes(): pass\n")
+    (tmp_path / build.file_name("portable")).write_bytes(b"headway-source-hash:0123456789abcdef\0")
+    environment = {**os.environ, "HEADWAY_NATIVE": wanted, "HEADWAY_NATIVE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    said = "the native library is stale (portable): python -m headway.native.build"
+    assert (said in done.stdout + done.stderr) == ("passed" not in done.stdout) == (code == 2)
