@@ -34,10 +34,11 @@ def new_cache(
 
 
 def poison(cache: Cache) -> None:
-    """Slots that hold no token hold NaN."""
-    empty = (cache._buffer.index < 0)[:, None, :, None]
-    cache._buffer.k.masked_fill_(empty, float("nan"))
-    cache._buffer.v.masked_fill_(empty, float("nan"))
+    """Slots that hold no token hold NaN: in int8, in their scale."""
+    empty = cache._buffer.index < 0
+    for t in cache._buffer.tensors:
+        if t.is_floating_point():
+            t.transpose(1, 2)[empty] = float("nan")
 
 
 def check_start(tokens: Tokens) -> None:
@@ -61,14 +62,15 @@ def run(
     kind: str = "auto",
     side: str = "right",
     extra: int = 0,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """The rows through a cache, plan[c][b] tokens of row b in chunk c: [B, H, n, D]."""
-    cache = new_cache(case, len(rows.lengths), slack, kind)
+    cache = new_cache(case, len(rows.lengths), slack, kind, dtype)
     out = torch.zeros_like(rows.full(case))
     ends = [0] * len(rows.lengths)
     for counts in plan:
         q, k, v, tokens, places = rows.chunk(ends, counts, side, extra)
-        keys = cache.update(k, v, tokens)
+        keys = cache.update(k, v, tokens).dequantised(torch.float64)
         check_start(keys.tokens)
         got = attend_pairs(case, q, tokens, keys.k, keys.v, keys.tokens)
         b, t = (places >= 0).nonzero(as_tuple=True)

@@ -1,7 +1,8 @@
 """Caches against lists: whatever is appended, taken back, copied and reordered, in any order.
 
 Every key and value of the run is a number of its own, so that what a cache returns can be looked up in the rows'
-histories: nothing is lost, nothing is there twice, nothing is another row's.
+histories: nothing is lost, nothing is there twice, nothing is another row's. In int8 a row of one number, or of
+two of the same size, is that number again after rounding.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headway.attention import Keys
 from headway.cache import Cache, GrowingCache, RingCache
 from headway.errors import CacheError
 from headway.tokens import Tokens
+from tests.cache.test_split import poison
 
 REACH, SINKS, SLACK = 4, 2, 2
 RING = REACH + 1 + SLACK
@@ -57,6 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
     """A cache, the rows that it should be, and one forked pair that waits."""
 
     globals = False
+    dtype = torch.float32
 
     def make(self) -> Cache:
         return RingCache(
@@ -68,6 +71,7 @@ class CacheMachine(RuleBasedStateMachine):
             kv_heads=1,
             head_dim=1,
             value_dim=2,
+            dtype=self.dtype,
         )
 
     def __init__(self) -> None:
@@ -108,6 +112,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def check(self, keys: Keys, before: list[int]) -> None:
         """Row by row: right content, no duplicates, and all that the chunk's queries may see."""
+        assert keys.k.dtype == self.dtype
+        keys = keys.dequantised(torch.float32)
         tokens = keys.tokens
         index = tokens.index.expand(len(self.rows), -1)
         for b, row in enumerate(self.rows):
@@ -118,11 +124,11 @@ class CacheMachine(RuleBasedStateMachine):
                 assert i not in held
                 assert i < len(row.tokens)
                 held[i] = (
-                    int(keys.k[b, 0, slot, 0]),
+                    round(keys.k[b, 0, slot, 0].item()),
                     bool(tokens.globals.expand(len(self.rows), -1)[b, slot]),
                     int(tokens.positions.expand(len(self.rows), -1)[b, slot]),
                 )
-                assert keys.v[b, 0, slot].tolist() == [held[i][0], -held[i][0]]
+                assert [round(x) for x in keys.v[b, 0, slot].tolist()] == [held[i][0], -held[i][0]]
             for i, token in enumerate(row.tokens):
                 kept = isinstance(self.cache, GrowingCache) or i < SINKS or i >= before[b] - REACH
                 if kept or (self.globals and token.is_global):
@@ -167,9 +173,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def poison(self) -> None:
         for cache in [self.cache] + ([self.other[0]] if self.other else []):
-            empty = (cache._buffer.index < 0)[:, None, :, None]
-            cache._buffer.k.masked_fill_(empty, float("nan"))
-            cache._buffer.v.masked_fill_(empty, float("nan"))
+            poison(cache)
 
     @invariant()
     def knows_its_lengths(self) -> None:
@@ -191,9 +195,19 @@ class PinningMachine(CacheMachine):
 
 class GrowingMachine(CacheMachine):
     def make(self) -> Cache:
-        return GrowingCache(batch=2, kv_heads=1, head_dim=1, value_dim=2)
+        return GrowingCache(batch=2, kv_heads=1, head_dim=1, value_dim=2, dtype=self.dtype)
+
+
+class Int8PinningMachine(PinningMachine):
+    dtype = torch.int8
+
+
+class Int8GrowingMachine(GrowingMachine):
+    dtype = torch.int8
 
 
 TestRing = CacheMachine.TestCase
 TestRingWithGlobals = PinningMachine.TestCase
 TestGrowing = GrowingMachine.TestCase
+TestInt8RingWithGlobals = Int8PinningMachine.TestCase
+TestInt8Growing = Int8GrowingMachine.TestCase

@@ -1,13 +1,20 @@
-"""A small library of every level: what says which library it is, without the kernels, is compiled in a second."""
+"""The kernels of a level, and a small library of every level: what says which library it is, without the kernels, is
+compiled in a second."""
 
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from headway.errors import BuildError
-from headway.native import build
+from headway import hardware
+from headway.errors import BackendError, BuildError
+from headway.native import build, loader
+
+LEVELS = [level for level in build.levels() if loader.NEEDS[level] <= hardware.cpu_flags()]
+Use = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,3 +42,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
         pytest.skip(str(error))
     build.build(made.folder, sources=made.sources, say=lambda _: None)
     return made
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Makes the kernels of a level those that run."""
+    folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
+
+    def choose(level: str) -> None:
+        try:
+            found = loader.Found(loader.open_library(folder, level))
+        except BackendError as error:
+            pytest.skip(str(error))
+        monkeypatch.setattr(loader, "search", lambda: found)
+
+    return choose

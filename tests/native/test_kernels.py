@@ -1,10 +1,8 @@
 """The native kernels of each CPU level against the formula, and what they must never read, write or depend on."""
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,34 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway import hardware
-from headway.errors import BackendError
-from headway.native import build, loader
 from headway.patterns import Causal, Full, Global, GlobalKeys, GlobalQueries, Pattern, Sink, Window
 from headway.scores import ALiBi, RelativeBias, SoftCap
 from headway.tokens import Tokens
+from tests.native.conftest import LEVELS, Use
 from tests.native.plain import Problem, check
 from tests.pairwise import pairwise
 from tests.strategies import patterns, tokens
-
-LEVELS = [level for level in build.levels() if loader.NEEDS[level] <= hardware.cpu_flags()]
-Use = Callable[[str], None]
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Use:
-    """Makes the kernels of a level those that run."""
-    folder = Path(os.environ.get("HEADWAY_NATIVE_DIR") or build.LIBRARIES)
-
-    def choose(level: str) -> None:
-        try:
-            found = loader.Found(loader.open_library(folder, level))
-        except BackendError as error:
-            pytest.skip(str(error))
-        monkeypatch.setattr(loader, "search", lambda: found)
-
-    return choose
-
 
 PATTERNS: list[Pattern] = [
     Full(),

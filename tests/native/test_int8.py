@@ -1,0 +1,156 @@
+"""The kernels read int8 keys and values with a scale per slot: the numbers that these stand for, at every level."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention import Keys, attend_keys
+from headway.partial import Partial
+from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
+from headway.tokens import Tokens
+from tests.native.conftest import LEVELS, Use
+from tests.native.plain import Problem
+from tests.tolerance import assert_within_reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+HEADS = [(3, 3), (6, 2), (5, 1)]
+WIDTHS = [
+    (1, 3),
+    (8, 8),
+    (15, 16),
+    (17, 31),
+    (33, 32),
+    (64, 64),
+    (100, 130),
+    (128, 128),
+    (250, 300),
+    (512, 511),
+]
+PATTERNS: list[Pattern] = [
+    Causal(),
+    Window.last(60) | Causal() & Sink(3),
+    Window.last(33, step=2) | Causal() & GlobalKeys(),
+]
+
+
+def places(kind: str, slots: int) -> tuple[Tokens, Tokens]:
+    """A step of decoding, a chunk or a whole row of queries, over keys in order, wrapped, ragged, or with pins."""
+    last = Tokens.range(1, start=slots - 1)
+    if kind == "ring":
+        return last, Tokens(torch.arange(slots).roll(slots // 3)[None])
+    if kind == "ragged":
+        lengths = torch.tensor([[slots], [max(1, slots // 2)]])
+        index = torch.arange(slots)[None].expand(2, -1)
+        return Tokens(lengths - 1), Tokens(torch.where(index < lengths, index, -1))
+    if kind == "pinned":
+        return last, Tokens.range(slots).with_global([0, slots // 2])
+    count = {"step": 1, "chunk": min(5, slots), "row": slots}[kind]
+    return Tokens.range(count, start=slots - count), Tokens.range(slots)
+
+
+def stored(case: Problem) -> Keys:
+    return Keys(case.k, case.v, case.k_tokens).quantised()
+
+
+def standing(case: Problem, keys: Keys, dtype: torch.dtype) -> Problem:
+    """The same call over the numbers that the keys stand for."""
+    plain = keys.dequantised(dtype)
+    return replace(case, q=case.q.to(dtype), k=plain.k, v=plain.v)
+
+
+def run(case: Problem, keys: Keys) -> Partial:
+    return attend_keys(case.q, case.q_tokens, [keys], case.pattern, backend="native")
+
+
+def same(got: Partial, case: Problem, keys: Keys, level: str) -> None:
+    """Within twice the error of the formula in the dtype of q; and where products are of the dtype of q, the
+    very bits that the kernels make of the numbers themselves."""
+    dtype = case.q.dtype
+    exact, low = (standing(case, keys, d).formula() for d in (torch.float64, dtype))
+    assert_within_reference(got.out, exact.out, low.out, "out")
+    if dtype == torch.float32 or level == "avx512bf16":
+        plain = standing(case, keys, dtype).run()
+        assert torch.equal(got.out, plain.out)
+        assert torch.equal(got.lse, plain.lse)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["step", "chunk", "row", "ring", "ragged", "pinned"])
+def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, kind: str) -> None:
+    use(level)
+    for at, dims in enumerate(WIDTHS):
+        q_tokens, k_tokens = places(kind, (1, 63, 64, 130, 201)[at % 5])
+        heads, pattern = HEADS[at % 3], PATTERNS[(at // 2) % 3]
+        case = Problem.random(pattern, q_tokens, k_tokens, dtype, heads=heads, dims=dims)
+        keys = stored(case)
+        same(run(case, keys), case, keys, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_where_int8_and_scales_lie_changes_nothing(use: Use, level: str, dtype: torch.dtype) -> None:
+    """A view of a larger cache, slots apart, rows or heads that are one, and any address."""
+    use(level)
+    case = Problem.random(Causal(), *places("chunk", 70), dtype, heads=(6, 2), dims=(33, 17))
+    keys = stored(case)
+    want = run(case, keys)
+
+    def inside(t: Tensor) -> Tensor:
+        big = torch.full(
+            (t.shape[0] + 1, t.shape[1] + 2, 2 * t.shape[2] + 3, *t.shape[3:]), 77, dtype=t.dtype
+        )
+        view = big[1:, 1:-1, 2:-1:2]
+        view.copy_(t)
+        return view
+
+    def odd(t: Tensor) -> Tensor:
+        flat = torch.empty(t.numel() + 1, dtype=t.dtype)
+        return flat[1:].view(t.shape).copy_(t)
+
+    for move in (inside, odd, lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)):
+        got = run(case, keys.map(move))
+        assert torch.equal(got.out, want.out)
+        assert torch.equal(got.lse, want.lse)
+    one = keys.map(lambda t: t[:1, :1].contiguous().expand(2, 2, *t.shape[2:]))
+    got, same_rows = run(case, one), run(case, one.map(Tensor.contiguous))
+    assert torch.equal(got.out, same_rows.out)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_slots_that_nobody_sees_may_hold_any_scale(use: Use, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    for kind, dims in (("ragged", (33, 17)), ("ring", (64, 64))):
+        case = Problem.random(Window.last(20), *places(kind, 131), dtype, heads=(6, 2), dims=dims)
+        keys = stored(case)
+        unseen = ~case.visible.any(1).any(1)[:, None]
+        assert unseen.any()
+        for bad in (float("nan"), float("inf")):
+            spoilt = replace(
+                keys, **{n: getattr(keys, n).masked_fill(unseen, bad) for n in ("k_scale", "v_scale")}
+            )
+            got, want = run(case, spoilt), run(case, keys)
+            assert torch.equal(got.out, want.out)
+            assert torch.equal(got.lse, want.lse)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_fault_in_a_key_is_seen_by_those_who_see_the_key(
+    use: Use, level: str, dtype: torch.dtype, bad: float
+) -> None:
+    """Heads of 33 and 17: what pads the last vector of a row must not become NaN * 0 either."""
+    use(level)
+    case = Problem.random(Window.last(40), *places("row", 131), dtype, heads=(6, 2), dims=(33, 17))
+    clean = run(case, stored(case))
+    sees = case.visible[..., 50]
+    for name in ("k", "v"):
+        spoilt = getattr(case, name).clone()
+        spoilt[:, :, 50, 5] = bad
+        got = run(case, stored(replace(case, **{name: spoilt})))
+        assert torch.equal(got.out[~sees], clean.out[~sees])
+        assert got.out[sees].isnan().all()
