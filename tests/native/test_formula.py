@@ -1,0 +1,132 @@
+"""The native kernels of each CPU level against the formula."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.patterns import Causal, Full, Pattern, Window
+from headway.tokens import Tokens
+from tests.native.calls import (
+    DIMS,
+    DROPOUT,
+    DTYPES,
+    HEADS,
+    LENGTHS,
+    PATTERNS,
+    SCALES,
+    SETS,
+    STEPS,
+    TOKENS,
+    problem,
+)
+from tests.native.conftest import LEVELS, Use
+from tests.native.plain import Problem, check
+from tests.pairwise import pairwise
+from tests.strategies import patterns, tokens
+
+
+def _cases() -> list[tuple[str, str, Problem]]:
+    """Every two of pattern, tokens, dtype and score meet; everything else is drawn beside them."""
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    found = []
+    for pattern, kind, dtype, score in pairwise(PATTERNS, TOKENS, DTYPES, STEPS):
+        level, n, heads, dims = (draw.choice(axis) for axis in (LEVELS, LENGTHS, HEADS, DIMS))
+        dropout, scale, sets = (draw.choice(axis) for axis in (DROPOUT, SCALES, SETS))
+        made = problem(pattern, kind, n, heads, dims, dtype, score, dropout, scale, sets)
+        words = level, pattern, kind, n, heads, dims, str(dtype)[6:], score, dropout, scale, sets
+        found.append(("-".join(map(str, words)), level, made))
+    return found
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize(("level", "case"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_every_kind_of_call_equals_the_formula(use: Use, level: str, case: Problem) -> None:
+    use(level)
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_level_and_width_equals_the_formula(
+    use: Use, level: str, dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """Every pattern, with everything else drawn beside it."""
+    use(level)
+    draw = random.Random(f"{level} {dims} {dtype}")
+    for pattern in PATTERNS:
+        kind, n, heads, score = (draw.choice(axis) for axis in (TOKENS, LENGTHS, HEADS, STEPS))
+        check(problem(pattern, kind, n, heads, dims, dtype, score, draw.choice(DROPOUT)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_pattern_on_any_tokens_equals_the_formula(use: Use, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    few, many = st.integers(1, 40), st.integers(60, 200)
+
+    @given(patterns, st.one_of(tokens(few), tokens(many)), st.one_of(tokens(few), tokens(many)))
+    def law(pattern: Pattern, q: Tokens, k: Tokens) -> None:
+        if 1 in (q.rows, k.rows) or q.rows == k.rows:
+            check(Problem.random(pattern, q, k, dtype, heads=(4, 2), dims=(8, 8)))
+
+    law()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: torch.dtype) -> None:
+    """Keys split over the threads, several chunks of tiles, blocks packed again."""
+    use(level)
+    for queries, keys, heads, pattern in (
+        (1, 3001, (8, 2), Full()),
+        (5, 2500, (4, 1), Causal()),
+        (1100, 1100, (2, 1), Window.last(65)),
+        (1, 700, (4, 4), Window.last(600)),
+    ):
+        q = Tokens.range(queries, start=keys - queries)
+        check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("pattern", [Window.last(65), Window.around(40, step=3), Causal()], ids=str)
+def test_long_rows_of_one_head_are_split_and_added_up(use: Use, level: str, pattern: Pattern) -> None:
+    """Parts of the queries of one kv head, each with gradients of the keys that it reaches."""
+    use(level)
+    at = Tokens.from_lengths([2000, 700], 2000, "left") if pattern == Causal() else Tokens.range(2000)
+    check(Problem.random(pattern, at, at, rows=at.rows, heads=(1, 1), dims=(16, 16)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scores_of_any_size_keep_the_softmax(use: Use, level: str, dtype: torch.dtype) -> None:
+    """Rising and falling by 128 a key: the running maximum is renewed, all other weights underflow to 0."""
+    use(level)
+    at = torch.arange(300)
+    k = torch.zeros(300, 16, dtype=dtype)
+    k[:, 0], k[:, 9] = at // 16 * 2048, at % 16 * 128
+    for sign in (1.0, -1.0):
+        case = problem(Causal(), "range", 300, (2, 1), (16, 16), dtype, scale=sign)
+        case = replace(case, k=k.expand(2, 1, -1, -1), q=torch.ones_like(case.q))
+        got = case.run()
+        last = at if sign > 0 else torch.zeros_like(at)
+        torch.testing.assert_close(got.out, case.v[:, :, last].expand_as(got.out))
+        torch.testing.assert_close(got.lse, (sign * case.k.float().sum(-1))[:, :, last].expand_as(got.lse))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rounded_weights_sum_to_1(use: Use, level: str) -> None:
+    """Weights in bfloat16 are divided by the sum of what was rounded: values that are all 1 stay 1, to the bit."""
+    use(level)
+    for pattern in (Window.last(2), Window.last(3), Window.around(7), Causal()):
+        case = problem(pattern, "range", 300, (6, 2), (16, 16), torch.bfloat16)
+        case = replace(case, v=torch.ones_like(case.v))
+        assert (case.run().out == 1).all(), pattern

@@ -1,0 +1,139 @@
+"""The native kernels see exactly what is visible: weights, what is dropped, and how far bad numbers go."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.patterns import Causal, Global, Sink, Window
+from tests.native.calls import DTYPES, PATTERNS, TOKENS, equal, outcome, problem
+from tests.native.conftest import LEVELS, Use
+from tests.native.plain import Problem
+from tests.pairwise import pairwise
+
+
+def weights(case: Problem) -> Tensor:
+    """[B, H, T, S]: the output where value j is the j-th unit vector."""
+    rows, heads, keys, _ = case.k.shape
+    eye = torch.eye(keys, dtype=case.q.dtype).expand(rows, heads, keys, keys)
+    return replace(case, v=eye).run().out
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_are_0_exactly_where_a_key_is_not_visible(use: Use, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    for pattern, kind in pairwise(PATTERNS, TOKENS):
+        case = problem(pattern, kind, 131, (6, 2), (8, 8), dtype)
+        assert torch.equal(weights(case) != 0, case.visible), (pattern, kind)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_dropout_drops_is_known_beforehand(use: Use, level: str, dtype: torch.dtype) -> None:
+    """Bit for bit the words of attention/dropout.py: for any seed, number of keys before, and order of slots."""
+    use(level)
+    for kind, seed in zip(TOKENS, (0, 1, -5, 2**31, 2**40 + 7, 2**62, 3, 4), strict=True):
+        case = problem(Window.around(70, step=2) | Global(), kind, 131, (6, 2), (8, 8), dtype)
+        case = replace(case, more={"dropout": 0.4, "seed": seed})
+        for split in (None, 50):
+            seen = case.visible & (case.kept != 0)
+            assert torch.equal(weights(replace(case, split=split)) != 0, seen), (kind, seed, split)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_slots_that_are_empty_or_unseen_may_hold_anything(
+    use: Use, level: str, dtype: torch.dtype, bad: float
+) -> None:
+    use(level)
+    for pattern, kind in ((Causal(), "left"), (Window.around(9), "right"), (Window.last(20), "chunk")):
+        case = problem(pattern, kind, 131, (6, 2), (33, 33), dtype)
+        unseen = ~case.visible.any(1).any(1)[:, None, :, None]
+        idle = ~case.q_tokens.valid[:, None, :, None]
+        assert unseen.any()
+        k, v = (t.masked_fill(unseen, bad) for t in (case.k, case.v))
+        equal(outcome(replace(case, k=k, v=v, q=case.q.masked_fill(idle, bad))), outcome(case))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_bad_key_or_value_spoils_only_the_queries_that_see_it(
+    use: Use, level: str, dtype: torch.dtype, bad: float
+) -> None:
+    use(level)
+    for pattern in (Causal(), Window.last(40), Window.around(9, step=3) | Sink(1) & Causal()):
+        case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
+        clean = outcome(case)
+        for at in (0, 50, 130):
+            sees = case.visible[..., at]
+            for name in ("k", "v"):
+                t = getattr(case, name).clone()
+                t[:, :, at, 5] = bad
+                got = replace(case, **{name: t}).run()
+                assert torch.equal(got.out[~sees], clean[0][~sees]), (pattern, at, name)
+                assert torch.equal(got.lse[~sees], clean[1][~sees]), (pattern, at, name)
+                assert not got.out[..., 5][sees].isfinite().any() or bad < 0 or name == "k"
+                if bad != bad:
+                    wrong = got.out if name == "k" else got.out[..., 5]
+                    assert wrong[sees].isnan().all(), (pattern, at, name)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
+    use: Use, level: str, dtype: torch.dtype, bad: float
+) -> None:
+    use(level)
+    for pattern in (Causal(), Window.last(40), Window.around(9, step=3)):
+        case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
+        clean = outcome(case)
+        for at in (0, 50, 130):
+            q = case.q.clone()
+            q[:, :, at, 5] = bad
+            out, lse, dq, dk, dv = outcome(replace(case, q=q))
+            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
+            for got, kept in zip((out, lse, dq), clean[:3], strict=True):
+                assert torch.equal(got[:, :, other], kept[:, :, other]), (pattern, at)
+            for got, kept in zip((dk, dv), clean[3:], strict=True):
+                assert torch.equal(got[:, :, unseen], kept[:, :, unseen]), (pattern, at)
+            assert not out[:, :, at].isfinite().all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    use(level)
+    for pattern in (Causal(), Window.last(40), Window.around(9, step=3)):
+        case = problem(pattern, "range", 131, (6, 2), (64, 64), dtype)
+        leaves = [t.requires_grad_() for t in (case.q, case.k, case.v)]
+        out, d_out = case.run().out, torch.randn(2, 6, 131, 64).to(dtype)
+        clean = torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+        for at in (0, 50, 130):
+            wrong = d_out.clone()
+            wrong[:, :, at, 9] = float("nan")
+            got = torch.autograd.grad(out, leaves, wrong, retain_graph=True)
+            other, unseen = torch.arange(131) != at, ~case.visible[0, 0, at]
+            for x, y, rows in zip(got, clean, (other, unseen, unseen), strict=True):
+                assert torch.equal(x[:, :, rows], y[:, :, rows]), (pattern, at)
+                assert x[:, :, ~rows].isnan().any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_are_0_where_nothing_is_seen(use: Use, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    for pattern, kind in ((Window.last(20), "chunk"), (Causal(), "before"), (Causal(), "right")):
+        case = problem(pattern, kind, 131, (6, 2), (16, 16), dtype)
+        *_, dq, dk, dv = outcome(case)
+        assert (dq[~case.visible.any(-1)] == 0).all()
+        unseen = ~case.visible.unflatten(1, (2, 3)).any(2).any(2)
+        assert unseen.any() or kind == "before"
+        assert (dk[unseen] == 0).all()
+        assert (dv[unseen] == 0).all()
