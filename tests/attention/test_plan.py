@@ -1,5 +1,7 @@
 """The plan is the one that judging every pair of tiles by itself gives."""
 
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,6 +60,34 @@ def test_long_rows_too(at: Tokens, tile: int, k_tile: int) -> None:
     assert plan(Causal(), late, at, tile, k_tile).entries == naive(Causal(), late, at, tile, k_tile)
 
 
+def of_row(at: Tokens, b: int) -> Tokens:
+    return at.map(lambda t: t if t.shape[0] == 1 else t[b : b + 1], at.start)
+
+
+def same_as_alone(p: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int) -> None:
+    rows = range(max(q.rows, k.rows))
+    alone = [plan(p, of_row(q, b), of_row(k, b), tile, k_tile).entries for b in rows]
+    assert plan(p, q, k, tile, k_tile, apart=True).entries == list(chain.from_iterable(alone))
+
+
+@given(patterns, tokens(counts), tokens(counts), tiles, tiles)
+@settings(max_examples=200)
+def test_rows_apart_are_planned_as_if_each_were_alone(
+    p: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int
+) -> None:
+    if min(q.rows, k.rows) in (1, max(q.rows, k.rows)):
+        same_as_alone(p, q, k, tile, k_tile)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_ragged_rows_apart_too(side: str) -> None:
+    at = Tokens.from_lengths([N, 1, 3000, 0, 3000], N, side)
+    packed = Tokens.packed([[N], [700, 1, 299, 3000], [], [N // 2, N // 2], [10] * 400], N)
+    for p in (Causal(), Window.around(256), Window.last(99, step=4) | Causal() & Sink(4)):
+        for q, k in ((at, at), (packed, packed), (at.slice(N - 1, N), at), (Tokens.range(N), at)):
+            same_as_alone(p, q, k, 96, 64)
+
+
 def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
     """Where documents end with their tiles, packing adds no area."""
     lengths = [1024, 128, 3072]
@@ -70,3 +100,4 @@ def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
 def test_a_batch_without_rows_plans_nothing() -> None:
     none = Tokens(torch.zeros(0, 40, dtype=torch.int64))
     assert plan(Causal(), none, none, 8, 8).entries == [[]] * 5
+    assert plan(Causal(), none, none, 8, 8, apart=True).entries == []

@@ -113,31 +113,20 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens) -> Layout:
         k_side = Side(k, pattern.dilation)
         k, k_order = k_side.tokens, k_side.order
     rows = max(q.rows, k.rows)
-    plans = [plan(pattern, _row(q, b), _row(k, b), c.TILE, c.BLOCK) for b in range(rows)]
-    first = [0]
-    for p in plans:
-        before = first[-1]
-        first += [before + n for n in p.first[1:]]
+    made = plan(pattern, q, k, c.TILE, c.BLOCK, apart=True)
     runs = c.Plan(
-        numbers("i", first),
-        numbers("i", (n for p in plans for n in p.begin)),
-        numbers("i", (n for p in plans for n in p.end)),
-        numbers("B", (n for p in plans for n in p.full)),
+        numbers("i", made.first),
+        numbers("i", made.begin),
+        numbers("i", made.end),
+        numbers("B", made.full),
         rows,
-        len(plans[0].first) - 1,
+        -(-q.count // c.TILE),
         c.TILE,
     )
     code, _ = program(pattern)
     return Layout(
         side(q, q_order), side(k, k_order), runs, (ctypes.c_int32 * len(code))(*code), tuple(arrays)
     )
-
-
-def _row(tokens: Tokens, b: int) -> Tokens:
-    def one(t: Tensor) -> Tensor:
-        return t if t.shape[0] == 1 else t[b : b + 1]
-
-    return tokens.map(one, tokens.start)
 
 
 def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:

@@ -31,7 +31,8 @@ class Plan:
     """Entries per query tile of `tile` slots: disjoint, and together they cover every visible pair.
 
     One plan serves all rows of the batch: an interval is there if any row needs it, and full if it is in
-    every row. Query tile t has runs first[t] .. first[t + 1] - 1 of `begin`, `end` and `full`, in order.
+    every row; a plan of rows `apart` has query tiles for each of them, row after row. Query tile t has runs
+    first[t] .. first[t + 1] - 1 of `begin`, `end` and `full`, in order.
     """
 
     tile: int
@@ -55,8 +56,11 @@ class Plan:
         return self.tile * (sum(self.end) - sum(self.begin))
 
 
-def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64) -> Plan:
-    """The plan of one call for a pattern that all its heads share (take `PerHead` apart first).
+def plan(
+    pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 64, *, apart: bool = False
+) -> Plan:
+    """The plan of one call for a pattern that all its heads share (take `PerHead` apart first); `apart` gives the
+    plans of the rows one after another, as if each were planned alone.
 
     Blocks of 16 x 16 tiles are judged first and only the undecided ones are looked at closely, so the work
     grows with the number of blocks on the edge of the pattern, not with T x S. Tiles are described once each;
@@ -66,28 +70,46 @@ def plan(pattern: Pattern, q: Tokens, k: Tokens, tile: int = 128, k_tile: int = 
     fine_q = Extent.of(q, tile, pattern.dilation).grouped(_BLOCK)
     fine_k = Extent.of(k, k_tile, pattern.dilation).grouped(_BLOCK)
     coarse_q, coarse_k = fine_q.joined(), fine_k.joined()
-    some, every = _judged(
+    possible, certain = judge(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )
-    at_q, begin, end, full = _runs(every, every)
-    wide = torch.stack((at_q * _BLOCK, begin * _BLOCK, end * _BLOCK, full)).unsqueeze(2).repeat(1, 1, _BLOCK)
+    rows, blocks = max(q.rows, k.rows), coarse_q.lo.shape[1]
+    apart = apart and rows != 1
+    if apart:
+        some = possible.expand(rows, -1, -1)
+        every = certain & some
+    else:
+        some, every = _together(possible, certain)
+    row, at_q, begin, end, full = _runs(every, every)
+    block = row * blocks + at_q
+    wide = torch.stack((block * _BLOCK, begin * _BLOCK, end * _BLOCK, full)).unsqueeze(2).repeat(1, 1, _BLOCK)
     wide[0] += torch.arange(_BLOCK, device=wide.device)
 
-    at_q, at_k = (some & ~every).nonzero().unbind(1)
-    some, every = _judged(
-        pattern, fine_q.map(lambda t: t[:, at_q].unsqueeze(3)), fine_k.map(lambda t: t[:, at_k].unsqueeze(2))
+    row, at_q, at_k = (some & ~every).nonzero().unbind(1)
+
+    def chosen(t: Tensor, at: Tensor) -> Tensor:
+        return t.expand(rows, -1, -1)[row, at].unsqueeze(0) if apart else t[:, at]
+
+    possible, certain = judge(
+        pattern,
+        fine_q.map(lambda t: chosen(t, at_q).unsqueeze(3)),
+        fine_k.map(lambda t: chosen(t, at_k).unsqueeze(2)),
     )
-    block, row, begin, end, full = _runs(some, every)
+    _, block, line, begin, end, full = _runs(*_together(possible, certain))
     first = at_k[block] * _BLOCK
-    narrow = torch.stack((at_q[block] * _BLOCK + row, first + begin, first + end, full))
-    return _joined(torch.cat((wide.flatten(1), narrow), 1), tile, -(-q.count // tile), k_tile, k.count)
+    narrow = torch.stack(((row * blocks + at_q)[block] * _BLOCK + line, first + begin, first + end, full))
+    runs = torch.cat((wide.flatten(1), narrow), 1)
+    # What lies past the last tile of a row (`Extent.grouped` repeats it) is dropped.
+    tiles, padded = -(-q.count // tile), max(1, blocks * _BLOCK)
+    row, i = runs[0] // padded, runs[0] % padded
+    runs = torch.stack((row * tiles + i, *runs[1:]))[:, i < tiles]
+    return _joined(runs, tile, tiles * (rows if apart else 1), k_tile, k.count)
 
 
-def _judged(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-    """`judge` for all rows of the batch together: (possible in some row, certain in every row)."""
-    possible, certain = judge(pattern, q, k)
-    some = possible.any(0)
-    return some, certain.all(0) & some
+def _together(possible: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
+    """What was judged of every row [B, ...] for all of them [1, ...]: possible in some row, certain in every row."""
+    some = possible.any(0, keepdim=True)
+    return some, certain.all(0, keepdim=True) & some
 
 
 def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
@@ -100,11 +122,7 @@ def _runs(some: Tensor, every: Tensor) -> tuple[Tensor, ...]:
 
 
 def _joined(runs: Tensor, tile: int, tiles: int, width: int, count: int) -> Plan:
-    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined.
-
-    What lies past the last tile (`Extent.grouped` repeats it) is dropped.
-    """
-    runs = runs[:, runs[0] < tiles]
+    """The plan of runs (query tile, first key tile, end, full) [4, R]; neighbours that are alike are joined."""
     i, begin, end, full = runs[:, torch.argsort(runs[0] * (-(-count // width) + 1) + runs[1])]
     new = torch.ones_like(i, dtype=torch.bool)
     new[1:] = (i[1:] != i[:-1]) | (begin[1:] != end[:-1]) | (full[1:] != full[:-1])
