@@ -80,11 +80,12 @@ struct Worker {
         take_rows(b, kv * w.z.group + g, begin, n, queries);
         tile->ahead.nothing();
         if (t + 1 < w.tile_of(split + 1))
-          blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1));
+          blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1),
+                                 blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
         for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
           for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
             bool whole = p.full[r] && p.end[r] - k >= BLOCK;
-            Block block = blocks.get(b, kv, k / BLOCK, keys, !whole);
+            Block block = blocks.get(b, kv, k / BLOCK, keys);
             look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, first, dk, dv);
             uint64_t seen[TILE];
             if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;

@@ -50,26 +50,26 @@ INLINE __m512i pairs_of(vf a, vf b) {
 }
 #endif
 
-// Weights of rows r (and r + 1, HALF) of a group, from their exponents in t.x. Where a level takes four panels, it
-// takes four of a narrower group, too: those behind it are masked.
+// Weights of AT_ONCE of the C panels, from c on, of rows r (and r + 1, HALF) of a group, from their exponents in t.x.
 template <bool HALF, int R, int C>
-INLINE void weigh_rows(BackTile<HALF>& t, const Group& g, int r) {
-  float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
-  vf p[WIDE * N];
-  exp2_only<HALF, WIDE>(p, g.bits[r], x);
-  UNROLL for (int i = 0; i < C * N; i++) store(x + i * W, p[i]);
+INLINE void weigh_rows(BackTile<HALF>& t, const Group& g, int r, int c) {
+  float* x = t.x + (g.row + r) * BLOCK + (g.first + c) * UNIT;
+  vf p[AT_ONCE<HALF> * N];
+  const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
+  exp2_only<HALF>(p, g.bits[r] + c, x);
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) store(x + i * W, p[i]);
+  float* to = t.p + (HALF ? (g.row + r) / 2 : g.row + r) * BLOCK + (g.first + c) * UNIT;
   if (!HALF) {
-    UNROLL for (int i = 0; i < C * N; i++) store(t.p + (g.row + r) * BLOCK + g.first * UNIT + i * W, p[i]);
+    UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) store(to + i * W, p[i]);
     return;
   }
 #if HEADWAY_LEVEL >= 3
-  vf next[WIDE * N] = {};
+  vf next[AT_ONCE<HALF> * N] = {};
   if (R > 1) {
-    exp2_only<HALF, WIDE>(next, g.bits[r + 1], x + BLOCK);
-    UNROLL for (int i = 0; i < C * N; i++) store(x + BLOCK + i * W, next[i]);
+    exp2_only<HALF>(next, g.bits[r + 1] + c, x + BLOCK);
+    UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count; i++) store(x + BLOCK + i * W, next[i]);
   }
-  UNROLL for (int i = 0; i < C; i++)
-    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + i) * UNIT, pairs_of(p[i], next[i]));
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> && i < count; i++) _mm512_store_si512(to + i * UNIT, pairs_of(p[i], next[i]));
 #endif
 }
 
@@ -97,7 +97,9 @@ template <bool HALF, int R, int C, bool EXTRA>
 __attribute__((noinline)) void scores_of(BackTile<HALF>& t, const Group& g, const Block& block, const Extra* extra) {
   int64_t q_step = whole_units(t.z.d);
   vf s[R][C * N] = {};
-  product<HALF, R, C>(s, t.q + g.row * q_step, q_step, 1, block.k_panels + g.first * UNIT, BLOCK, t.z.d);
+  const float* k[C];
+  UNROLL for (int i = 0; i < C; i++) k[i] = block.k_panels + (g.first + i) * UNIT;
+  product<HALF, R, C>(s, t.q + g.row * q_step, q_step, 1, k, BLOCK, t.z.d);
   vf unit = splat(t.unit);
   UNROLL for (int r = 0; r < R; r++) {
     float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
@@ -119,15 +121,19 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   const Sizes& z = t.z;
   int64_t g_step = whole_units(z.dv);
   vf ds[R][C * N] = {};
-  const float *d_out = t.g + g.row * g_step, *v = block.v_panels + g.first * UNIT;
-  constexpr int AT_ONCE = HALF ? 2 : 1, EACH = 8;
-  int done = 0, weighed = 0;
-  for (; weighed < R && done + EACH <= z.dv; weighed += AT_ONCE, done += EACH, d_out += EACH, v += EACH * BLOCK) {
+  const float *d_out = t.g + g.row * g_step, *v[C];
+  UNROLL for (int i = 0; i < C; i++) v[i] = block.v_panels + (g.first + i) * UNIT;
+  constexpr int ROWS_EACH = HALF && R > 1 ? 2 : 1, EACH = HALF ? 4 : 8;  // steps between two pieces of exponentials
+  int done = 0, r = 0, c = 0;
+#define WEIGH_NEXT (weigh_rows<HALF, R, C>(t, g, r, c), c += AT_ONCE<HALF>, c < C || (c = 0, r += ROWS_EACH))
+  for (; r < R && done + EACH <= z.dv; done += EACH, d_out += EACH) {
     product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, EACH);
-    weigh_rows<HALF, R, C>(t, g, weighed);
+    UNROLL for (int i = 0; i < C; i++) v[i] += EACH * BLOCK;
+    WEIGH_NEXT;
   }
   product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, z.dv - done);
-  for (; weighed < R; weighed += AT_ONCE) weigh_rows<HALF, R, C>(t, g, weighed);
+  while (r < R) WEIGH_NEXT;
+#undef WEIGH_NEXT
   if (EXTRA) drop_weights<HALF, R, C>(t, g, extra, ds);
   int at = g.row * BLOCK + g.first * UNIT;
   UNROLL for (int r = 0; r < R; r++) {
@@ -164,13 +170,14 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
 // Pass 3: dQ.
 template <bool HALF, int R>
 __attribute__((noinline)) void queries_of(BackTile<HALF>& t, const Group& g, const Block& block) {
-  int wide = t.z.wide_d, at = g.row * BLOCK + g.first * UNIT, step = HALF ? BLOCK / 2 : BLOCK;
-  const float *a = HALF ? t.of_row + at / 2 : t.ds + at, *k = block.k_rows + (int64_t)g.first * t.z.steps * wide;
+  int wide = t.z.wide_d, at = g.row * BLOCK + g.first * UNIT;
+  const float *a = HALF ? t.of_row + at / 2 : t.ds + at, *k[4];
+  for (int i = 0; i < 4; i++) k[i] = block.k_rows + (int64_t)(g.first + i) * t.z.steps * wide;
   float* dq = t.dq + (int64_t)g.row * wide;
   if (g.masked && __builtin_expect(!block.k_finite, 0))
-    seen_only<HALF>(dq, wide, a, step, R, g.panels, g.bits, k, wide);
+    seen_only<HALF>(dq, a, R, g.panels, g.bits, k, wide);
   else
-    add_rows<HALF, R>(dq, wide, a, step, 1, k, wide, g.panels * t.z.steps);
+    add_rows<HALF, R>(dq, a, HALF ? BLOCK / 2 : BLOCK, 1, k, wide, 1, g.panels * t.z.steps);
 }
 
 // dV and dK of the block's keys from all rows of the tile; panels that the same rows have touched together.
@@ -187,11 +194,11 @@ INLINE void keys_of(BackTile<HALF>& t, float* dk, float* dv) {
       if (__builtin_expect(t.g_finite, 1))
         add_transposed<HALF>(dv + key * t.z.wide_dv, w, g, t.z.wide_dv, keys, steps);
       else
-        add_transposed_careful<HALF>(dv + key * t.z.wide_dv, w, g, t.z.wide_dv, keys, steps * by);
+        add_transposed_careful<HALF>(dv + key * t.z.wide_dv, w, g, t.z.wide_dv, keys, steps);
       if (__builtin_expect(t.q_finite, 1))
         add_transposed<HALF>(dk + key * t.z.wide_d, ds, q, t.z.wide_d, keys, steps);
       else
-        add_transposed_careful<HALF>(dk + key * t.z.wide_d, ds, q, t.z.wide_d, keys, steps * by);
+        add_transposed_careful<HALF>(dk + key * t.z.wide_d, ds, q, t.z.wide_d, keys, steps);
     }
     p = end;
   }

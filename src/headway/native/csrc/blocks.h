@@ -53,12 +53,17 @@ struct Block {
   bool k_finite, v_finite;
 };
 
+INLINE int64_t blocks_of(const headway_plan& p, int64_t tile) {
+  int64_t blocks = 0;
+  for (int32_t r = p.first[tile]; r < p.first[tile + 1]; r++) blocks += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+  return blocks;
+}
+
 // The most blocks that a tile reads, and two: with room for so many, packed blocks stay while tiles share them.
 INLINE int64_t most_blocks(const headway_plan& p) {
   int64_t most = 1;
   for (int64_t t = 0; t < p.rows * p.tiles; t++) {
-    int64_t blocks = 0;
-    for (int32_t r = p.first[t]; r < p.first[t + 1]; r++) blocks += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+    int64_t blocks = blocks_of(p, t);
     most = blocks > most ? blocks : most;
   }
   return most + 2;
@@ -83,7 +88,7 @@ struct Ahead {
   } spans[3];
   struct Cursor {
     Rows rows;
-    int64_t place, end;
+    int64_t place, end, each;  // each: rows per group
   } next[3];
 
   void nothing() {
@@ -93,13 +98,15 @@ struct Ahead {
   void span(int which, const float* from, int64_t size, int64_t groups) {
     spans[which] = {from, from + size, size / 16 / groups + 1};
   }
-  void rows(int which, const Rows& r, int64_t begin, int64_t stop) { next[which] = {r, begin, stop}; }
+  void rows(int which, const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
+    next[which] = {r, begin, stop, (stop - begin) / groups + 1};
+  }
 
   void some() {
     for (Span& s : spans)
       for (int64_t i = 0; i < s.lines && s.at < s.end; i++, s.at += 16) __builtin_prefetch(s.at, 0, 2);
     for (Cursor& c : next)
-      if (c.place < c.end) {
+      for (int64_t n = 0; n < c.each && c.place < c.end; n++) {
         const char* row = c.rows.at(c.place++);
         int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
@@ -115,6 +122,8 @@ struct Blocks {
   int64_t capacity, piece_k, piece_v;
   float *data, *rows;
   int64_t* tags;
+  uint32_t* used;  // when the place was last handed out
+  uint32_t now = 0;
   uint8_t* finite;
   bool streams;  // a few queries: what counts is how fast keys and values are read
 
@@ -130,15 +139,17 @@ struct Blocks {
     data = floats(capacity * size());
     rows = floats(UNIT * widest);
     tags = (int64_t*)calloc((size_t)capacity, 8);
+    used = (uint32_t*)calloc((size_t)capacity, 4);
     finite = (uint8_t*)calloc((size_t)capacity, 1);
   }
   ~Blocks() {
     free(data);
     free(rows);
     free(tags);
+    free(used);
     free(finite);
   }
-  bool ready() const { return data && rows && tags && finite; }
+  bool ready() const { return data && rows && tags && used && finite; }
   int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
 
   // Has block n, if it is packed, fetched while `groups` groups of rows are computed.
@@ -147,29 +158,28 @@ struct Blocks {
     to.span(0, data + (n & (capacity - 1)) * size(), packed ? size() : 0, groups);
   }
   // Has rows of keys and values fetched before they are packed.
-  void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end) const {
-    to.rows(0, key_rows(b, kv, keys), begin, end < keys.count ? end : keys.count);
-    to.rows(1, value_rows(b, kv, keys), begin, end < keys.count ? end : keys.count);
+  void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end,
+                       int64_t groups) const {
+    to.rows(0, key_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
+    to.rows(1, value_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
   }
 
-  // Will `get` pack, and so overwrite what lies in the place of this block?
-  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
+  // What is handed out from now on must stay.
+  void start() { now++; }
+  // Would `get` overwrite what must stay?
+  bool collides(int64_t b, int64_t kv, int64_t n) const { return used[n & (capacity - 1)] == now && misses(b, kv, n); }
 
-  // `masked`: some pairs of the block are not seen, so it matters whether it holds numbers only.
-  Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys, bool masked) {
+  Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys) {
     int64_t at = n & (capacity - 1), tag = tag_of(b, kv, n);
     float* to = data + at * size();
-    if (tags[at] != tag) {
-      tags[at] = tag, finite[at] = UNKNOWN;
-      pack(b, kv, n, keys, to);
-    }
-    if (masked && finite[at] == UNKNOWN) finite[at] = numbers(b, kv, n, keys);
+    used[at] = now;
+    if (tags[at] != tag) tags[at] = tag, finite[at] = pack(b, kv, n, keys, to);
     const float* v = to + piece_k;
     return {to, BACKWARD ? nullptr : v, v, v + piece_v, (finite[at] & 1) != 0, (finite[at] & 2) != 0};
   }
 
  private:
-  static constexpr uint8_t UNKNOWN = 4;
+  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
 
   Rows key_rows(int64_t b, int64_t kv, const Tokens& keys) const {
     const float* scale = c.k_scale ? c.k_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
@@ -182,21 +192,28 @@ struct Blocks {
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 
-  void pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
+  // Answers in bit 0 whether the keys of the block are numbers (asked for by the backward only), in bit 1 the values.
+  uint8_t pack(int64_t b, int64_t kv, int64_t n, const Tokens& keys, float* to) {
     Rows k = key_rows(b, kv, keys), v = value_rows(b, kv, keys);
     float* v_to = to + piece_k;
+    vi bad_k = {}, bad_v = {};
     for (int p = 0; p < BLOCK / UNIT; p++) {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
       int64_t step = take(k, begin, keys);
       pack_panel(rows, step, z.d, to + p * UNIT);
-      if (BACKWARD) pack_rows<HALF>(rows, step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
+      if (BACKWARD) {
+        pack_rows<HALF>(rows, step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
+        bad_k |= not_numbers<HALF>(rows, (int)(UNIT * step));
+      }
       step = take(v, begin, keys);
+      bad_v |= not_numbers<HALF>(rows, (int)(UNIT * step));
       if (BACKWARD)
         pack_panel(rows, step, z.dv, v_to + p * UNIT);
       else
         pack_rows<HALF>(rows, step, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }
+    return (uint8_t)(!bits_of(bad_k) | !bits_of(bad_v) << 1);
   }
 
   // 16 rows from `begin` on into `rows`, 0 where there is none; answers how many words a row has there.
@@ -218,23 +235,6 @@ struct Blocks {
   // What lies two pages further on (inlined by force: compilers take a function that only prefetches for empty).
   __attribute__((always_inline)) static void fetch_further(const char* row, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i + 8192);
-  }
-
-  // Bit 0: the keys of the block are numbers, bit 1: the values are.
-  uint8_t numbers(int64_t b, int64_t kv, int64_t n, const Tokens& keys) const {
-    uint8_t result = 0;
-    for (int which = 0; which < 2; which++) {
-      Rows r = which ? value_rows(b, kv, keys) : key_rows(b, kv, keys);
-      int width = whole_units(words_of(HALF, r.width));
-      vi bad = {};
-      for (int64_t i = n * BLOCK; i < (n + 1) * BLOCK && i < keys.count; i++)
-        if (keys.index[i] >= 0) {
-          read_words<HALF>(r, i, rows);
-          bad |= not_numbers<HALF>(rows, width);
-        }
-      if (!bits_of(bad)) result |= 1 << which;
-    }
-    return result;
   }
 };
 

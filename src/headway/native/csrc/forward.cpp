@@ -14,14 +14,16 @@ struct Work {
   const headway_call& c;
   Sizes z;
   int64_t chunks, per_chunk, parts, items;
-  float* partial;  // [item][row of the tile]: top, sum, rounded, out[wide_dv]; only when parts > 1
+  float* partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
 
   explicit Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), partial(nullptr) {
     int64_t heads = c.batch * c.kv_heads, tiles = c.plan.tiles;
-    per_chunk = (1023 + c.plan.tile) / c.plan.tile;
+    // Keys that chunks share are packed once for each: so few chunks, but enough for every thread to find work.
+    int64_t least = (1023 + c.plan.tile) / c.plan.tile, fair = tiles * heads / (c.threads * 8);
+    per_chunk = fair > least ? fair : least;
     chunks = (tiles + per_chunk - 1) / per_chunk;
     parts = 1;
     if (chunks == 1 && c.queries.count * z.group <= TILE && heads < 32 && !c.score_count && !(c.dropout > 0))
@@ -77,17 +79,14 @@ struct Worker {
       if (at_once < 1) at_once = 1;
       for (int64_t g = 0; g < w.z.group; g += at_once) {
         int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
-        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part);
-        if (w.parts > 1)
-          keep(w.partial + (item * w.partial_rows() + g * (end - begin)) * w.partial_row());
-        else
-          write(b, queries);
+        float* partial = w.partial + (item * w.partial_rows() + g * (end - begin)) * w.partial_row();
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part, partial);
       }
     }
   }
 
   void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
-                const Tokens& queries, const Tokens& keys, int64_t part) {
+                const Tokens& queries, const Tokens& keys, int64_t part, float* partial) {
     Tile<HALF>& x = *tile;
     int64_t width = whole_units(w.z.d), n = end - begin;
     for (int64_t h = 0; h < heads; h++) {
@@ -98,28 +97,55 @@ struct Worker {
                          x.q + (h * n + i) * width);
       }
     }
-    x.reset((int)(heads * n));
+    x.ahead.nothing();
+    if (t + 1 < c.plan.tiles && w.parts == 1) look_ahead(b, kv, t, end, head, (heads * n + ROWS - 1) / ROWS, queries, keys);
+    bool again = false, due[TILE];
+    for (int r = 0; r < heads * n; r++) due[r] = true;
+    for (int exact = 0; exact <= again; exact++) {
+      x.reset((int)(heads * n), exact);
+      read_blocks(b, kv, t, begin, n, queries, keys, part);
+      x.add_up();
+      bool now[TILE];
+      for (int r = 0; r < heads * n; r++) {
+        now[r] = due[r] && (exact || !x.lost(r));
+        due[r] &= !now[r], again |= due[r];
+      }
+      if (w.parts > 1)
+        keep(partial, now);
+      else
+        write(b, queries, now);
+    }
+  }
+
+  // The rows of keys, values and queries that the next tile reads first.
+  void look_ahead(int64_t b, int64_t kv, int64_t t, int64_t end, int64_t head, int64_t groups, const Tokens& queries,
+                  const Tokens& keys) {
+    const headway_plan& p = c.plan;
+    int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t, stop = end + p.tile < queries.count ? end + p.tile : queries.count;
+    groups = blocks_of(p, at) * groups + 1;
+    blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1), groups);
+    tile->ahead.rows(2, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
+  }
+
+  // The tile against part `part` of its blocks.
+  void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& queries,
+                   const Tokens& keys, int64_t part) {
+    Tile<HALF>& x = *tile;
     Program program{c.program, c.instructions};
     const headway_plan& p = c.plan;
     int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
-    x.ahead.nothing();
-    if (t + 1 < p.tiles && w.parts == 1) {
-      blocks.look_ahead_rows(x.ahead, b, kv, keys, reached(p, at), reached(p, at + 1));
-      int64_t stop = end + p.tile < queries.count ? end + p.tile : queries.count;
-      x.ahead.rows(2, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop);
-    }
     int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
     if (w.parts > 1) {
-      int64_t all = 0;
-      for (int32_t r = p.first[at]; r < p.first[at + 1]; r++) all += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;
+      int64_t all = blocks_of(p, at);
       first = all * part / w.parts, last = all * (part + 1) / w.parts;
     }
+    blocks.start();
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
         if (seen_blocks < first || seen_blocks >= last) continue;
-        if (x.wait.rows && blocks.misses(b, kv, k / BLOCK)) finish(x, extra_steps ? &extra : nullptr);
+        if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
-        Block block = blocks.get(b, kv, k / BLOCK, keys, !whole);
+        Block block = blocks.get(b, kv, k / BLOCK, keys);
         blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, (x.count + ROWS - 1) / ROWS);
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
@@ -135,30 +161,37 @@ struct Worker {
           block_of<HALF, false>(x, block, whole ? nullptr : seen, nullptr);
         if (extra_steps) finish(x, &extra);
       }
-    finish(x, nullptr);
+    flush(x);
   }
 
-  void write(int64_t b, const Tokens& queries) const {
+  void write(int64_t b, const Tokens& queries, const bool* now) const {
     const Tile<HALF>& x = *tile;
+    alignas(64) float lse[TILE], inverse[TILE];
+    for (int r = 0; r < x.count; r += W) {
+      vf total = load(x.total + r), whole = load(x.whole + r);
+      vi none = total == 0.0f;
+      vf value = (load(x.top + r) * x.unit + log2_of(total)) * LN2;
+      store(lse + r, (vf)(((vi)value & ~none) | ((vi)splat(-INFINITY) & none)));
+      store(inverse + r, (vf)((vi)(1.0f / whole) & (whole != 0.0f)));
+    }
     for (int r = 0; r < x.count; r++)
-      write_row(c, b, x.rows[r].head, queries.slot(x.rows[r].place), x.top[r] * x.unit, sum_of(load(x.sum[r])),
-                HALF ? sum_of(load(x.rounded[r])) : 0, HALF, x.out + (int64_t)r * w.z.wide_dv);
+      if (now[r]) write_row(c, b, x.rows[r].head, queries.slot(x.rows[r].place), lse[r], inverse[r],
+                x.out + (int64_t)r * w.z.wide_dv);
   }
 
-  static void write_row(const headway_call& c, int64_t b, int64_t head, int64_t slot, float top, float sum,
-                        float rounded, bool half, const float* out) {
-    float by = half ? rounded : sum;
-    float inverse = by == 0 ? 0 : 1 / by;
-    c.lse[(b * c.heads + head) * c.queries.count + slot] = sum == 0 ? -INFINITY : (top + log2f(sum)) * LN2;
+  static void write_row(const headway_call& c, int64_t b, int64_t head, int64_t slot, float lse, float inverse,
+                        const float* out) {
+    c.lse[(b * c.heads + head) * c.queries.count + slot] = lse;
     write_words(c.out, c.type, b, head, slot, out, (int)c.dim_v, inverse);
   }
 
-  void keep(float* to) const {
+  void keep(float* to, const bool* now) const {
     const Tile<HALF>& x = *tile;
     for (int r = 0; r < x.count; r++, to += w.partial_row()) {
+      if (!now[r]) continue;
       to[0] = x.top[r] * x.unit;
-      to[1] = sum_of(load(x.sum[r]));
-      to[2] = HALF ? sum_of(load(x.rounded[r])) : 0;
+      to[1] = x.total[r];
+      to[2] = x.whole[r];
       memcpy(to + 3, x.out + (int64_t)r * w.z.wide_dv, (size_t)w.z.wide_dv * 4);
     }
   }
@@ -167,22 +200,23 @@ struct Worker {
 // Merges the parts of one row: exact, in the order of the keys.
 template <bool HALF>
 void merge(const Work& w, int64_t item, int64_t r, float* out) {
-  float top = -INFINITY, sum = 0, rounded = 0;
+  float top = -INFINITY, total = 0, whole = 0;
   int64_t step = w.partial_rows() * w.partial_row();
   const float* from = w.partial + item * step + r * w.partial_row();
-  for (int64_t p = 0; p < w.parts; p++) top = from[p * step] > top ? from[p * step] : top;
+  for (int64_t p = 0; p < w.parts; p++)
+    if (from[p * step + 1] != 0) top = from[p * step] > top ? from[p * step] : top;
   memset(out, 0, (size_t)w.z.wide_dv * 4);
   for (int64_t p = 0; p < w.parts; p++) {
     const float* x = from + p * step;
     if (x[1] == 0) continue;
     float by = exp2f(x[0] - top);
-    sum += x[1] * by, rounded += x[2] * by;
+    total += x[1] * by, whole += x[2] * by;
     for (int i = 0; i < w.z.wide_dv; i++) out[i] += x[3 + i] * by;
   }
   int64_t head = item / w.parts, b = head / w.c.kv_heads, n = w.c.queries.count;
   Tokens queries = Tokens::of(w.c.queries, b);
-  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n), top, sum, rounded, HALF,
-                          out);
+  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
+                          total == 0 ? -INFINITY : (top + log2f(total)) * LN2, whole == 0 ? 0 : 1 / whole, out);
 }
 
 template <bool HALF>

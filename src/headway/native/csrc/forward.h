@@ -2,6 +2,9 @@
 //
 // The exponentials of one group of rows are computed between the products of the next one, so that the units that
 // multiply never wait for them: `advance` is scores(group n) with exp2(group n - 1), then values(group n - 1).
+//
+// Blocks that a group sees whole are taken at once. Of the others it takes the panels that some of its rows sees,
+// and keeps them until there are four, of whichever blocks: narrow products would leave the units idle.
 #pragma once
 #include "blocks.h"
 #include "product.h"
@@ -9,14 +12,31 @@
 
 namespace {
 
-constexpr float STALE = 8.0f;  // the maximum is renewed when a score exceeds it by 2^8
+// Every row starts with a maximum of 0: any reference within the range of a float is exact. It is raised to the true
+// one when a score exceeds it by 2^8; a sum below 2^-60 shows that it was too high: such a row is computed again from
+// its true maximum.
+constexpr float STALE = 8.0f, LOST = 0x1p-60f;
+
+// What a group of rows sees next: up to four panels of keys, of one block or of several.
+struct Panels {
+  int count, first;  // first: in the block, where they follow one another
+  bool careful;      // some value may be NaN, and some key is masked
+  const float *k[4], *v[4];
+  uint16_t bits[ROWS][4];  // the keys that each row sees
+};
+
+// Panels of edge blocks that wait until there are four.
+struct Waiting {
+  int count;
+  bool careful;
+  const float *k[7], *v[7];
+  uint16_t bits[7][ROWS];
+};
 
 // Scores of a group of rows that wait to become weights.
 struct Pending {
-  int rows = 0, row;       // rows 0: none
-  int first, panels;       // of the block
-  const float* v_rows;
-  bool careful;  // some value may be NaN, and some key is masked
+  int rows, row;  // rows 0: none
+  Panels of;
 };
 
 template <bool HALF>
@@ -24,86 +44,102 @@ struct Tile {
   Sizes z;
   int count;
   float unit;  // base-2 exponent per raw score
-  Pending wait;
   Ahead ahead;
   Row rows[TILE];
   float top[TILE], limit[TILE], down[TILE];
-  uint16_t bits[ROWS][4];                    // of the pending scores
+  alignas(64) float total[TILE], whole[TILE];  // of sum, and of what weights of values must be divided by
+  bool sees[TILE];  // the row has seen some key
+  Pending pending;
+  Waiting waiting[TILE / 2];                 // of the group that starts with row 2 i
   alignas(64) float sum[TILE][W], rounded[TILE][W];
   alignas(64) float s[ROWS * BLOCK];         // pending exponents [row][64]
   alignas(64) float p[ROWS * BLOCK];         // weights [row][64], as words
   float *q, *out;  // [rows][words], [rows][columns of values]
 
-  void reset(int rows_now) {
+  // exact: every row starts from the maximum of what it sees first.
+  void reset(int rows_now, bool exact) {
     count = rows_now;
-    wait.rows = 0;
-    for (int r = 0; r < count; r++) top[r] = limit[r] = -INFINITY, down[r] = INFINITY;
-    memset(sum, 0, sizeof sum);
-    memset(rounded, 0, sizeof rounded);
+    pending.rows = 0;
+    for (int r = 0; r < count; r++) {
+      top[r] = exact ? -INFINITY : 0;
+      limit[r] = exact ? -INFINITY : limit_of(0);
+      down[r] = exact ? INFINITY : 0;
+      sees[r] = false;
+    }
+    for (Waiting& w : waiting) w.count = 0;
+    memset(sum, 0, sizeof *sum * whole_units(count));
+    memset(rounded, 0, sizeof *rounded * whole_units(count));
     memset(out, 0, (size_t)count * z.wide_dv * 4);
   }
+  float limit_of(float maximum) const { return unit > 0 ? maximum + STALE / unit : INFINITY; }
+
+  void add_up() {
+    for (int r = 0; r < count; r += UNIT) {
+      sums_of(sum + r, total + r);
+      if (HALF) sums_of(rounded + r, whole + r);
+    }
+    if (!HALF) memcpy(whole, total, sizeof whole);
+  }
+  bool lost(int r) const { return sees[r] && total[r] < LOST; }
 };
 
-// Weights of row r of the pending scores: 2^s where the bit is set, else 0; sums on the way.
+// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s where the bit is set, else 0; sums on
+// the way.
 template <bool HALF>
-INLINE void weigh(Tile<HALF>& t, int r) {
-  constexpr int C = WIDE;
-  int row = t.wait.row + r;
-  vf p[C * N];
-  exp2_only<HALF, C>(p, t.bits[r], t.s + r * BLOCK);
+INLINE void weigh(Tile<HALF>& t, int r, int c) {
+  int row = t.pending.row + r;
+  vf p[AT_ONCE<HALF> * N];
+  exp2_only<HALF>(p, t.pending.of.bits[r] + c, t.s + r * BLOCK + c * UNIT);
+  vf total = p[0];
+  UNROLL for (int i = 1; i < AT_ONCE<HALF> * N; i++) total += p[i];
+  store(t.sum[row], load(t.sum[row]) + total);
 #if HEADWAY_LEVEL >= 3
   if (HALF) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-    __m512bh low = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
-    __m512bh high = _mm512_cvtne2ps_pbh((__m512)p[3], (__m512)p[2]);
-    store(t.sum[row], load(t.sum[row]) + ((p[0] + p[1]) + (p[2] + p[3])));
-    _mm512_store_si512((uint16_t*)t.p + r * BLOCK, (__m512i)low);
-    _mm512_store_si512((uint16_t*)t.p + r * BLOCK + 32, (__m512i)high);
-    __m512 whole = _mm512_dpbf16_ps((__m512)load(t.rounded[row]), low, ones);
-    store(t.rounded[row], (vf)_mm512_dpbf16_ps(whole, high, ones));
+    __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
+    _mm512_store_si512((uint16_t*)t.p + r * BLOCK + c * UNIT, (__m512i)pairs);
+    store(t.rounded[row], (vf)_mm512_dpbf16_ps((__m512)load(t.rounded[row]), pairs, ones));
     return;
   }
 #endif
-  vf total = p[0];
-  UNROLL for (int i = 1; i < C * N; i++) total += p[i];
-  store(t.sum[row], load(t.sum[row]) + total);
-  UNROLL for (int i = 0; i < C * N; i++) store(t.p + r * BLOCK + i * W, p[i]);
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) store(t.p + r * BLOCK + c * UNIT + i * W, p[i]);
 }
 
 // The pending weights times their values.
 template <bool HALF, int R>
 __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
-  const Pending& w = t.wait;
+  const Panels& of = t.pending.of;
   int wide = t.z.wide_dv;
-  float* out = t.out + (int64_t)w.row * wide;
-  const float* v = w.v_rows + (int64_t)w.first * t.z.steps * wide;
-  if (__builtin_expect(w.careful, 0))
-    seen_only<HALF>(out, wide, t.p, HALF ? BLOCK / 2 : BLOCK, R, w.panels, t.bits, v, wide);
+  float* out = t.out + (int64_t)t.pending.row * wide;
+  if (__builtin_expect(of.careful, 0))
+    seen_only<HALF>(out, t.p, R, of.count, of.bits, of.v, wide);
   else
-    add_rows<HALF, R>(out, wide, t.p, HALF ? BLOCK / 2 : BLOCK, 1, v, wide, w.panels * t.z.steps);
+    add_rows<HALF, R>(out, t.p, HALF ? BLOCK / 2 : BLOCK, 1, of.v, wide, of.count, HALF ? UNIT / 2 : UNIT);
 }
 
 template <bool HALF>
 INLINE void settle(Tile<HALF>& t) {
-  switch (t.wait.rows) {
+  switch (t.pending.rows) {
     case 6: settle_rows<HALF, ROWS>(t); break;
     case 4: settle_rows<HALF, ROWS >= 4 ? 4 : 1>(t); break;
     case 2: settle_rows<HALF, 2>(t); break;
     case 1: settle_rows<HALF, 1>(t); break;
   }
-  t.wait.rows = 0;
+  t.pending.rows = 0;
 }
 
-// Everything that waits, without anything to hide it behind.
+// What is pending, without anything to hide it behind.
 template <bool HALF>
 __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
-  for (int r = 0; r < t.wait.rows; r++) weigh(t, r);
+  const Panels& of = t.pending.of;
+  for (int r = 0; r < t.pending.rows; r++)
+    for (int c = 0; c < of.count; c += AT_ONCE<HALF>) weigh(t, r, c);
   if (extra && extra->drops())
-    for (int r = 0; r < t.wait.rows; r++) {
-      const Row& row = t.rows[t.wait.row + r];
+    for (int r = 0; r < t.pending.rows; r++) {
+      const Row& row = t.rows[t.pending.row + r];
       float factors[BLOCK];
-      extra->keep(row.head, row.place, t.wait.first, t.wait.panels, factors);
-      for (int i = 0; i < t.wait.panels * UNIT; i++) {
+      extra->keep(row.head, row.place, of.first, of.count, factors);
+      for (int i = 0; i < of.count * UNIT; i++) {
         if (HALF) {
           uint16_t* p = (uint16_t*)t.p + r * BLOCK + i;
           *p = to_bf16(from_bf16(*p) * factors[i]);
@@ -115,8 +151,8 @@ __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   settle(t);
 }
 
-// Renews the maximum of rows whose scores have left the range of the old one; what waits is settled before, since
-// it may be of the same rows.
+// Renews the maximum of rows whose scores have left the range of the old one; what is pending is settled before,
+// since it may be of the same rows.
 template <bool HALF>
 __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, const vf* most) {
   settle(t);
@@ -128,7 +164,7 @@ __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, con
     float shrink = empty ? 0.0f : exp2f((t.top[at] - now) * t.unit);
     t.top[at] = now;
     t.down[at] = -now * t.unit;
-    t.limit[at] = t.unit > 0 ? now + STALE / t.unit : INFINITY;
+    t.limit[at] = t.limit_of(now);
     if (empty) continue;
     float* out = t.out + (int64_t)at * t.z.wide_dv;
     for (int i = 0; i < t.z.wide_dv; i += W) store(out + i, load(out + i) * shrink);
@@ -137,32 +173,35 @@ __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, con
   }
 }
 
-// Scores of R rows from `row` against C panels of a block, which then wait; what waited before is settled.
-// `bits` [R][C]: the keys that each row sees (MASKED).
+// Scores of R rows from `row` against C panels, which are then pending; what was so before is settled.
 template <bool HALF, int R, int C, bool MASKED, bool EXTRA>
-__attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Block& block, int first,
-                                       const uint16_t (*bits)[4], const Extra* extra) {
+__attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of, const Extra* extra) {
   const Sizes& z = t.z;
   vf acc[R][C * N] = {};
-  const float* k = block.k_panels + first * UNIT;
+  const float* k[C];
+  UNROLL for (int i = 0; i < C; i++) k[i] = of.k[i];
   int64_t q_step = whole_units(z.d);
   const float* q = t.q + row * q_step;
-  constexpr int EACH = HALF ? 4 : 8;  // steps of the product between two rows of exponentials
-  int waits = 0, done = 0;
-  for (; waits < t.wait.rows && done + EACH <= z.d; waits++, done += EACH, q += EACH, k += EACH * BLOCK) {
+  constexpr int EACH = HALF ? 2 : 8;  // steps of the product between two pieces of exponentials
+  int before = t.pending.of.count, pieces = t.pending.rows * ((before + AT_ONCE<HALF> - 1) / AT_ONCE<HALF>), done = 0;
+  int r = 0, c = 0;
+#define WEIGH_NEXT (weigh(t, r, c), c += AT_ONCE<HALF>, c < before || (c = 0, r++), pieces--)
+  for (; pieces && done + EACH <= z.d; done += EACH, q += EACH) {
     product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, EACH);
-    weigh(t, waits);
+    UNROLL for (int i = 0; i < C; i++) k[i] += EACH * BLOCK;
+    WEIGH_NEXT;
   }
   product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, z.d - done);
-  for (; waits < t.wait.rows; waits++) weigh(t, waits);
+  while (pieces) WEIGH_NEXT;
+#undef WEIGH_NEXT
 
   if (EXTRA && extra->c->score_count) {
     alignas(64) float s[R][C * UNIT];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(&s[r][i * W], acc[r][i]);
-    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, first, C, s[r]);
+    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, of.first, C, s[r]);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(&s[r][i * W]);
   }
-#define SEEN(r, i, x) (MASKED ? where((uint32_t)(bits[r][(i) / N] >> ((i) % N * W)), x, splat(-INFINITY)) : x)
+#define SEEN(r, i, x) (MASKED ? where((uint32_t)(of.bits[r][(i) / N] >> ((i) % N * W)), x, splat(-INFINITY)) : x)
   uint32_t over = 0;
   vf most[R];
   UNROLL for (int r = 0; r < R; r++) {
@@ -177,60 +216,128 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Block& bloc
   UNROLL for (int r = 0; r < R; r++) {
     vf down = splat(t.down[row + r]);
     UNROLL for (int i = 0; i < C * N; i++) store(t.s + r * BLOCK + i * W, acc[r][i] * unit + down);
-    UNROLL for (int c = 0; c < 4; c++) t.bits[r][c] = c >= C ? 0 : MASKED ? bits[r][c] : 0xFFFF;
   }
-  t.wait = {R, row, first, C, block.v_rows, MASKED && !block.v_finite};
+  t.pending = {R, row, of};
 }
 
+// R rows against their next panels, whatever their number.
 template <bool HALF, int R, bool MASKED, bool EXTRA>
-INLINE void panels_of(Tile<HALF>& t, int row, const Block& block, int first, int count,
-                      const uint16_t (*bits)[4], const Extra* extra) {
-  if (WIDE == 4) {
-    if (EXTRA) finish(t, extra);
-    switch (count) {
-      case 4: return advance<HALF, R, WIDE, MASKED, EXTRA>(t, row, block, first, bits, extra);
-      case 3: return advance<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, block, first, bits, extra);
-      case 2: return advance<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, block, first, bits, extra);
-      case 1: return advance<HALF, R, 1, MASKED, EXTRA>(t, row, block, first, bits, extra);
+INLINE void panels_of(Tile<HALF>& t, int row, const Panels& of, const Extra* extra) {
+  if (EXTRA) finish(t, extra);
+  switch (of.count) {
+    case 4: return advance<HALF, R, WIDE == 4 ? 4 : 1, MASKED, EXTRA>(t, row, of, extra);
+    case 3: return advance<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, of, extra);
+    case 2: return advance<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, of, extra);
+    case 1: return advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, extra);
+  }
+}
+
+// Up to four of the panels of a group that wait.
+template <bool HALF, int R>
+INLINE void take_waiting(Tile<HALF>& t, int row) {
+  Waiting& w = t.waiting[row / 2];
+  Panels of;
+  of.count = w.count < WIDE ? w.count : WIDE, of.first = 0, of.careful = w.careful;
+  for (int i = 0; i < 4; i++) {
+    bool there = i < of.count;
+    of.k[i] = w.k[i], of.v[i] = w.v[i];
+    for (int r = 0; r < R; r++) of.bits[r][i] = there ? w.bits[i][r] : 0;
+  }
+  w.count -= of.count;
+  for (int i = 0; i < w.count; i++) {
+    w.k[i] = w.k[of.count + i], w.v[i] = w.v[of.count + i];
+    memcpy(w.bits[i], w.bits[of.count + i], sizeof w.bits[i]);
+  }
+  panels_of<HALF, R, true, false>(t, row, of, nullptr);
+}
+
+// R rows against what they see of a block; seen [query] holds the bits, null for all of them. `whole`: the panels of
+// the block.
+template <bool HALF, int R, bool EXTRA>
+INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& whole, const uint64_t* seen,
+                    const Extra* extra) {
+  t.ahead.some();
+  uint64_t of_rows[R], some = 0, all = ALL;
+  if (seen)
+    for (int r = 0; r < R; r++) {
+      of_rows[r] = seen[t.rows[row + r].query];
+      some |= of_rows[r], all &= of_rows[r];
+      t.sees[row + r] |= of_rows[r] != 0;
     }
+  else
+    for (int r = 0; r < R; r++) t.sees[row + r] = true;
+  if (seen && !some) return;
+  if (WIDE == 4 && all == ALL) return panels_of<HALF, R, false, EXTRA>(t, row, whole, extra);
+  if (WIDE == 4 && !EXTRA) {
+    Waiting& w = t.waiting[row / 2];
+    if (!w.count) w.careful = false;
+    w.careful |= !block.v_finite;
+    for (int p = 0; p < 4; p++) {
+      if (!(some >> p * UNIT & 0xFFFF)) continue;
+      w.k[w.count] = whole.k[p], w.v[w.count] = whole.v[p];
+      for (int r = 0; r < R; r++) w.bits[w.count][r] = (uint16_t)(of_rows[r] >> p * UNIT);
+      w.count++;
+    }
+    if (w.count >= 4) take_waiting<HALF, R>(t, row);
     return;
   }
-  for (int c = 0; c < count; c++) {
-    uint16_t one[ROWS][4];
-    if (MASKED)
-      for (int r = 0; r < R; r++) one[r][0] = bits[r][c];
-    advance<HALF, R, 1, MASKED, EXTRA>(t, row, block, first + c, one, extra);
-    if (EXTRA) finish(t, extra);
+  Panels of;
+  Span span = {0, 4, true};
+  if (seen) span = span_of(of_rows, R, of.bits);
+  uint16_t bits[ROWS][4];
+  if (WIDE < 4) memcpy(bits, seen ? of.bits : whole.bits, sizeof bits);
+  for (int c = span.first, step = WIDE < 4 ? 1 : span.count; c < span.first + span.count; c += step) {
+    of.count = step, of.first = c, of.careful = !block.v_finite;
+    for (int i = 0; i < step; i++) of.k[i] = whole.k[c + i], of.v[i] = whole.v[c + i];
+    if (WIDE < 4)
+      for (int r = 0; r < R; r++) of.bits[r][0] = bits[r][c - span.first];
+    if (span.all)
+      panels_of<HALF, R, false, EXTRA>(t, row, of, extra);
+    else
+      panels_of<HALF, R, true, EXTRA>(t, row, of, extra);
   }
 }
 
-// R rows against the panels of a block that some of them sees; seen [query] holds the bits, null for all of them.
-template <bool HALF, int R, bool EXTRA>
-INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const uint64_t* seen, const Extra* extra) {
-  t.ahead.some();
-  if (!seen) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
-  uint64_t of_rows[R];
-  for (int r = 0; r < R; r++) of_rows[r] = seen[t.rows[row + r].query];
-  uint16_t bits[ROWS][4];
-  Span span = span_of(of_rows, R, bits);
-  if (span.count == 0) return;
-  if (span.all) return panels_of<HALF, R, false, EXTRA>(t, row, block, 0, 4, nullptr, extra);
-  panels_of<HALF, R, true, EXTRA>(t, row, block, span.first, span.count, bits, extra);
+// Calls f(rows, row) for each group of rows, with their number known to the compiler.
+template <int R>
+struct Count {
+  static constexpr int value = R;
+};
+template <class F>
+INLINE void each_group(int count, F f) {
+  for (int row = 0, left; (left = count - row) > 0;) {
+    if (ROWS == 6 && left >= 6 && left != 8)
+      f(Count<ROWS>(), row), row += ROWS;
+    else if (ROWS >= 4 && left >= 4)
+      f(Count<ROWS >= 4 ? 4 : 1>(), row), row += 4;
+    else if (left >= 2)
+      f(Count<2>(), row), row += 2;
+    else
+      f(Count<1>(), row), row += 1;
+  }
 }
 
 template <bool HALF, bool EXTRA>
 INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra) {
-  for (int row = 0, left; (left = t.count - row) > 0;) {
-    if (ROWS == 6 && left >= 6 && left != 8) {
-      rows_of<HALF, ROWS, EXTRA>(t, row, block, seen, extra), row += ROWS;
-    } else if (ROWS >= 4 && left >= 4) {
-      rows_of<HALF, ROWS >= 4 ? 4 : 1, EXTRA>(t, row, block, seen, extra), row += 4;
-    } else if (left >= 2) {
-      rows_of<HALF, 2, EXTRA>(t, row, block, seen, extra), row += 2;
-    } else {
-      rows_of<HALF, 1, EXTRA>(t, row, block, seen, extra), row += 1;
-    }
+  Panels whole;
+  whole.count = 4, whole.first = 0, whole.careful = false;
+  for (int p = 0; p < 4; p++) {
+    whole.k[p] = block.k_panels + p * UNIT;
+    whole.v[p] = block.v_rows + p * t.z.steps * t.z.wide_dv;
   }
+  memset(whole.bits, 0xFF, sizeof whole.bits);
+  each_group(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    rows_of<HALF, decltype(rows)::value, EXTRA>(t, row, block, whole, seen, extra);
+  });
+}
+
+// Everything that still waits.
+template <bool HALF>
+__attribute__((noinline)) void flush(Tile<HALF>& t) {
+  each_group(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    while (t.waiting[row / 2].count) take_waiting<HALF, decltype(rows)::value>(t, row);
+  });
+  finish(t, nullptr);
 }
 
 }  // namespace

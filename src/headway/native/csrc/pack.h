@@ -146,6 +146,19 @@ INLINE void transpose16(const float* rows, int64_t step, float* out) {
 }
 #endif
 
+// The sum of each of 16 rows of W lanes.
+INLINE void sums_of(const float (*rows)[W], float* out) {
+#if HEADWAY_LEVEL >= 2
+  alignas(64) float columns[16 * BLOCK];
+  transpose16(rows[0], W, columns);
+  vf total = load(columns);
+  UNROLL for (int i = 1; i < 16; i++) total += load(columns + i * BLOCK);
+  store(out, total);
+#else
+  for (int i = 0; i < 16; i++) out[i] = sum_of(load(rows[i]));
+#endif
+}
+
 // Panel of 16 word rows, `step` words apart: out [count][64]; count words are written, whole units are read.
 INLINE void pack_panel(const float* rows, int64_t step, int count, float* out) {
   int at = 0;

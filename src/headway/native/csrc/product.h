@@ -4,78 +4,86 @@
 
 namespace {
 
-// Words of A lie at a[row * row_step + step * step_step]; unit c of step s of B at b[s * b_step + 16 c].
+// Words of A lie at a[row * row_step + step * step_step]; unit c of step s of B at b[c][s * b_step].
 template <bool HALF, int R, int C>
-INLINE void product_step(vf (&acc)[R][C * N], const float* a, int64_t row_step, const float* b) {
-  vf v[C * N];
-  UNROLL for (int i = 0; i < C * N; i++) v[i] = load(b + i * W);
-  UNROLL for (int r = 0; r < R; r++) {
-    vf x = splat(a[r * row_step]);
-    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = multiply_add<HALF>(acc[r][i], x, v[i]);
+INLINE void product(vf (&acc)[R][C * N], const float* a, int64_t row_step, int64_t step_step, const float* const* b,
+                    int64_t b_step, int steps) {
+#pragma GCC unroll 4
+  for (int s = 0; s < steps; s++) {
+    vf v[C * N];
+    UNROLL for (int i = 0; i < C * N; i++) v[i] = load(b[i / N] + s * b_step + i % N * W);
+    UNROLL for (int r = 0; r < R; r++) {
+      vf x = splat(a[r * row_step + s * step_step]);
+      UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = multiply_add<HALF>(acc[r][i], x, v[i]);
+    }
   }
 }
 
-template <bool HALF, int R, int C>
-INLINE void product(vf (&acc)[R][C * N], const float* a, int64_t row_step, int64_t step_step, const float* b,
-                    int64_t b_step, int steps) {
-#pragma GCC unroll 4
-  for (int s = 0; s < steps; s++) product_step<HALF, R, C>(acc, a + s * step_step, row_step, b + s * b_step);
-}
-
-// Products of weights and values where a masked key may hold NaN: what is not seen is not touched.
+// One step of the product on a row of sums where B may hold what is no number: only the parts of B's words in `take`.
 template <bool HALF>
-__attribute__((noinline, cold)) void seen_only(float* out, int64_t out_step, const float* p, int p_step, int rows, int panels,
-                                               const uint16_t (*bits)[4], const float* v, int wide) {
+INLINE void add_part(float* out, float a, const float* b, int wide, uint32_t take) {
+  vi some = splat_int((int32_t)take);
+  for (int i = 0; i < wide; i += W)
+    store(out + i, multiply_add<HALF>(load(out + i), splat(a), (vf)((vi)load(b + i) & some)));
+}
+INLINE uint32_t parts(bool low, bool high) { return (low ? 0xFFFFu : 0) | (high ? 0xFFFF0000u : 0); }
+
+// Products of weights and values where a masked key may hold NaN: what is not seen is not touched. Panel n of the
+// values lies at v[n].
+template <bool HALF>
+__attribute__((noinline, cold)) void seen_only(float* out, const float* p, int rows, int panels,
+                                               const uint16_t (*bits)[4], const float* const* v, int wide) {
+  constexpr int STEPS = HALF ? UNIT / 2 : UNIT;
   for (int r = 0; r < rows; r++)
-    for (int j = 0; j < panels * UNIT; j++) {
-      if (!(bits[r][j / UNIT] >> j % UNIT & 1)) continue;
-      float w = HALF ? from_bf16(((const uint16_t*)p)[r * BLOCK + j]) : p[r * BLOCK + j];
-      for (int i = 0; i < wide; i++) {
-        float x = HALF ? from_bf16(((const uint16_t*)(v + j / 2 * wide + i))[j & 1]) : v[j * wide + i];
-        out[r * out_step + i] += w * x;
+    for (int n = 0; n < panels; n++)
+      for (int s = 0; s < STEPS; s++) {
+        uint32_t b = bits[r][n], take = HALF ? parts(b >> 2 * s & 1, b >> 2 * s & 2) : parts(b >> s & 1, b >> s & 1);
+        if (take) add_part<HALF>(out + r * wide, p[(r * 4 + n) * STEPS + s], v[n] + s * wide, wide, take);
       }
-    }
 }
 
-// Rows of A [R][steps] times rows of B [steps][wide], added to out: C units of columns.
+// Rows of A [R][pieces * steps] times rows of B [piece][steps][wide], added to out [R][wide]: C units of columns.
 template <bool HALF, int R, int C>
-INLINE void add_units(float* out, int64_t out_step, const float* a, int64_t row_step, int64_t step_step,
-                      const float* b, int wide, int steps) {
+INLINE void add_units(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int at,
+                      int wide, int pieces, int steps) {
   vf acc[R][C * N];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(out + r * out_step + i * W);
-  product<HALF, R, C>(acc, a, row_step, step_step, b, wide, steps);
+    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(out + r * wide + at + i * W);
+  for (int p = 0; p < pieces; p++, a += steps * step_step) {
+    const float* units[C];
+    UNROLL for (int i = 0; i < C; i++) units[i] = b[p] + at + i * UNIT;
+    product<HALF, R, C>(acc, a, row_step, step_step, units, wide, steps);
+  }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) store(out + r * out_step + i * W, acc[r][i]);
+    UNROLL for (int i = 0; i < C * N; i++) store(out + r * wide + at + i * W, acc[r][i]);
 }
 
 template <bool HALF, int R>
-INLINE void add_rows(float* out, int64_t out_step, const float* a, int64_t row_step, int64_t step_step, const float* b,
-                     int wide, int steps) {
+INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int wide,
+                     int pieces, int steps) {
   int at = 0;
   if (WIDE == 4) {
     for (; at + 64 <= wide; at += 64)
-      add_units<HALF, R, WIDE>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
+      add_units<HALF, R, WIDE>(out, a, row_step, step_step, b, at, wide, pieces, steps);
     if (at + 32 <= wide) {
-      add_units<HALF, R, WIDE == 4 ? 2 : 1>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
+      add_units<HALF, R, WIDE == 4 ? 2 : 1>(out, a, row_step, step_step, b, at, wide, pieces, steps);
       at += 32;
     }
   }
-  for (; at < wide; at += UNIT)
-    add_units<HALF, R, 1>(out + at, out_step, a, row_step, step_step, b + at, wide, steps);
+  for (; at < wide; at += UNIT) add_units<HALF, R, 1>(out, a, row_step, step_step, b, at, wide, pieces, steps);
 }
 
-// out [keys][wide] += A^T [keys][rows] B [rows][wide] where a row of B may hold NaN: weights of 0 touch nothing.
+// out [keys][wide] += A^T [keys][steps] B [steps][wide] where B may hold what is no number: weights of 0 touch nothing.
 template <bool HALF>
 __attribute__((noinline, cold)) void add_transposed_careful(float* out, const float* a, const float* b, int wide,
-                                                            int keys, int rows) {
-  for (int r = 0; r < rows; r++)
+                                                            int keys, int steps) {
+  for (int s = 0; s < steps; s++)
     for (int k = 0; k < keys; k++) {
-      float w = HALF ? from_bf16(((const uint16_t*)(a + r / 2 * BLOCK + k))[r & 1]) : a[r * BLOCK + k];
-      if (w == 0) continue;
-      for (int i = 0; i < wide; i++)
-        out[k * wide + i] +=
-            w * (HALF ? from_bf16(((const uint16_t*)(b + r / 2 * wide + i))[r & 1]) : b[r * wide + i]);
+      uint32_t word;
+      memcpy(&word, a + s * BLOCK + k, 4);
+      word &= HALF ? 0x7FFF7FFF : 0x7FFFFFFF;
+      uint32_t take = HALF ? parts(word & 0xFFFF, word >> 16) : parts(word, word);
+      if (take) add_part<HALF>(out + k * wide, a[s * BLOCK + k], b + s * wide, wide, take);
     }
 }
 
@@ -85,11 +93,11 @@ __attribute__((noinline)) void add_transposed(float* out, const float* a, const 
                                               int steps) {
   int k = 0;
   if (ROWS == 6)
-    for (; k + 6 <= keys; k += 6) add_rows<HALF, ROWS>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
+    for (; k + 6 <= keys; k += 6) add_rows<HALF, ROWS>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
   if (ROWS >= 4)
     for (; k + 4 <= keys; k += 4)
-      add_rows<HALF, ROWS >= 4 ? 4 : 1>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
-  for (; k + 2 <= keys; k += 2) add_rows<HALF, 2>(out + k * wide, wide, a + k, 1, BLOCK, b, wide, steps);
+      add_rows<HALF, ROWS >= 4 ? 4 : 1>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
+  for (; k + 2 <= keys; k += 2) add_rows<HALF, 2>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
 }
 
 }  // namespace

@@ -71,6 +71,17 @@ INLINE float max_of(vf x) {
   return s;
 }
 
+// log2 of normal numbers; zeros, infinities and what is no number stay what they are. With m = x / 2^e in [2/3, 4/3) and
+// s = (m - 1) / (m + 1): log2 x = e + 2 / ln 2 * (s + s^3 / 3 + s^5 / 5 + ..), to 1e-8.
+INLINE vf log2_of(vf x) {
+  vi bits = (vi)x, e = (bits - 0x3F2AAAAB) >> 23;
+  vf m = (vf)(bits - (e << 23)), s = (m - 1.0f) / (m + 1.0f), t = s * s;
+  vf sum = (((t / 9 + 1.0f / 7) * t + 1.0f / 5) * t + 1.0f / 3) * t + 1.0f;
+  vf result = __builtin_convertvector(e, vf) + s * sum * 2.88539008f;
+  vi usual = (x > 0.0f) & (x < INFINITY);
+  return (vf)(((vi)result & usual) | (bits & ~usual));
+}
+
 // Lane bits: bit i of a word speaks of lane i.
 INLINE vi lanes(uint32_t bits) {
   vi bit;
@@ -111,47 +122,68 @@ INLINE uint32_t greater(vf a, vf b) {
 #endif
 }
 
-// Coefficients of 2^f for f in [0, 1), highest first: relative error 1.2e-7, and 4e-6 for what is rounded to bf16.
-alignas(64) const float EXP2_FULL[6] = {1.8775767e-3f, 8.9893397e-3f, 5.5826318e-2f,
-                                        2.4015361e-1f, 6.9315308e-1f, 9.9999994e-1f};
-alignas(64) const float EXP2_HALF[5] = {1.3534167e-2f, 5.2011464e-2f, 2.4144275e-1f, 6.9300383e-1f, 1.0000026f};
+// Panels whose exponentials are computed together.
+template <bool HALF>
+constexpr int AT_ONCE = WIDE < 4 ? 1 : HALF ? 2 : 4;
 
+// 2^f for f in [0, 1): a polynomial, highest coefficient first, relative error 1.2e-7. For weights that are rounded
+// to bf16: a line on each sixteenth, relative error 1.2e-4, which spares the units that multiply most of the work.
+alignas(64) const float EXP2[6] = {1.8775767e-3f, 8.9893397e-3f, 5.5826318e-2f,
+                                   2.4015361e-1f, 6.9315308e-1f, 9.9999994e-1f};
 #if HEADWAY_LEVEL >= 2
-// Four of them step by step together, so that what waits for a result never stands before what could be computed.
-// The coefficients stay in memory on purpose (hence the assembly): around this code the registers hold sums of
-// products, and compilers would rather spill those.
+alignas(64) const float EXP2_AT[16] = {0.9998801f, 1.0441486f, 1.0903770f, 1.1386521f, 1.1890646f, 1.2417089f, 1.2966841f, 1.3540932f,
+                                       1.4140440f, 1.4766491f, 1.5420260f, 1.6102973f, 1.6815912f, 1.7560416f, 1.8337882f, 1.9149770f};
+alignas(64) const float EXP2_SLOPE[16] = {0.7083805f, 0.7397432f, 0.7724944f, 0.8066957f, 0.8424112f, 0.8797079f, 0.9186559f, 0.9593282f,
+                                          1.0018013f, 1.0461549f, 1.0924721f, 1.1408400f, 1.1913493f, 1.2440948f, 1.2991756f, 1.3566950f};
+alignas(64) const float SIXTEENTHS = 786432.0f;  // x + this has floor(16 x) in its last bits
+
+// Vectors step by step together, so that what waits for a result seldom stands before what could be computed. Constants
+// stay in memory on purpose (hence the assembly): around this code the registers hold sums of products, and compilers
+// would rather spill those.
+#define EACH_OF_2(op) op(0) op(1)
 #define EACH_OF_4(op) op(0) op(1) op(2) op(3)
 #define EXP2_LOAD(i) "vmovups %[x" #i "], %[f" #i "]\n\t"
 #define EXP2_FRACTION(i) "vreduceps $9, %[f" #i "], %[f" #i "]\n\t"
 #define EXP2_FIRST(i) "vbroadcastss %[k0], %[p" #i "]\n\t"
 #define EXP2_NEXT(k, i) "vfmadd213ps %[" #k "]%{1to16%}, %[f" #i "], %[p" #i "]\n\t"
 #define EXP2_STEP(k) EXP2_NEXT(k, 0) EXP2_NEXT(k, 1) EXP2_NEXT(k, 2) EXP2_NEXT(k, 3)
+#define EXP2_SHIFT(i) "vbroadcastss %[shift], %[t" #i "]\n\t"
+#define EXP2_PLACE(i) "vaddps %{rd-sae%}, %[f" #i "], %[t" #i "], %[t" #i "]\n\t"
+#define EXP2_REST(i) "vreduceps $0x49, %[f" #i "], %[f" #i "]\n\t"
+#define EXP2_TAKE(i) "vpermps %[at], %[t" #i "], %[p" #i "]\n\t"
+#define EXP2_TAKE_SLOPE(i) "vpermps %[slope], %[t" #i "], %[t" #i "]\n\t"
+#define EXP2_LINE(i) "vfmadd231ps %[t" #i "], %[f" #i "], %[p" #i "]\n\t"
 #define EXP2_SCALE(i) "vscalefps %[x" #i "], %[p" #i "], %[p" #i "]%{%[m" #i "]%}%{z%}\n\t"
 #define EXP2_OUT(i) [f##i] "=&v"(f##i), [p##i] "=&v"(p##i)
 #define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * 16)), [m##i] "Yk"((__mmask16)bits[i])
+
+INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x) {
+  __m512 f0, f1, t0, t1, p0, p1;
+  asm(EACH_OF_2(EXP2_LOAD) EACH_OF_2(EXP2_SHIFT) EACH_OF_2(EXP2_PLACE) EACH_OF_2(EXP2_REST) EACH_OF_2(EXP2_TAKE)
+          EACH_OF_2(EXP2_TAKE_SLOPE) EACH_OF_2(EXP2_LINE) EACH_OF_2(EXP2_SCALE)
+      : EXP2_OUT(0), EXP2_OUT(1), [t0] "=&v"(t0), [t1] "=&v"(t1)
+      : EXP2_IN(0), EXP2_IN(1), [shift] "m"(SIXTEENTHS), [at] "m"(*(const __m512*)EXP2_AT),
+        [slope] "m"(*(const __m512*)EXP2_SLOPE));
+  p[0] = (vf)p0, p[1] = (vf)p1;
+}
+INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x) {
+  __m512 f0, f1, f2, f3, p0, p1, p2, p3;
+  asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
+          EXP2_STEP(k4) EXP2_STEP(k5) EACH_OF_4(EXP2_SCALE)
+      : EXP2_OUT(0), EXP2_OUT(1), EXP2_OUT(2), EXP2_OUT(3)
+      : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2[0]), [k1] "m"(EXP2[1]), [k2] "m"(EXP2[2]),
+        [k3] "m"(EXP2[3]), [k4] "m"(EXP2[4]), [k5] "m"(EXP2[5]));
+  p[0] = (vf)p0, p[1] = (vf)p1, p[2] = (vf)p2, p[3] = (vf)p3;
+}
 #endif
 
-// 2^x of the C panels at x where the bit is set, else exactly 0.
-template <bool HALF, int C>
-INLINE void exp2_only(vf (&p)[C * N], const uint16_t* bits, const float* x) {
+// 2^x of AT_ONCE panels at x where the bit is set, else exactly 0.
+template <bool HALF>
+INLINE void exp2_only(vf (&p)[AT_ONCE<HALF> * N], const uint16_t* bits, const float* x) {
 #if HEADWAY_LEVEL >= 2
-  static_assert(C == 4, "four at a time");
-  __m512 f0, f1, f2, f3, p0, p1, p2, p3;
-  if (HALF)
-    asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
-            EXP2_STEP(k4) EACH_OF_4(EXP2_SCALE)
-        : EXP2_OUT(0), EXP2_OUT(1), EXP2_OUT(2), EXP2_OUT(3)
-        : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2_HALF[0]), [k1] "m"(EXP2_HALF[1]),
-          [k2] "m"(EXP2_HALF[2]), [k3] "m"(EXP2_HALF[3]), [k4] "m"(EXP2_HALF[4]));
-  else
-    asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
-            EXP2_STEP(k4) EXP2_STEP(k5) EACH_OF_4(EXP2_SCALE)
-        : EXP2_OUT(0), EXP2_OUT(1), EXP2_OUT(2), EXP2_OUT(3)
-        : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2_FULL[0]), [k1] "m"(EXP2_FULL[1]),
-          [k2] "m"(EXP2_FULL[2]), [k3] "m"(EXP2_FULL[3]), [k4] "m"(EXP2_FULL[4]), [k5] "m"(EXP2_FULL[5]));
-  p[0] = (vf)p0, p[1] = (vf)p1, p[2] = (vf)p2, p[3] = (vf)p3;
+  exp2_of(p, bits, x);
 #else
-  UNROLL for (int i = 0; i < C * N; i++) {
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) {
     vf y = load(x + i * W);
     y = y < splat(-127.0f) ? splat(-127.0f) : y;
 #if HEADWAY_LEVEL == 1
@@ -160,8 +192,8 @@ INLINE void exp2_only(vf (&p)[C * N], const uint16_t* bits, const float* x) {
     vf down;
     for (int j = 0; j < W; j++) down[j] = floorf(y[j]);
 #endif
-    vf f = y - down, sum = splat(EXP2_FULL[0]);
-    UNROLL for (int j = 1; j < 6; j++) sum = sum * f + splat(EXP2_FULL[j]);
+    vf f = y - down, sum = splat(EXP2[0]);
+    UNROLL for (int j = 1; j < 6; j++) sum = sum * f + splat(EXP2[j]);
     vi power = (__builtin_convertvector(down, vi) + 127) << 23;
     p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), sum * (vf)power);
   }
