@@ -38,8 +38,9 @@ PATTERNS: list[Pattern] = [
 def places(kind: str, slots: int) -> tuple[Tokens, Tokens]:
     """A step of decoding, a chunk or a whole row of queries, over keys in order, wrapped, ragged, or with pins."""
     last = Tokens.range(1, start=slots - 1)
-    if kind == "ring":
-        return last, Tokens(torch.arange(slots).roll(slots // 3)[None])
+    if kind in ("ring", "wrapped"):
+        queries = Tokens.range(slots) if kind == "wrapped" else last
+        return queries, Tokens(torch.arange(slots).roll(slots // 3)[None])
     if kind == "ragged":
         lengths = torch.tensor([[slots], [max(1, slots // 2)]])
         index = torch.arange(slots)[None].expand(2, -1)
@@ -78,7 +79,7 @@ def same(got: Partial, case: Problem, keys: Keys, level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["step", "chunk", "row", "ring", "ragged", "pinned"])
+@pytest.mark.parametrize("kind", ["step", "chunk", "row", "ring", "wrapped", "ragged", "pinned"])
 def test_int8_is_what_it_stands_for(use: Use, level: str, dtype: torch.dtype, kind: str) -> None:
     use(level)
     for at, dims in enumerate(WIDTHS):
