@@ -14,7 +14,8 @@ from headway import native
 from headway.attention import Keys, attend, attend_keys, native_op
 from headway.attention.call import Call, check
 from headway.errors import BackendError
-from headway.patterns import Causal, Global, Pattern, PerHead, Sink, Window
+from headway.native import interface as c
+from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Window
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
 from tests.native.presence import pretend
@@ -181,7 +182,8 @@ def test_exported_programs_hold_it_for_every_length() -> None:
 
 
 def test_that_there_are_kernels_is_a_constant_as_torch_marks_it() -> None:
-    assert vars(torch.compiler.assume_constant_result(lambda: True)) == vars(native_op._there)
+    marks = vars(torch.compiler.assume_constant_result(lambda: True))
+    assert marks == vars(native.library) == vars(native.why_missing)
 
 
 def test_auto_takes_the_operator_where_a_graph_is_traced() -> None:
@@ -195,6 +197,42 @@ def test_auto_takes_the_operator_where_a_graph_is_traced() -> None:
     out = torch.compile(lambda q, k, v: attend(q, k, v, Causal()), fullgraph=True, backend=note)(*given)
     assert torch.ops.headway.attend in seen
     assert torch.equal(out, attend(*given, Causal(), backend="native"))
+
+
+SPACED = Tokens.range(N).with_position(torch.arange(N)[None] * 2)
+DEEP: Pattern = Causal()
+for depth in range(c.DEEPEST):
+    DEEP = (Or if depth % 2 else And)((Window.last(depth + 2), DEEP))
+BEYOND: dict[str, Callable[..., Any]] = {
+    "distances that are not of the index": lambda q, k, v: attend(
+        q, k, v, Causal(), q_tokens=SPACED, k_tokens=SPACED, score=ALiBi()
+    ),
+    "a table of distances that are not": lambda q, k, v: attend(
+        q, k, v, Causal(), q_tokens=SPACED, k_tokens=SPACED, score=RelativeBias(TABLE)
+    ),
+    "too many steps": lambda q, k, v: attend(q, k, v, Causal(), score=[SoftCap(3.0)] * (c.MOST_SCORES + 1)),
+    "too wide": lambda q, k, v: attend(q.repeat(1, 1, 1, 40), k.repeat(1, 1, 1, 40), v, Causal()),
+    "too deep": lambda q, k, v: attend(q, k, v, DEEP),
+    "another type": lambda q, k, v: attend(q.double(), k.double(), v.double(), Causal(), score=ALiBi()),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_what_the_kernels_cannot_run_runs_elsewhere_in_a_graph_as_outside(name: str) -> None:
+    given, f = tensors(gradient=False), BEYOND[name]
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(*given), f(*given))
+
+
+def test_tokens_are_put_together_as_they_were_taken_apart() -> None:
+    for at in (Tokens.range(N, 4), SPACED, MARKED, PACKED, MARKED.with_position(MARKED.index + 3)):
+        start, which, arrays = native_op._arrays(at)
+        made = native_op._side(N, start, which, list(arrays))
+        assert made.start == at.start
+        for name in ("index", "document", "is_global", "position"):
+            ours, theirs = getattr(made, name), getattr(at, name)
+            assert (ours is None) == (theirs is None), name
+            assert ours is None or torch.equal(ours, theirs), name
 
 
 def test_fake_tensors_have_the_shapes_of_real_ones() -> None:

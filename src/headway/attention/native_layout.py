@@ -144,7 +144,6 @@ def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
     return q, k
 
 
-@lru_cache(maxsize=512)
 def program(pattern: Pattern) -> tuple[list[int], int]:
     """The pattern for the kernels' stack machine, in postfix, four numbers an instruction; and the height that
     its stack grows to."""
@@ -165,7 +164,6 @@ def program(pattern: Pattern) -> tuple[list[int], int]:
         case And() | Or():
             join = [c.AND if isinstance(pattern, And) else c.OR, 0, 0, 0]
             code, height = program(pattern.parts[0])
-            code = list(code)
             for part in pattern.parts[1:]:
                 more, above = program(part)
                 code += more + join

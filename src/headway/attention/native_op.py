@@ -21,7 +21,7 @@ from headway.attention.keys import Keys
 from headway.attention.twice import no_second
 from headway.errors import BackendError
 from headway.heads import Heads
-from headway.native import library
+from headway.native import library, why_missing
 from headway.partial import Partial
 from headway.patterns import Pattern, parse
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
@@ -29,19 +29,13 @@ from headway.tokens import Tokens
 
 
 def takes(call: Call) -> bool:
-    """Whether the operator can stand for this call; asked while a graph is traced."""
-    known = all(isinstance(step, SoftCap | ALiBi | RelativeBias) for step in call.score)
-    plain = call.keep is None and call.q.device.type == "cpu" and call.q.dtype in native.DTYPES
-    return known and plain and _there()
-
-
-def _there() -> bool:
-    """Whether there are kernels; a constant for those who trace."""
-    return library() is not None
+    """Whether the operator can stand for this call; asked while a graph is traced, where library() is a constant."""
+    return call.keep is None and call.q.device.type == "cpu" and native.obstacle(call) is None
 
 
 # What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
-vars(_there)["_dynamo_marked_constant"] = True
+for _known in (library, why_missing):
+    vars(_known)["_dynamo_marked_constant"] = True
 
 
 def run(call: Call) -> Partial:
@@ -83,8 +77,7 @@ def _arrays(side: Tokens) -> tuple[int, int, list[Tensor]]:
 def _side(count: int, start: int, which: int, arrays: list[Tensor]) -> Tokens:
     """The tokens that `_arrays` took apart; their arrays are taken from the front of `arrays`."""
     index, document, is_global, position = (arrays.pop(0) if which >> i & 1 else None for i in range(4))
-    if index is None:
-        return Tokens.range(count, start)
+    index = Tokens.range(count, start).index if index is None else index
     return Tokens(index, document, is_global, position, None if start < 0 else start)
 
 
