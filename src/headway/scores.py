@@ -73,8 +73,8 @@ class ALiBi(Score):
     slopes: tuple[float, ...] | None = None
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
+        check_heads(self, score.shape[1])
         slopes = alibi_slopes(score.shape[1]) if self.slopes is None else self.slopes
-        _check_heads("ALiBi: slopes", len(slopes), score.shape[1])
         slope = torch.tensor(slopes, dtype=score.dtype, device=score.device)
         return score - slope.view(1, -1, 1, 1) * distance(at_q, at_k).abs().unsqueeze(1).to(score.dtype)
 
@@ -98,11 +98,22 @@ class RelativeBias(Score):
 
     Half of the buckets (of each direction, when `bidirectional`) hold one distance each, the others grow
     logarithmically up to `max_distance`, as in the T5 code.
+
+    Raises PatternError unless `max_distance` is beyond the distances that have a bucket of their own.
     """
 
     table: Tensor
     bidirectional: bool = True
     max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        rows = self.table.shape[0]
+        alone = rows // (4 if self.bidirectional else 2)
+        if not 0 < alone < self.max_distance:
+            raise PatternError(
+                f"RelativeBias: max_distance={self.max_distance} is not beyond the {alone} distances of a direction "
+                f"that have one of the {rows} buckets to themselves (at least 1): give more of the one or the other"
+            )
 
     def bucket(self, away: Tensor) -> Tensor:
         buckets = self.table.shape[0]
@@ -119,7 +130,7 @@ class RelativeBias(Score):
         return offset + torch.where(away < exact, away, far)
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
-        _check_heads("RelativeBias: table", self.table.shape[1], score.shape[1])
+        check_heads(self, score.shape[1])
         bias = self.table[self.bucket(distance(at_q, at_k))]
         return score + bias.permute(0, 3, 1, 2).to(score.dtype)
 
@@ -141,15 +152,19 @@ class RelativeKey(Score):
     table: Tensor
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
-        rows, width = self.table.shape
-        if rows % 2 == 0 or width != q.shape[-1]:
-            raise PatternError(
-                f"RelativeKey: table must be [2 * clip + 1, {q.shape[-1]}] (odd number of rows), got [{rows}, {width}]"
-            )
-        clip = rows // 2
+        clip = self.clip(q.shape[-1])
         at = distance(at_q, at_k).clamp(-clip, clip) + clip
         products = (q.to(score.dtype) @ self.table.to(score.dtype).T) * scale
         return score + products.gather(-1, at.unsqueeze(1).expand(score.shape))
+
+    def clip(self, width: int) -> int:
+        """The largest distance with a row of its own. PatternError for a table that is not for queries so wide."""
+        rows, given = self.table.shape
+        if rows % 2 == 0 or given != width:
+            raise PatternError(
+                f"RelativeKey: table must be [2 * clip + 1, {width}] (odd number of rows), got [{rows}, {given}]"
+            )
+        return rows // 2
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
@@ -187,6 +202,12 @@ class Bias(Score):
         return self if shared else replace(self, tensor=self.tensor.index_select(-3, heads))
 
 
-def _check_heads(what: str, given: int, heads: int) -> None:
+def check_heads(step: Score, heads: int) -> None:
+    """PatternError where a step has numbers for another number of query heads."""
+    what, given = "", heads
+    if isinstance(step, ALiBi) and step.slopes is not None:
+        what, given = "ALiBi: slopes", len(step.slopes)
+    elif isinstance(step, RelativeBias):
+        what, given = "RelativeBias: table", step.table.shape[1]
     if given != heads:
         raise PatternError(f"{what} for {given} heads, but the call has {heads} query heads")

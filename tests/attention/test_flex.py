@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 from headway.attention import Keys, attend, attend_keys, choose, flex, split_decode
 from headway.attention.call import check
-from headway.errors import BackendError
+from headway.errors import BackendError, PatternError
 from headway.partial import Partial
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, PerHead, Sink, Window, visible
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
@@ -228,6 +228,23 @@ def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
     for ours, truth, plain in zip(gradients("flex", DTYPE), exact, low, strict=True):
         assert ours.abs().max() > 0
         assert_within_reference(ours, truth.double(), plain, terms=24**0.5)
+
+
+@pytest.mark.parametrize("backend", ["dense", "banded", "flex"])
+def test_steps_for_other_heads_or_widths_are_refused_everywhere(backend: str) -> None:
+    q, k, v = qkv(RANGE, RANGE)
+    at = on_device(RANGE)
+    for step, text in (
+        (ALiBi((1.0, 2.0, 3.0)), "ALiBi: slopes for 3 heads, but the call has 4 query heads"),
+        (
+            RelativeBias(torch.ones(32, 8, device=DEVICE)),
+            "RelativeBias: table for 8 heads, but the call has 4",
+        ),
+        (RelativeKey(torch.ones(4, 16, device=DEVICE)), r"must be \[2 \* clip \+ 1, 16\] .*, got \[4, 16\]"),
+        (RelativeKey(torch.ones(5, 8, device=DEVICE)), r"must be \[2 \* clip \+ 1, 16\] .*, got \[5, 8\]"),
+    ):
+        with pytest.raises(PatternError, match=text):
+            attend(q, k, v, Causal(), q_tokens=at, k_tokens=at, score=step, backend=backend)
 
 
 def test_heads_and_key_sets_are_taken_apart_and_merged() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from headway.attention.call import Call
 from headway.errors import BackendError
 from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
-from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes, check_heads
 from headway.tokens import Tokens
 
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -178,6 +178,7 @@ def score_mod(call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
 
 def _step(step: Score, call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
     position_q, position_k, dtype = at_q.position, at_k.position, call.work_dtype
+    check_heads(step, q.shape[1])
 
     def away(b: Tensor, m: Tensor, n: Tensor) -> Tensor:
         return position_k(b, n) - position_q(b, m)
@@ -191,11 +192,11 @@ def _step(step: Score, call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
             return lambda score, b, h, m, n: score - slopes[h] * away(b, m, n).abs()
         case RelativeBias():
             # From max_distance on the bucket is the last one: one row a distance is a table of all of them.
-            far = max(step.max_distance, step.table.shape[0])
+            far = step.max_distance
             bias = step.table.to(dtype)[step.bucket(torch.arange(-far, far + 1, device=q.device))]
             return lambda score, b, h, m, n: score + bias[away(b, m, n).clamp(-far, far) + far, h]
         case RelativeKey():
-            clip = step.table.shape[0] // 2
+            clip = step.clip(q.shape[3])
             products = (q.to(dtype) @ step.table.to(dtype).T) * call.scale
             return lambda score, b, h, m, n: (
                 score + products[b, h, m, away(b, m, n).clamp(-clip, clip) + clip]
