@@ -300,12 +300,29 @@ def test_bad_arguments() -> None:
             attend(q, k, v, **arguments)
     with pytest.raises(PatternError, match=r"5 queries and 11 keys under Causal\(\): say which tokens"):
         attend(q[:, :, :5], k, v, Causal())
+    with pytest.raises(BackendError, match="device is 'cpu' or 'cuda', got 'gpu'"):
+        choose(Causal(), queries=8, keys=8, heads=8, device="gpu")
     with pytest.raises(PatternError, match="at least one set of Keys"):
         attend_keys(q, Tokens.range(11), [], Causal())
     with pytest.raises(
         BackendError, match='backend="diagonal" cannot run this call: queries and keys must be'
     ):
         attend(q[:, :, :5], k, v, Full(), backend="diagonal")
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "text"),
+    [
+        (32, {"max_distance": 8}, "max_distance=8 is not beyond the 8 distances .* 32 buckets"),
+        (32, {"max_distance": 9, "bidirectional": False}, "max_distance=9 is not beyond the 16 distances"),
+        (3, {}, r"the 0 distances .* of the 3 buckets to themselves \(at least 1\)"),
+    ],
+)
+def test_buckets_that_leave_nothing_to_the_logarithm_are_refused(rows: int, more, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(PatternError, match=text):
+        RelativeBias(torch.ones(rows, 4), **more)
+    last = RelativeBias(torch.ones(32, 4), max_distance=9).bucket(torch.arange(-40, 41))
+    assert last.tolist() == [15] * 32 + [*range(8, -1, -1), *range(17, 25)] + [31] * 32
 
 
 def what(pattern: Pattern, queries: int, keys: int, **more) -> str:  # type: ignore[no-untyped-def]

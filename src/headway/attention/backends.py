@@ -20,7 +20,7 @@ from headway.tokens import Tokens
 
 @dataclass(frozen=True)
 class Ability:
-    """What a backend can do; `choose` and its errors read this and nothing else.
+    """What a backend can do: `choose` and its errors read this, and then what the backend itself says.
 
     `devices` it runs on, those on which it returns a logsumexp (`lse`) and those on which it can be
     differentiated (`gradient`); `lse_gradient` says that the logsumexp can be, too.
@@ -48,6 +48,14 @@ ABILITIES = {
     "flex": Ability(dropout=False, gradient=("cuda",)),
     "triton": Ability(dropout=False, scores=False, devices=("cuda",), gradient=()),
 }
+
+OBSTACLES = {
+    "sdpa": sdpa.obstacle,
+    "native": native.obstacle,
+    "diagonal": diagonal.obstacle,
+    "triton": split_decode.obstacle,
+}
+"""What a backend says of a call beside its abilities (flex is also told the device)."""
 
 BLOCKED = {"native": native, "banded": banded, "diagonal": diagonal}
 """Backends that compute block by block, differentiated by `blocked.run`."""
@@ -80,18 +88,13 @@ def obstacle(name: str, call: Call, lse: bool, device: str | None = None) -> str
         (wide and not ability.value_width, "it needs values as wide as keys"),
         (needs_lse and device not in ability.lse, f"it returns no logsumexp on {device}"),
         (needs_lse and call.needs_grad and not ability.lse_gradient, "its logsumexp has no gradient"),
-        (name == "sdpa" and call.scale <= 0, "a causal mask with a scale of 0 or less gives NaN there"),
     )
     for failed, reason in checks:
         if failed:
             return reason
     if name == "flex":
         return flex.obstacle(call, device)
-    if name == "triton":
-        return split_decode.obstacle(call)
-    if name == "native":
-        return native.obstacle(call)
-    return diagonal.obstacle(call) if name == "diagonal" else None
+    return OBSTACLES[name](call) if name in OBSTACLES else None
 
 
 def _device(call: Call, device: str | None) -> str:
@@ -107,18 +110,17 @@ def _names(call: Call) -> str:
 def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choice:
     """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `obstacle`)."""
     rejected = []
-    device = _device(call, device)
-    products = _scores(call) * call.q.shape[3]
+    device, scores = _device(call, device), _scores(call)
+    products, no_native = scores * call.q.shape[3], obstacle("native", call, lse, device)
     if device == "cpu":
-        reason = obstacle("native", call, lse, device)
-        if reason is None and products > FEW_PRODUCTS:
+        if no_native is None and products > FEW_PRODUCTS:
             return Choice("native", "compiled for this CPU, blocks outside the pattern are skipped")
-        rejected.append(("native", reason or f"torch's kernel is sooner done with {products} products"))
+        rejected.append(("native", no_native or f"torch's kernel is sooner done with {products} products"))
     splits = obstacle("triton", call, lse, device)
     fused = _fused(call, lse, device, splits)
     if isinstance(fused, Choice):
         return replace(fused, rejected=tuple(rejected))
-    if device == "cpu" and reason is None:
+    if no_native is None:
         why = f"compiled for this CPU; it has few products ({products}), but torch's kernel cannot do them"
         return Choice("native", why, rejected=(("sdpa", fused),))
     rejected.append(("sdpa", fused))
@@ -127,16 +129,15 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
             why = "few queries: the keys are split over the device, each is read once"
             return Choice("triton", why, rejected=tuple(rejected))
         rejected.append(("triton", splits))
-    scores = _scores(call)
     if device == "cuda" and scores > DENSE_SCORES:
         reason = obstacle("flex", call, lse, device)
         if reason is None:
             why = "one compiled kernel, tiles outside the pattern are skipped"
             return Choice("flex", why, rejected=tuple(rejected))
         rejected.append(("flex", reason))
-    blocked_reason = obstacle("banded", call, lse, device)
-    if blocked_reason is not None:
-        rejected.append(("banded", blocked_reason))
+    reason = obstacle("banded", call, lse, device)
+    if reason is not None:
+        rejected.append(("banded", reason))
         return Choice(
             "dense", "only the full score matrix can do it", bytes=4.0 * scores, rejected=tuple(rejected)
         )
@@ -193,6 +194,10 @@ def choose(
     that the keys stand in no known order, as in a ring cache that has wrapped. `device` is "cpu" or "cuda".
     Patterns of `PerHead` run one by one; the choice is for the first of them.
     """
+    if device not in ("cpu", "cuda"):
+        raise BackendError(
+            f"choose: device is 'cpu' or 'cuda', got {device!r}{did_you_mean(device, ('cpu', 'cuda'))}"
+        )
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
@@ -226,7 +231,7 @@ def run(call: Call, backend: str, lse: bool) -> Partial:
     if backend == "dense":
         return dense.run(call)
     if backend == "sdpa":
-        return sdpa.run(call, with_lse=lse or len(call.keys) > 1)
+        return sdpa.run(call, with_lse=lse)
     if backend == "flex":
         return flex.run(call, with_lse=lse)
     if backend == "triton":

@@ -60,7 +60,7 @@ def _order(tokens: Tokens, step: int) -> Tensor | None:
     return key.argsort(dim=1, stable=True)
 
 
-def _finite(t: Tensor) -> bool:
+def finite(t: Tensor) -> bool:
     """No NaN or infinity: their sum would not be a number (an overflow of the sum only costs a copy)."""
     return not t.numel() or bool(t.sum().isfinite())
 
@@ -92,7 +92,7 @@ class Layout:
         sides, dtype = list(zip(self.keys, call.keys, strict=True)), call.work_dtype
         self.k = [side.take(part.k).to(dtype) for side, part in sides]
         self.v = [side.take(part.v).to(dtype) for side, part in sides]
-        self.finite = [_finite(k) and _finite(v) for k, v in zip(self.k, self.v, strict=True)]
+        self.finite = [finite(k) and finite(v) for k, v in zip(self.k, self.v, strict=True)]
 
     def tiles(self) -> Iterator[tuple[int, int, Queries]]:
         for number, begin in enumerate(range(0, self.call.q.shape[2], self.tile)):

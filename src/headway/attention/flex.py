@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from headway.attention.banded import Side
+from headway.attention.banded import Side, finite
 from headway.attention.call import Call
 from headway.attention.flex_mods import Slots, can_score, mask_mod, score_mod
 from headway.attention.keys import Keys
@@ -51,7 +51,7 @@ def obstacle(call: Call, device: str) -> str | None:
 
 
 def run(call: Call, with_lse: bool = True) -> Partial:
-    """Partial over all key sets, differentiable on CUDA. Without `with_lse` (one key set only) lse is NaN."""
+    """Partial over all key sets, differentiable on CUDA. Without `with_lse`, lse of one key set is NaN."""
     return merge_all([_one(call, part, with_lse or len(call.keys) > 1) for part in call.keys])
 
 
@@ -132,7 +132,7 @@ def _clean_queries(call: Call) -> Tensor:
 
 def _clean_keys(pattern: Pattern, call: Call, part: Keys) -> tuple[Tensor, Tensor]:
     """k and v, with the slots that no query sees set to 0 where any slot holds NaN or infinity."""
-    if bool((part.k.detach().sum() + part.v.detach().sum()).isfinite()):
+    if finite(part.k.detach()) and finite(part.v.detach()):
         return part.k, part.v
     q, k = call.q_tokens, part.tokens
     seen = torch.stack(

@@ -37,9 +37,14 @@ def form(call: Call, part: Keys) -> str:
     return "mask"
 
 
+def obstacle(call: Call) -> str | None:
+    """Why torch's kernels cannot run this call, beside what the table of abilities says; None if they can."""
+    return "a causal mask with a scale of 0 or less gives NaN there" if call.scale <= 0 else None
+
+
 def run(call: Call, with_lse: bool = True) -> Partial:
-    """Partial over all key sets. Without `with_lse` (one key set only) lse is NaN and torch's autograd applies."""
-    if not with_lse:
+    """Partial over all key sets. Without `with_lse`, lse of one key set is NaN and torch's autograd applies."""
+    if not with_lse and len(call.keys) == 1:
         (part,) = call.keys
         out = _output(call, part)
         return Partial(out, out.new_full(out.shape[:-1], float("nan")))
