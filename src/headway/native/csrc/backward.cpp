@@ -182,6 +182,10 @@ void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t
 template <bool HALF>
 int run(const headway_call& c) {
   Work w(c, HALF);
+  int64_t size = c.batch * bytes_of((int)c.type);
+  large_pages(c.dq, size * c.heads * c.queries.count * c.dim);
+  large_pages(c.dk, size * c.kv_heads * c.keys.count * c.dim);
+  large_pages(c.dv, size * c.kv_heads * c.keys.count * c.dim_v);
   bool alone = w.splits == 1;
   Sums sums(w, !alone);
   if (!sums.at) return 2;

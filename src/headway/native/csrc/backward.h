@@ -37,7 +37,7 @@ struct BackTile {
   alignas(64) float x[(TILE + 1) * BLOCK];  // [row][64]: exponents, then weights
   alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, when steps on scores follow
   alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (HALF)
-  alignas(64) float p[TILE * BLOCK];    // weights [row][64], or pairs of rows [row / 2][64]
+  alignas(64) float p[TILE * BLOCK];    // weights: pairs of rows [row / 2][64], or [row][64] where steps follow
   alignas(64) float ds[TILE * BLOCK];   // dS in the same form
 };
 
@@ -50,26 +50,33 @@ INLINE __m512i pairs_of(vf a, vf b) {
 }
 #endif
 
-// Weights of AT_ONCE of the C panels, from c on, of rows r (and r + 1, HALF) of a group, from their exponents in t.x.
-template <bool HALF, int R, int C>
-INLINE void weigh_rows(BackTile<HALF>& t, const Group& g, int r, int c) {
+// Weights of AT_ONCE of the C panels, from c on, of row r of a group, in the place of their exponents.
+template <bool HALF, int C>
+INLINE void weigh(BackTile<HALF>& t, const Group& g, int r, int c) {
   float* x = t.x + (g.row + r) * BLOCK + (g.first + c) * UNIT;
   vf p[AT_ONCE<HALF> * N];
-  const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
   exp2_only<HALF>(p, g.bits[r] + c, x);
+  const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) store(x + i * W, p[i]);
-  float* to = t.p + (HALF ? (g.row + r) / 2 : g.row + r) * BLOCK + (g.first + c) * UNIT;
+}
+
+// The weights of a group where products over rows read them: in bf16 as pairs of rows, in float where they lie unless
+// something else needs that place.
+template <bool HALF, int R, int C, bool EXTRA>
+INLINE void hand_over(BackTile<HALF>& t, const Group& g) {
+  int at = g.row * BLOCK + g.first * UNIT;
   if (!HALF) {
-    UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) store(to + i * W, p[i]);
+    if (EXTRA)
+      for (int r = 0; r < R; r++) memcpy(t.p + at + r * BLOCK, t.x + at + r * BLOCK, C * UNIT * 4);
     return;
   }
 #if HEADWAY_LEVEL >= 3
-  vf next[AT_ONCE<HALF> * N] = {};
-  if (R > 1) {
-    exp2_only<HALF>(next, g.bits[r + 1] + c, x + BLOCK);
-    UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count; i++) store(x + BLOCK + i * W, next[i]);
-  }
-  UNROLL for (int i = 0; i < AT_ONCE<HALF> && i < count; i++) _mm512_store_si512(to + i * UNIT, pairs_of(p[i], next[i]));
+  float* to = t.p + g.row / 2 * BLOCK + g.first * UNIT;
+  UNROLL for (int r = 0; r < R; r += 2)
+    UNROLL for (int i = 0; i < C; i++) {
+      const float* x = t.x + at + r * BLOCK + i * UNIT;
+      _mm512_store_si512(to + r / 2 * BLOCK + i * UNIT, pairs_of(load(x), r + 1 < R ? load(x + BLOCK) : vf{}));
+    }
 #endif
 }
 
@@ -123,9 +130,9 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   vf ds[R][C * N] = {};
   const float *d_out = t.g + g.row * g_step, *v[C];
   UNROLL for (int i = 0; i < C; i++) v[i] = block.v_panels + (g.first + i) * UNIT;
-  constexpr int ROWS_EACH = HALF && R > 1 ? 2 : 1, EACH = HALF ? 4 : 8;  // steps between two pieces of exponentials
+  constexpr int EACH = HALF ? 2 : 8;  // steps between two pieces of exponentials
   int done = 0, r = 0, c = 0;
-#define WEIGH_NEXT (weigh_rows<HALF, R, C>(t, g, r, c), c += AT_ONCE<HALF>, c < C || (c = 0, r += ROWS_EACH))
+#define WEIGH_NEXT (weigh<HALF, C>(t, g, r, c), c += AT_ONCE<HALF>, c < C || (c = 0, r++))
   for (; r < R && done + EACH <= z.dv; done += EACH, d_out += EACH) {
     product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, EACH);
     UNROLL for (int i = 0; i < C; i++) v[i] += EACH * BLOCK;
@@ -134,6 +141,7 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, z.dv - done);
   while (r < R) WEIGH_NEXT;
 #undef WEIGH_NEXT
+  hand_over<HALF, R, C, EXTRA>(t, g);
   if (EXTRA) drop_weights<HALF, R, C>(t, g, extra, ds);
   int at = g.row * BLOCK + g.first * UNIT;
   UNROLL for (int r = 0; r < R; r++) {
@@ -182,7 +190,7 @@ __attribute__((noinline)) void queries_of(BackTile<HALF>& t, const Group& g, con
 
 // dV and dK of the block's keys from all rows of the tile; panels that the same rows have touched together.
 template <bool HALF>
-INLINE void keys_of(BackTile<HALF>& t, float* dk, float* dv) {
+INLINE void keys_of(BackTile<HALF>& t, const float* weights, float* dk, float* dv) {
   const int by = HALF ? 2 : 1;
   for (int p = 0; p < 4;) {
     int end = p + 1;
@@ -190,7 +198,7 @@ INLINE void keys_of(BackTile<HALF>& t, float* dk, float* dv) {
     int low = t.low[p] / by, steps = (t.high[p] + by - 1) / by - low, keys = (end - p) * UNIT, key = p * UNIT;
     if (t.high[p] > t.low[p]) {
       const float *g = t.g_rows + (int64_t)low * t.z.wide_dv, *q = t.q_rows + (int64_t)low * t.z.wide_d;
-      const float *w = t.p + low * BLOCK + key, *ds = t.ds + low * BLOCK + key;
+      const float *w = weights + low * BLOCK + key, *ds = t.ds + low * BLOCK + key;
       if (__builtin_expect(t.g_finite, 1))
         add_transposed<HALF>(dv + key * t.z.wide_dv, w, g, t.z.wide_dv, keys, steps);
       else
@@ -286,9 +294,10 @@ INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen) {
 template <bool HALF, bool EXTRA>
 INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra,
                      float* const* gradients, float* dk, float* dv) {
+  float* weights = HALF || EXTRA ? t.p : t.x;
   if (seen || t.count % 2) {
     size_t size = (size_t)(HALF ? (t.count + 1) / 2 : t.count) * BLOCK * 4;
-    memset(t.p, 0, size);
+    memset(weights, 0, size);
     memset(t.ds, 0, size);
   }
   find_groups(t, seen);
@@ -303,7 +312,7 @@ INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen
       case 2: queries_of<HALF, 2>(t, t.groups[i], block); break;
       case 1: queries_of<HALF, 1>(t, t.groups[i], block); break;
     }
-  keys_of(t, dk, dv);
+  keys_of(t, weights, dk, dv);
 }
 
 }  // namespace

@@ -21,6 +21,15 @@ INLINE float* floats(int64_t count) {
   return at;
 }
 
+// Has a result written to few large pages, where the system has them: faults on small ones can cost as much as a window.
+INLINE void large_pages(const headway_tensor& t, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t page = 2u << 20;
+  uintptr_t begin = ((uintptr_t)t.data + page - 1) / page * page, end = ((uintptr_t)t.data + (uintptr_t)bytes) / page * page;
+  if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 constexpr int TILE = 96;       // rows of a tile: a row is one query of one head
 constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 

@@ -222,6 +222,7 @@ void merge(const Work& w, int64_t item, int64_t r, float* out) {
 template <bool HALF>
 int run(const headway_call& c) {
   Work w(c, HALF);
+  large_pages(c.out, c.batch * c.heads * c.queries.count * c.dim_v * bytes_of((int)c.type));
   if (w.parts > 1 && !(w.partial = floats(w.items * w.partial_rows() * w.partial_row()))) return 2;
   int64_t most = w.blocks_kept(), next = 0;
   int threads = (int)(c.threads < w.items ? c.threads : w.items);

@@ -19,7 +19,8 @@ constexpr float STALE = 8.0f, LOST = 0x1p-60f;
 
 // What a group of rows sees next: up to four panels of keys, of one block or of several.
 struct Panels {
-  int count, first;  // first: in the block, where they follow one another
+  int count, first;  // first: in the block, where they are of one
+  bool whole;        // the four of a block
   bool careful;      // some value may be NaN, and some key is masked
   const float *k[4], *v[4];
   uint16_t bits[ROWS][4];  // the keys that each row sees
@@ -114,7 +115,8 @@ __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
   if (__builtin_expect(of.careful, 0))
     seen_only<HALF>(out, t.p, R, of.count, of.bits, of.v, wide);
   else
-    add_rows<HALF, R>(out, t.p, HALF ? BLOCK / 2 : BLOCK, 1, of.v, wide, of.count, HALF ? UNIT / 2 : UNIT);
+    add_rows<HALF, R>(out, t.p, HALF ? BLOCK / 2 : BLOCK, 1, of.v, wide, of.whole ? 1 : of.count,
+                      of.whole ? 4 * t.z.steps : t.z.steps);
 }
 
 template <bool HALF>
@@ -151,14 +153,18 @@ __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   settle(t);
 }
 
-// Renews the maximum of rows whose scores have left the range of the old one; what is pending is settled before,
-// since it may be of the same rows.
+// Renews the maximum of rows whose raw scores, in t.s, have left the range of the old one; what is pending is settled
+// before, since it may be of the same rows.
 template <bool HALF>
-__attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, const vf* most) {
+__attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int keys, const uint16_t (*bits)[4]) {
   settle(t);
   for (int r = 0; r < rows; r++) {
     int at = row + r;
-    float now = max_of(most[r]);
+    float now = -INFINITY;
+    for (int i = 0; i < keys; i++) {
+      float s = t.s[r * BLOCK + i];
+      if ((bits[r][i / UNIT] >> i % UNIT & 1) && s > now) now = s;
+    }
     if (!(now > t.limit[at])) continue;
     bool empty = t.top[at] == -INFINITY;
     float shrink = empty ? 0.0f : exp2f((t.top[at] - now) * t.unit);
@@ -179,7 +185,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   const Sizes& z = t.z;
   vf acc[R][C * N] = {};
   const float* k[C];
-  UNROLL for (int i = 0; i < C; i++) k[i] = of.k[i];
+  UNROLL for (int i = 0; i < C; i++) k[i] = MASKED ? of.k[i] : of.k[0] + i * UNIT;
   int64_t q_step = whole_units(z.d);
   const float* q = t.q + row * q_step;
   constexpr int EACH = HALF ? 2 : 8;  // steps of the product between two pieces of exponentials
@@ -203,20 +209,23 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   }
 #define SEEN(r, i, x) (MASKED ? where((uint32_t)(of.bits[r][(i) / N] >> ((i) % N * W)), x, splat(-INFINITY)) : x)
   uint32_t over = 0;
-  vf most[R];
   UNROLL for (int r = 0; r < R; r++) {
-    most[r] = SEEN(r, 0, acc[r][0]);
-    UNROLL for (int i = 1; i < C * N; i++) most[r] = vmax(most[r], SEEN(r, i, acc[r][i]));
-    over |= greater(most[r], splat(t.limit[row + r]));
+    vf most = SEEN(r, 0, acc[r][0]);
+    UNROLL for (int i = 1; i < C * N; i++) most = vmax(most, SEEN(r, i, acc[r][i]));
+    over |= greater(most, splat(t.limit[row + r]));
   }
 #undef SEEN
-  if (__builtin_expect(over != 0, 0)) raise(t, row, R, most);
-  settle(t);
+  if (__builtin_expect(over != 0, 0)) {
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(t.s + r * BLOCK + i * W, acc[r][i]);
+    raise(t, row, R, C * UNIT, of.bits);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(t.s + r * BLOCK + i * W);
+  }
   vf unit = splat(t.unit);
   UNROLL for (int r = 0; r < R; r++) {
     vf down = splat(t.down[row + r]);
     UNROLL for (int i = 0; i < C * N; i++) store(t.s + r * BLOCK + i * W, acc[r][i] * unit + down);
   }
+  settle(t);
   t.pending = {R, row, of};
 }
 
@@ -237,7 +246,7 @@ template <bool HALF, int R>
 INLINE void take_waiting(Tile<HALF>& t, int row) {
   Waiting& w = t.waiting[row / 2];
   Panels of;
-  of.count = w.count < WIDE ? w.count : WIDE, of.first = 0, of.careful = w.careful;
+  of.count = w.count < WIDE ? w.count : WIDE, of.first = 0, of.whole = false, of.careful = w.careful;
   for (int i = 0; i < 4; i++) {
     bool there = i < of.count;
     of.k[i] = w.k[i], of.v[i] = w.v[i];
@@ -287,7 +296,7 @@ INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& wh
   uint16_t bits[ROWS][4];
   if (WIDE < 4) memcpy(bits, seen ? of.bits : whole.bits, sizeof bits);
   for (int c = span.first, step = WIDE < 4 ? 1 : span.count; c < span.first + span.count; c += step) {
-    of.count = step, of.first = c, of.careful = !block.v_finite;
+    of.count = step, of.first = c, of.whole = step == 4, of.careful = !block.v_finite;
     for (int i = 0; i < step; i++) of.k[i] = whole.k[c + i], of.v[i] = whole.v[c + i];
     if (WIDE < 4)
       for (int r = 0; r < R; r++) of.bits[r][0] = bits[r][c - span.first];
@@ -320,7 +329,7 @@ INLINE void each_group(int count, F f) {
 template <bool HALF, bool EXTRA>
 INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra) {
   Panels whole;
-  whole.count = 4, whole.first = 0, whole.careful = false;
+  whole.count = 4, whole.first = 0, whole.whole = true, whole.careful = false;
   for (int p = 0; p < 4; p++) {
     whole.k[p] = block.k_panels + p * UNIT;
     whole.v[p] = block.v_rows + p * t.z.steps * t.z.wide_dv;

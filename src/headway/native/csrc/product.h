@@ -6,17 +6,23 @@ namespace {
 
 // Words of A lie at a[row * row_step + step * step_step]; unit c of step s of B at b[c][s * b_step].
 template <bool HALF, int R, int C>
+INLINE void product_step(vf (&acc)[R][C * N], const float* a, int64_t row_step, const float* const* b, int64_t at) {
+  vf v[C * N];
+  UNROLL for (int i = 0; i < C * N; i++) v[i] = load(b[i / N] + at + i % N * W);
+  UNROLL for (int r = 0; r < R; r++) {
+    vf x = splat(a[r * row_step]);
+    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = multiply_add<HALF>(acc[r][i], x, v[i]);
+  }
+}
+
+template <bool HALF, int R, int C>
 INLINE void product(vf (&acc)[R][C * N], const float* a, int64_t row_step, int64_t step_step, const float* const* b,
                     int64_t b_step, int steps) {
-#pragma GCC unroll 4
-  for (int s = 0; s < steps; s++) {
-    vf v[C * N];
-    UNROLL for (int i = 0; i < C * N; i++) v[i] = load(b[i / N] + s * b_step + i % N * W);
-    UNROLL for (int r = 0; r < R; r++) {
-      vf x = splat(a[r * row_step + s * step_step]);
-      UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = multiply_add<HALF>(acc[r][i], x, v[i]);
-    }
-  }
+  int s = 0;
+  for (; s + 4 <= steps; s += 4)
+    UNROLL for (int i = 0; i < 4; i++)
+      product_step<HALF, R, C>(acc, a + (s + i) * step_step, row_step, b, (s + i) * b_step);
+  for (; s < steps; s++) product_step<HALF, R, C>(acc, a + s * step_step, row_step, b, s * b_step);
 }
 
 // One step of the product on a row of sums where B may hold what is no number: only the parts of B's words in `take`.
