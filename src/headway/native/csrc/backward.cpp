@@ -86,7 +86,7 @@ struct Worker {
           for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
             bool whole = p.full[r] && p.end[r] - k >= BLOCK;
             Block block = blocks.get(b, kv, k / BLOCK, keys);
-            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, first, dk, dv);
+            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys, first, dk, dv);
             uint64_t seen[TILE];
             if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
             if (!whole) {
@@ -107,12 +107,13 @@ struct Worker {
   }
 
   // The block that follows, and the sums that it will be added to.
-  void look_ahead(int64_t b, int64_t kv, int64_t n, int64_t first, const float* dk, const float* dv) const {
+  void look_ahead(int64_t b, int64_t kv, int64_t n, const Tokens& keys, int64_t first, const float* dk,
+                  const float* dv) const {
     int64_t groups = (tile->count + ROWS - 1) / ROWS, there = n < w.z.blocks;
-    int64_t keys = there ? (n - first) * BLOCK : 0, size = there ? BLOCK : 0;
-    blocks.look_ahead(tile->ahead, b, kv, n, groups);
-    tile->ahead.span(1, dk + keys * w.z.wide_d, size * w.z.wide_d, groups);
-    tile->ahead.span(2, dv + keys * w.z.wide_dv, size * w.z.wide_dv, groups);
+    int64_t at = there ? (n - first) * BLOCK : 0, size = there ? BLOCK : 0;
+    blocks.look_ahead(tile->ahead, b, kv, n, keys, groups);
+    tile->ahead.span(1, dk + at * w.z.wide_d, size * w.z.wide_d, groups);
+    tile->ahead.span(2, dv + at * w.z.wide_dv, size * w.z.wide_dv, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {

@@ -88,8 +88,8 @@ INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k)
   return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
 }
 
-// What will be read next, brought into the second-level cache bit by bit while groups of rows are computed: the
-// packed block that follows, and rows of tensors that the next tile will be the first to read.
+// What will be read next, brought into the second-level cache bit by bit while groups of rows are computed: the block
+// that follows, packed or as rows of tensors, and rows that the next tile will be the first to read.
 struct Ahead {
   struct Span {
     const float *at, *end;
@@ -98,7 +98,7 @@ struct Ahead {
   struct Cursor {
     Rows rows;
     int64_t place, end, each;  // each: rows per group
-  } next[3];
+  } next[5];
 
   void nothing() {
     for (Span& s : spans) s.at = s.end = nullptr;
@@ -161,10 +161,14 @@ struct Blocks {
   bool ready() const { return data && rows && tags && used && finite; }
   int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
 
-  // Has block n, if it is packed, fetched while `groups` groups of rows are computed.
-  void look_ahead(Ahead& to, int64_t b, int64_t kv, int64_t n, int64_t groups) const {
-    bool packed = n < z.blocks && !misses(b, kv, n);
+  // Has block n fetched while `groups` groups of rows are computed.
+  void look_ahead(Ahead& to, int64_t b, int64_t kv, int64_t n, const Tokens& keys, int64_t groups) const {
+    bool there = n < z.blocks, packed = there && !misses(b, kv, n), raw = there && !packed && !streams;
+    int64_t begin = raw ? n * BLOCK : 0, end = raw ? begin + BLOCK : 0;
+    if (end > keys.count) end = keys.count;
     to.span(0, data + (n & (capacity - 1)) * size(), packed ? size() : 0, groups);
+    to.rows(3, key_rows(b, kv, keys), begin, end, groups);
+    to.rows(4, value_rows(b, kv, keys), begin, end, groups);
   }
   // Has rows of keys and values fetched before they are packed.
   void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end,

@@ -22,7 +22,7 @@ struct Work {
   explicit Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), partial(nullptr) {
     int64_t heads = c.batch * c.kv_heads, tiles = c.plan.tiles;
     // Keys that chunks share are packed once for each: so few chunks, but enough for every thread to find work.
-    int64_t least = (1023 + c.plan.tile) / c.plan.tile, fair = tiles * heads / (c.threads * 8);
+    int64_t least = (1023 + c.plan.tile) / c.plan.tile, fair = tiles * heads / (c.threads * 16);
     per_chunk = fair > least ? fair : least;
     chunks = (tiles + per_chunk - 1) / per_chunk;
     parts = 1;
@@ -146,7 +146,8 @@ struct Worker {
         if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         Block block = blocks.get(b, kv, k / BLOCK, keys);
-        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, (x.count + ROWS - 1) / ROWS);
+        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys,
+                          (x.count + ROWS - 1) / ROWS);
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
         if (!whole) {
