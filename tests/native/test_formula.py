@@ -128,6 +128,18 @@ def test_rows_whose_scores_lie_far_below_zero_are_computed_from_their_maximum(
     assert torch.equal(got.out[:, :, others], usual.out[:, :, others])
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pattern", [Causal(), Window.last(70) | Causal() & Sink(3)], ids=str)
+def test_keys_in_stretches_give_every_query_its_whole_gradient(
+    use: Use, level: str, dtype: torch.dtype, pattern: Pattern
+) -> None:
+    """Packed keys of this width outgrow a cache, so that tiles come by once for each stretch of them."""
+    use(level)
+    at = Tokens.from_lengths([600, 211], 600, "left")
+    check(Problem.random(pattern, at, at, dtype, 2, (2, 1), (256, 160)))
+
+
 # Relative error of the exponentials (csrc/vec.h), which is the absolute one of a logsumexp over a single key.
 EXP_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1.3e-4}
 

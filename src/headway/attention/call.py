@@ -138,7 +138,7 @@ def check(
                 f"attend: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} holds "
                 f"{t.shape[0]} rows of {t.shape[2]}"
             )
-    if len(pattern.heads) not in (1, q.shape[1]):
+    if len(pattern.heads) != 1 and len(pattern.heads) != q.shape[1]:
         raise PatternError(f"attend: PerHead names {len(pattern.heads)} heads, but q has {q.shape[1]}")
     if not 0.0 <= dropout < 1.0:
         raise PatternError(f"attend: dropout is a probability from 0 to below 1, got {dropout}")
@@ -214,7 +214,7 @@ def _check_keep(keep: Tensor, shape: tuple[int, ...]) -> None:
             f"attend: keep must be bool (True = may be seen), got {keep.dtype}; turn an additive mask into "
             "`mask == 0`, a 0/1 mask into `mask.bool()`"
         )
-    if keep.dim() != 4 or any(n not in (1, m) for n, m in zip(keep.shape, shape, strict=True)):
+    if keep.dim() != 4 or any(n != 1 and n != m for n, m in zip(keep.shape, shape, strict=True)):
         raise PatternError(
             f"attend: keep must broadcast to [batch, heads, queries, keys] = {list(shape)}, "
             f"got {list(keep.shape)}"

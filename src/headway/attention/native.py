@@ -50,8 +50,6 @@ def _score_obstacle(score: Score, call: Call) -> str | None:
         heads = call.q.shape[1] if score.slopes is None else len(score.slopes)
     elif isinstance(score, RelativeBias):
         heads = score.table.shape[1]
-        if score.max_distance <= score.table.shape[0] // (4 if score.bidirectional else 2):
-            return "its kernels need a RelativeBias whose max_distance is beyond the buckets of one distance"
     else:
         return f"its kernels know no score {type(score).__name__}"
     if heads != call.q.shape[1]:

@@ -40,11 +40,13 @@ struct Worker {
   Blocks<HALF, true> blocks;
   BackTile<HALF>* tile;
   float* memory;
+  int64_t stretch;  // blocks of keys that all tiles read before the next ones
   Extra extra;
   bool extra_steps;
   float q_sign;
 
-  Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
+  Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most > 2 * room(work) ? room(work) + 2 : most) {
+    stretch = most > 2 * room(work) ? room(work) : w.z.blocks;
     int64_t q = whole_units(w.z.d), g = whole_units(w.z.dv), d = w.z.wide_d, dv = w.z.wide_dv;
     tile = (BackTile<HALF>*)aligned_alloc(64, (sizeof(BackTile<HALF>) + 63) / 64 * 64);
     memory = floats(TILE * (q + g + 2 * d + dv));
@@ -66,44 +68,87 @@ struct Worker {
   }
   bool ready() const { return blocks.ready() && tile && memory; }
 
-  // dk, dv: sums for the blocks from `first` on.
-  void run(int64_t b, int64_t kv, int64_t split, int64_t first, float* dk, float* dv, float* const* gradients) {
+  // Blocks that fit into a cache: packed three times over, and two sums.
+  static int64_t room(const Work& w) {
+    int64_t words = HALF ? BLOCK / 2 : BLOCK;
+    return CACHED / ((words * (2 * w.z.wide_d + w.z.wide_dv) + BLOCK * w.row_size()) * 4);
+  }
+
+  // dk, dv: sums for the blocks from `first` on. Keys are taken a stretch at a time, by all tiles; where there are several
+  // stretches, the gradients of all queries are kept until the last.
+  bool run(int64_t b, int64_t kv, int64_t split, int64_t first, float* dk, float* dv, float* const* gradients) {
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
-    Program program{c.program, c.instructions};
     const headway_plan& p = c.plan;
-    bool documents = queries.document || keys.document;
-    for (int64_t g = 0; g < w.z.group; g++)
-      for (int64_t t = w.tile_of(split); t < w.tile_of(split + 1); t++) {
-        int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
-        int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
-        take_rows(b, kv * w.z.group + g, begin, n, queries);
-        tile->ahead.nothing();
-        if (t + 1 < w.tile_of(split + 1))
-          blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1),
-                                 blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
-        for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
-          for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK) {
-            bool whole = p.full[r] && p.end[r] - k >= BLOCK;
-            Block block = blocks.get(b, kv, k / BLOCK, keys);
-            look_ahead(b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys, first, dk, dv);
-            uint64_t seen[TILE];
-            if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
-            if (!whole) {
-              uint64_t inside = first_bits(p.end[r] - k);
-              for (int64_t i = 0; i < n; i++) seen[i] = inside;
-              if (!p.full[r]) program.visible<TILE>(extra.at, queries, begin, n, documents, seen);
-            }
-            float *dk_at = dk + (k - first * BLOCK) * w.z.wide_d, *dv_at = dv + (k - first * BLOCK) * w.z.wide_dv;
-            if (extra_steps)
-              block_of<HALF, true>(*tile, block, whole ? nullptr : seen, &extra, gradients, dk_at, dv_at);
-            else
-              block_of<HALF, false>(*tile, block, whole ? nullptr : seen, nullptr, nullptr, dk_at, dv_at);
-          }
-        for (int64_t i = 0; i < n; i++)
-          write_words(c.dq, c.type, b, kv * w.z.group + g, queries.slot(begin + i), tile->dq + i * w.z.wide_d,
-                      (int)c.dim, (float)c.scale);
+    int64_t from = w.tile_of(split), tiles = w.tile_of(split + 1) - from, size = TILE * w.z.wide_d;
+    float* all = stretch < w.z.blocks ? floats(w.z.group * tiles * size) : nullptr;
+    if (stretch < w.z.blocks && !all) return false;
+    if (all) memset(all, 0, (size_t)(w.z.group * tiles * size) * 4);
+    for (int64_t low = 0; low < w.z.blocks; low += stretch)
+      for (int64_t g = 0; g < w.z.group; g++)
+        for (int64_t t = from; t < from + tiles; t++) {
+          int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
+          int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+          if (all && !reads(at, low)) continue;
+          tile->dq = all ? all + (g * tiles + t - from) * size : memory;
+          take_rows(b, kv * w.z.group + g, begin, n, queries);
+          if (!all) memset(tile->dq, 0, (size_t)size * 4);
+          read_blocks(b, kv, at, low, t + 1 < from + tiles, begin, n, queries, keys, first, dk, dv, gradients);
+          if (!all) write_queries(b, kv * w.z.group + g, begin, n, queries, tile->dq);
+        }
+    for (int64_t i = 0; all && i < w.z.group * tiles; i++) {
+      int64_t begin = (from + i % tiles) * p.tile, end = begin + p.tile < queries.count ? begin + p.tile : queries.count;
+      write_queries(b, kv * w.z.group + i / tiles, begin, end - begin, queries, all + i * size);
+    }
+    free(all);
+    return true;
+  }
+
+  // Does a tile read some block of the stretch that begins at `low`?
+  bool reads(int64_t at, int64_t low) const {
+    const headway_plan& p = c.plan;
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      if (p.begin[r] < (low + stretch) * BLOCK && p.end[r] > low * BLOCK) return true;
+    return false;
+  }
+
+  // The tile against its blocks of the stretch that begins at `low`; `more`: another tile of the same kind follows.
+  void read_blocks(int64_t b, int64_t kv, int64_t at, int64_t low, bool more, int64_t begin, int64_t n,
+                   const Tokens& queries, const Tokens& keys, int64_t first, float* dk, float* dv,
+                   float* const* gradients) {
+    const headway_plan& p = c.plan;
+    Program program{c.program, c.instructions};
+    int64_t lowest = low * BLOCK, end = (low + stretch) * BLOCK;
+    auto inside = [=](int64_t key) { return key < end ? key : end; };
+    tile->ahead.nothing();
+    if (more)
+      blocks.look_ahead_rows(tile->ahead, b, kv, keys, inside(reached(p, at)), inside(reached(p, at + 1)),
+                             blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      for (int64_t k = p.begin[r] > lowest ? p.begin[r] : lowest; k < p.end[r] && k < end; k += BLOCK) {
+        bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+        Block block = blocks.get(b, kv, k / BLOCK, keys);
+        int64_t next = next_of(p, r, p.first[at + 1], k);
+        look_ahead(b, kv, next < end ? next / BLOCK : w.z.blocks, keys, first, dk, dv);
+        uint64_t seen[TILE];
+        if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
+        if (!whole) {
+          uint64_t here = first_bits(p.end[r] - k);
+          for (int64_t i = 0; i < n; i++) seen[i] = here;
+          if (!p.full[r])
+            program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
+        }
+        float *dk_at = dk + (k - first * BLOCK) * w.z.wide_d, *dv_at = dv + (k - first * BLOCK) * w.z.wide_dv;
+        if (extra_steps)
+          block_of<HALF, true>(*tile, block, whole ? nullptr : seen, &extra, gradients, dk_at, dv_at);
+        else
+          block_of<HALF, false>(*tile, block, whole ? nullptr : seen, nullptr, nullptr, dk_at, dv_at);
       }
+  }
+
+  void write_queries(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries, const float* dq) const {
+    for (int64_t i = 0; i < n; i++)
+      write_words(c.dq, c.type, b, head, queries.slot(begin + i), dq + i * w.z.wide_d, (int)c.dim, (float)c.scale);
   }
 
   // The block that follows, and the sums that it will be added to.
@@ -136,7 +181,6 @@ struct Worker {
       x.delta[i] = there ? dot_rows(c.out, c.d_out, c.type, b, head, slot, c.dim_v) - c.d_lse[at] : 0;
     }
     x.q_finite = !bits_of(bad_q), x.g_finite = !bits_of(bad_g);
-    memset(x.dq, 0, (size_t)n * w.z.wide_d * 4);
     if (HALF) {
       pair_up(x.q, qw, n, x.q_rows, (int)c.dim);
       pair_up(x.g, gw, n, x.g_rows, (int)c.dim_v);
@@ -200,7 +244,7 @@ int run(const headway_call& c) {
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else
       for (int64_t n; (n = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) {
-        int64_t split = w.splits - 1 - n % w.splits, head = n / w.splits;  // the longest first, when causal
+        int64_t heads = w.items / w.splits, split = w.splits - 1 - n / heads, head = n % heads;  // the longest first
         int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
         Range r = alone ? Range{0, w.z.blocks} : w.range(b, split);
         int64_t rows = (r.last - r.first) * BLOCK;
@@ -208,7 +252,7 @@ int run(const headway_call& c) {
         memset(dk, 0, (size_t)(rows * w.row_size()) * 4);
         float* gradients[8];
         sums.gradients(b, split, gradients);
-        worker.run(b, kv, split, r.first, dk, dv, gradients);
+        if (!worker.run(b, kv, split, r.first, dk, dv, gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
         if (alone) worker.write_keys(b, kv, 0, rows, dk, dv);
       }
     if (!alone) {

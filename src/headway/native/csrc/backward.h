@@ -7,17 +7,11 @@
 // d_out V^T with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
 #pragma once
 #include "blocks.h"
+#include "groups.h"
 #include "product.h"
 #include "score.h"
 
 namespace {
-
-// A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
-struct Group {
-  int row, rows, first, panels;
-  bool masked;
-  uint16_t bits[ROWS][4];
-};
 
 template <bool HALF>
 struct BackTile {
@@ -209,40 +203,6 @@ INLINE void keys_of(BackTile<HALF>& t, const float* weights, float* dk, float* d
         add_transposed_careful<HALF>(dk + key * t.z.wide_d, ds, q, t.z.wide_d, keys, steps);
     }
     p = end;
-  }
-}
-
-template <int C>
-struct Count {
-  static constexpr int value = C;
-};
-
-// Calls f<rows, panels>(group) with both known to the compiler; where a level takes one panel at a time, for each.
-template <class F>
-INLINE void each_panels(const Group& g, F f) {
-  auto rows = [&](auto panels, const Group& x) {
-    constexpr int C = decltype(panels)::value;
-    switch (x.rows) {
-      case 6: return f.template call<ROWS, C>(x);
-      case 4: return f.template call<ROWS >= 4 ? 4 : 1, C>(x);
-      case 2: return f.template call<2, C>(x);
-      case 1: return f.template call<1, C>(x);
-    }
-  };
-  if (WIDE == 4) {
-    switch (g.panels) {
-      case 4: return rows(Count<WIDE>(), g);
-      case 3: return rows(Count<WIDE == 4 ? 3 : 1>(), g);
-      case 2: return rows(Count<WIDE == 4 ? 2 : 1>(), g);
-      case 1: return rows(Count<1>(), g);
-    }
-    return;
-  }
-  for (int c = 0; c < g.panels; c++) {
-    Group one = g;
-    one.first = g.first + c, one.panels = 1;
-    for (int r = 0; r < g.rows; r++) one.bits[r][0] = g.bits[r][c];
-    rows(Count<1>(), one);
   }
 }
 

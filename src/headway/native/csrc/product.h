@@ -93,17 +93,27 @@ __attribute__((noinline, cold)) void add_transposed_careful(float* out, const fl
     }
 }
 
-// The same by products: 6 keys at a time.
+// The same by products, 6 keys at a time; C units of columns of B for all keys, then the next ones.
+template <bool HALF, int C>
+INLINE void add_transposed_units(float* out, const float* a, const float* b, int at, int wide, int keys, int steps) {
+  int k = 0;
+  if (ROWS == 6)
+    for (; k + 6 <= keys; k += 6) add_units<HALF, ROWS, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
+  if (ROWS >= 4)
+    for (; k + 4 <= keys; k += 4)
+      add_units<HALF, ROWS >= 4 ? 4 : 1, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
+  for (; k + 2 <= keys; k += 2) add_units<HALF, 2, C>(out + k * wide, a + k, 1, BLOCK, &b, at, wide, 1, steps);
+}
+
 template <bool HALF>
 __attribute__((noinline)) void add_transposed(float* out, const float* a, const float* b, int wide, int keys,
                                               int steps) {
-  int k = 0;
-  if (ROWS == 6)
-    for (; k + 6 <= keys; k += 6) add_rows<HALF, ROWS>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
-  if (ROWS >= 4)
-    for (; k + 4 <= keys; k += 4)
-      add_rows<HALF, ROWS >= 4 ? 4 : 1>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
-  for (; k + 2 <= keys; k += 2) add_rows<HALF, 2>(out + k * wide, a + k, 1, BLOCK, &b, wide, 1, steps);
+  int at = 0;
+  if (WIDE == 4) {
+    for (; at + 64 <= wide; at += 64) add_transposed_units<HALF, WIDE>(out, a, b, at, wide, keys, steps);
+    if (at + 32 <= wide) add_transposed_units<HALF, WIDE == 4 ? 2 : 1>(out, a, b, at, wide, keys, steps), at += 32;
+  }
+  for (; at < wide; at += UNIT) add_transposed_units<HALF, 1>(out, a, b, at, wide, keys, steps);
 }
 
 }  // namespace

@@ -4,7 +4,12 @@
 
 namespace {
 
-constexpr int64_t ITEMS = 32;  // pieces of work aimed at, when tiles are many enough
+// Pieces of work aimed at, when tiles are many enough: as many where pieces share few keys, and where they share many,
+// since each sums the gradients of all its keys.
+constexpr int64_t ITEMS = 32, SHARING_ITEMS = 16;
+
+// What packed keys and sums of gradients may take, so that they stay in a cache while tiles pass by.
+constexpr int64_t CACHED = 1 << 20;
 
 struct Range {
   int64_t first, last;  // blocks of keys
@@ -16,8 +21,14 @@ struct Work {
   int64_t splits, items;
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
+    split_into(ITEMS);
+    int64_t blocks = 0;
+    for (int64_t s = 0; s < splits; s++) blocks += range(0, s).last - range(0, s).first;
+    if (2 * blocks > 3 * z.blocks) split_into(SHARING_ITEMS);
+  }
+  void split_into(int64_t aim) {
     int64_t heads = c.batch * c.kv_heads;
-    splits = (ITEMS + heads - 1) / heads;
+    splits = (aim + heads - 1) / heads;
     if (splits > c.plan.tiles / 10) splits = c.plan.tiles / 10;
     if (splits < 1) splits = 1;
     items = heads * splits;

@@ -1,0 +1,62 @@
+// The rows of a tile in groups whose sums fit into the registers, and code that knows their number when it is compiled.
+#pragma once
+#include "vec.h"
+
+namespace {
+
+template <int R>
+struct Count {
+  static constexpr int value = R;
+};
+// Calls f(rows, row) for each group of rows, with their number known to the compiler.
+template <class F>
+INLINE void each_group(int count, F f) {
+  for (int row = 0, left; (left = count - row) > 0;) {
+    if (ROWS == 6 && left >= 6 && left != 8)
+      f(Count<ROWS>(), row), row += ROWS;
+    else if (ROWS >= 4 && left >= 4)
+      f(Count<ROWS >= 4 ? 4 : 1>(), row), row += 4;
+    else if (left >= 2)
+      f(Count<2>(), row), row += 2;
+    else
+      f(Count<1>(), row), row += 1;
+  }
+}
+
+// A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
+struct Group {
+  int row, rows, first, panels;
+  bool masked;
+  uint16_t bits[ROWS][4];
+};
+
+// Calls f<rows, panels>(group) with both known to the compiler; where a level takes one panel at a time, for each.
+template <class F>
+INLINE void each_panels(const Group& g, F f) {
+  auto rows = [&](auto panels, const Group& x) {
+    constexpr int C = decltype(panels)::value;
+    switch (x.rows) {
+      case 6: return f.template call<ROWS, C>(x);
+      case 4: return f.template call<ROWS >= 4 ? 4 : 1, C>(x);
+      case 2: return f.template call<2, C>(x);
+      case 1: return f.template call<1, C>(x);
+    }
+  };
+  if (WIDE == 4) {
+    switch (g.panels) {
+      case 4: return rows(Count<WIDE>(), g);
+      case 3: return rows(Count<WIDE == 4 ? 3 : 1>(), g);
+      case 2: return rows(Count<WIDE == 4 ? 2 : 1>(), g);
+      case 1: return rows(Count<1>(), g);
+    }
+    return;
+  }
+  for (int c = 0; c < g.panels; c++) {
+    Group one = g;
+    one.first = g.first + c, one.panels = 1;
+    for (int r = 0; r < g.rows; r++) one.bits[r][0] = g.bits[r][c];
+    rows(Count<1>(), one);
+  }
+}
+
+}  // namespace
