@@ -130,7 +130,7 @@ def test_rows_whose_scores_lie_far_below_zero_are_computed_from_their_maximum(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("pattern", [Causal(), Window.last(70) | Causal() & Sink(3)], ids=str)
+@pytest.mark.parametrize("pattern", [Causal(), Window.around(300)], ids=str)
 def test_keys_in_stretches_give_every_query_its_whole_gradient(
     use: Use, level: str, dtype: torch.dtype, pattern: Pattern
 ) -> None:
