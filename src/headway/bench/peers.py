@@ -135,7 +135,7 @@ OTHERS: dict[str, tuple[str, Mapping[str, float]]] = {
         {"bfloat16": 0.03},
     ),
     "gqa": ("torch SDPA, enable_gqa", {"float32": 0.005, "bfloat16": 0.005}),
-    "transformers": ("the layer or model of transformers", {"float32": 0.02, "bfloat16": 0.005}),
+    "transformers": ("the layer or model of transformers", {"float32": 0.01, "bfloat16": 0.005}),
 }
 """Peers of other kinds of case, built by `problems`: (what it is, floors)."""
 
