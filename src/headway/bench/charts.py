@@ -21,6 +21,8 @@ COLOURS = {
     "gqa": RED,
 }
 
+OTHER = "headway, the case it is compared with"
+
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write what these rows give: attention.png, scaling.png, memory.png. The files that were written."""
@@ -52,13 +54,16 @@ def rates(figure: Any, rows: Sequence[Row]) -> None:
     seen: set[str] = set()
     for place, row in zip(places, rows, strict=True):
         for peer, ratio in row.ratios.items():
-            share = (row.share_of_limit or 0) / ratio
-            label = None if peer in seen else peer
-            axes.plot(share, place, "D", ms=5, color=COLOURS.get(peer, "black"), label=label)
-            seen.add(peer)
+            share, kind = (row.share_of_limit or 0) / ratio, OTHER if peer.startswith("headway ") else peer
+            label = None if kind in seen else kind
+            axes.plot(share, place, "D", ms=5, color=COLOURS.get(kind, "black"), label=label)
+            seen.add(kind)
     axes.set_yticks(places, [_name(row) for row in rows], fontsize=7)
     axes.set(
-        xlim=(0, 1), xlabel="share of the limit measured in the same turn", title="attention beside its peers"
+        xlim=(0, 1),
+        ylim=(-1, len(rows)),
+        xlabel="share of the limit measured in the same turn",
+        title="attention beside its peers",
     )
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
