@@ -74,8 +74,8 @@ struct Worker {
     return CACHED / ((words * (2 * w.z.wide_d + w.z.wide_dv) + BLOCK * w.row_size()) * 4);
   }
 
-  // dk, dv: sums for the blocks from `first` on. Keys are taken a stretch at a time, by all tiles; where there are several
-  // stretches, the gradients of all queries are kept until the last.
+  // dk, dv: sums for the blocks from `first` on. Keys are taken a stretch at a time, by all tiles; where there are
+  // several stretches, the gradients of all queries are kept until the last. False where memory is short.
   bool run(int64_t b, int64_t kv, int64_t split, int64_t first, float* dk, float* dv, float* const* gradients) {
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;

@@ -25,7 +25,7 @@ INLINE float* floats(int64_t count) {
 INLINE void large_pages(const headway_tensor& t, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t page = 2u << 20;
-  uintptr_t begin = ((uintptr_t)t.data + page - 1) / page * page, end = ((uintptr_t)t.data + (uintptr_t)bytes) / page * page;
+  uintptr_t at = (uintptr_t)t.data, begin = (at + page - 1) / page * page, end = (at + (uintptr_t)bytes) / page * page;
   if (end > begin) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #endif
 }

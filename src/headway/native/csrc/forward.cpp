@@ -79,14 +79,14 @@ struct Worker {
       if (at_once < 1) at_once = 1;
       for (int64_t g = 0; g < w.z.group; g += at_once) {
         int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
-        float* partial = w.partial + (item * w.partial_rows() + g * (end - begin)) * w.partial_row();
-        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part, partial);
+        int64_t row = item * w.partial_rows() + g * (end - begin);
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part, row);
       }
     }
   }
 
   void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
-                const Tokens& queries, const Tokens& keys, int64_t part, float* partial) {
+                const Tokens& queries, const Tokens& keys, int64_t part, int64_t partial) {
     Tile<HALF>& x = *tile;
     int64_t width = whole_units(w.z.d), n = end - begin;
     for (int64_t h = 0; h < heads; h++) {
@@ -98,7 +98,8 @@ struct Worker {
       }
     }
     x.ahead.nothing();
-    if (t + 1 < c.plan.tiles && w.parts == 1) look_ahead(b, kv, t, end, head, (heads * n + ROWS - 1) / ROWS, queries, keys);
+    if (t + 1 < c.plan.tiles && w.parts == 1)
+      look_ahead(b, kv, t, end, head, (heads * n + ROWS - 1) / ROWS, queries, keys);
     bool again = false, due[TILE];
     for (int r = 0; r < heads * n; r++) due[r] = true;
     for (int exact = 0; exact <= again; exact++) {
@@ -111,7 +112,7 @@ struct Worker {
         due[r] &= !now[r], again |= due[r];
       }
       if (w.parts > 1)
-        keep(partial, now);
+        keep(w.partial + partial * w.partial_row(), now);
       else
         write(b, queries, now);
     }
