@@ -5,11 +5,7 @@
 
 namespace {
 
-// A piece of work: tiles [from, to) of one row and kv head; the blocks of part `part` of `parts`.
-struct Item {
-  int64_t b, kv, from, to;
-};
-
+// An item of work: a chunk of the tiles of one row and kv head, against part `part` of `parts` of their blocks.
 struct Work {
   const headway_call& c;
   Sizes z;
