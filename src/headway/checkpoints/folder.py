@@ -19,7 +19,7 @@ from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.tensors import Tensors, open_tensors
 from headway.checkpoints.write import write_tensors
 from headway.errors import CheckpointError, did_you_mean
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, Model, ModelSpec, blank
 from headway.positions import Rotary
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -125,7 +125,7 @@ def fill(
 ) -> Decoder:
     """A decoder of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode."""
     with torch.device("meta"):
-        model = Decoder(spec, backend=backend).to(dtype)
+        model = blank(spec, backend).to(dtype)
     model = model.to_empty(device=device)
     own = model.state_dict()
     assert own.keys() == state.keys(), sorted(own.keys() ^ state.keys())
@@ -226,7 +226,7 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Ten
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        return {name: tuple(value.shape) for name, value in Decoder(spec).state_dict().items()}
+        return {name: tuple(value.shape) for name, value in blank(spec).state_dict().items()}
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,27 @@
-"""Decoders: one spec, one module, the families as data, and the arithmetic of both."""
+"""Models: one spec, three modules of the same blocks, the families as data, and the arithmetic of all."""
 
 from headway.models import catalog
+from headway.models.build import Model, blank, build
 from headway.models.decoder import Decoder
+from headway.models.encoder import Encoder
+from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES, Family
+from headway.models.head import Head
 from headway.models.initialise import initialise_
 from headway.models.spec import ModelSpec
 
-__all__ = ["FAMILIES", "Decoder", "Family", "ModelSpec", "catalog", "initialise_"]
+__all__ = [
+    "FAMILIES",
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "Family",
+    "Head",
+    "Memory",
+    "Model",
+    "ModelSpec",
+    "blank",
+    "build",
+    "catalog",
+    "initialise_",
+]

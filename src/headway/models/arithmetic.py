@@ -1,4 +1,4 @@
-"""What a decoder costs, counted from its spec: parameters, operations, bytes.
+"""What a model costs, counted from its spec: parameters, operations, bytes.
 
 Legend: M width, L layers, H query heads, K kv heads, G = H / K, D per head, F width of the feed-forward, V vocab,
 n tokens of a row.
@@ -14,7 +14,9 @@ import torch
 
 from headway.attention.int8 import row_bytes
 from headway.cache import make_cache
+from headway.errors import ConfigError
 from headway.models.shape import Shape
+from headway.nn import Turns
 from headway.patterns import Pattern, pairs, visible
 from headway.positions import Learned
 from headway.tokens import Tokens
@@ -35,26 +37,63 @@ class Arithmetic(Shape):
     def parameters(self) -> dict[str, int]:
         """Numbers in the weights, by where they are; their sum is `parameter_count`.
 
-            embedding      V M  (and the position table of `Learned`)
-            attention      L (M D (H + K + K) + H D M)      plus biases
-            feed-forward   L 3 M F                          plus biases
-            norms          (2 L + 1) M                      plus 2 L D with qk_norm
-            output layer   V M, or 0 when tied
+            embedding      V E  (and the tables of `Learned` and of token types, and E M + M where E is not M)
+            attention      L (M D (H + K + K) + H D M)      plus biases; q, k and v twice with
+                           `global_projections`; all of it twice in the decoder of an encoder-decoder
+            feed-forward   L 3 M F, or 2 M F not gated      plus biases
+            norms          (2 L + 1) M                      plus 2 L D with qk_norm; L M fewer in order "joint", L M
+                           more beside an encoder; M fewer without final_norm, E more with embedding_norm; twice
+                           with norm_bias
+            positions      trained angles and tables of scores
+            output layer   V E, or 0 when tied              plus biases, and what else the head has
+            encoder        all of the encoder's, without a shared embedding
 
-        Patterns and positions other than `Learned` have none.
+        E is M unless `embedding_width` says otherwise. Patterns have none.
         """
-        m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
+        m, h, k, d, f, e = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden, self.columns
         table = self.positions.rows if isinstance(self.positions, Learned) else 0
-        attention = m * d * (h + 2 * k) + h * d * m
-        attention += d * (h + 2 * k) * self.qkv_bias + m * self.out_bias
-        forward = 3 * m * f + (2 * f + m) * self.mlp_bias
-        return {
-            "embedding": (self.vocab + table) * m,
-            "attention": self.layers * attention,
+        qkv = (m + self.qkv_bias) * d * (h + 2 * k)
+        attention = qkv * (1 + self.global_projections) + h * d * m + m * self.out_bias
+        cross = self.encoder is not None
+        forward = (2 + self.gated) * m * f + ((1 + self.gated) * f + m) * self.mlp_bias
+        per_norm = 1 + self.norm_bias
+        norms = m * (self.layers * (2 - (self.order == "joint") + cross) + self.final_norm)
+        norms += e * self.embedding_norm
+        found = {
+            "embedding": (self.vocab + table + self.token_types) * e + (e * m + m) * (e != m),
+            "attention": self.layers * (attention + cross * (qkv + h * d * m + m * self.out_bias)),
             "feed-forward": self.layers * forward,
-            "norms": (2 * self.layers + 1) * m + 2 * self.layers * d * self.qk_norm,
-            "output layer": 0 if self.tied else self.vocab * m,
+            "norms": norms * per_norm + 2 * self.layers * d * self.qk_norm * (1 + cross),
+            "positions": self._position_parameters(),
+            "output layer": self._head_parameters(),
         }
+        if self.encoder is not None:
+            shared = self.encoder.vocab * self.encoder.columns if self.shared_embedding else 0
+            found["encoder"] = self.encoder.parameter_count - shared
+        return {name: n for name, n in found.items() if n or name not in ("positions", "encoder")}
+
+    def _head_parameters(self) -> int:
+        head, m, e = self.head, self.width, self.columns
+        if head.kind == "lm":
+            return self.vocab * (m * (not self.tied) + self.output_bias)
+        if head.kind == "masked-lm":
+            inner = e if head.dense is not None else m
+            dense = (m * e + e + e * (1 + self.norm_bias)) if head.dense is not None else 0
+            return dense + self.vocab * (inner * (not self.tied) + self.output_bias)
+        return (m * m + m) * (head.dense is not None) + (m + 1) * head.outputs
+
+    def _position_parameters(self) -> int:
+        with torch.device("meta"):
+            total = 0
+            for i, scheme in enumerate(self.layer_positions):
+                if scheme.marks == "scores" and (i == 0 or not scheme.shared):
+                    steps = scheme.scores(self.heads, self.head_dim, not self.causal)
+                    total += sum(
+                        t.numel() for s in steps for t in s.parameters if isinstance(t, torch.nn.Parameter)
+                    )
+                elif scheme.marks == "queries and keys":
+                    total += sum(p.numel() for p in Turns(scheme, self.head_dim).parameters())
+        return total
 
     @property
     def parameter_count(self) -> int:
@@ -63,9 +102,18 @@ class Arithmetic(Shape):
 
     @property
     def matrix_weights(self) -> int:
-        """Weights that every token is multiplied with in the blocks: L (M D (2 H + 2 K) + 3 M F)."""
+        """Weights that every token is multiplied with in the blocks: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated.
+
+        Raises ConfigError for an encoder-decoder, whose two sides have tokens of their own."""
+        if self.encoder is not None:
+            raise ConfigError(
+                "operations and bytes are counted for one stack; ask for those of spec.encoder and of "
+                "replace(spec, encoder=None, shared_embedding=False)"
+            )
         m, d = self.width, self.head_dim
-        return self.layers * (m * d * (2 * self.heads + 2 * self.kv_heads) + 3 * m * self.hidden)
+        return self.layers * (
+            m * d * (2 * self.heads + 2 * self.kv_heads) + (2 + self.gated) * m * self.hidden
+        )
 
     def weight_bytes(self, dtype: torch.dtype = torch.bfloat16) -> int:
         """Bytes of all parameters."""
@@ -174,6 +222,7 @@ class Arithmetic(Shape):
         keep their input, L e M per token ("inputs"). Parameters, gradients and optimizer come on top
         (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
         """
+        self._must_be_llama_like("activation_bytes")
         m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
         e, n, tokens = dtype.itemsize, context, context * batch
         full = 1 if checkpoint_blocks else self.layers
@@ -189,6 +238,17 @@ class Arithmetic(Shape):
             "logits": tokens * 4 * self.vocab,
         }
         return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
+
+    def _must_be_llama_like(self, what: str) -> None:
+        usual = {"order": "pre", "norm": "rms", "norm_bias": False, "gated": True, "final_norm": True, "causal": True,
+                 "embedding_norm": False, "embedding_width": None, "encoder": None, "linear": None, "dropout": 0.0,
+                 "token_types": 0}  # fmt: skip
+        other = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        if other:
+            raise ConfigError(
+                f"{what} is counted for decoders with pre-norm RMSNorm and gated feed-forwards; this model has "
+                f"{', '.join(other)}"
+            )
 
     def training_bytes(
         self,

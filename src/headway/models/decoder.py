@@ -1,65 +1,24 @@
-"""The one decoder: every family is a spec of it.
+"""The one decoder: every family of causal language models is a spec of it.
 
 Legend: B rows, T slots of the call, N slots whose logits are wanted, M width of the model, V vocab.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
-from headway.errors import ConfigError, DataError
-from headway.nn import (
-    Attention,
-    Block,
-    GatedFeedForward,
-    PositionEmbedding,
-    RMSNorm,
-    TokenEmbedding,
-    rotary_table,
-)
+from headway.errors import DataError
+from headway.models.core import Core, check_call
+from headway.nn import OutputLayer
 from headway.tokens import Tokens
 
 if TYPE_CHECKING:
     from headway.models.spec import ModelSpec
-
-
-class Core(nn.Module):
-    """Embedding, blocks and last norm, under the names that Hugging Face's LLaMA gives them."""
-
-    def __init__(self, spec: ModelSpec, backend: str) -> None:
-        super().__init__()
-        norm = partial(RMSNorm, spec.width, spec.norm_eps)
-        self.embed_tokens = TokenEmbedding(spec.vocab, spec.width)
-        self.embed_positions = PositionEmbedding(spec.positions, spec.width)
-        self.layers = nn.ModuleList(
-            Block(
-                Attention(
-                    spec.width,
-                    spec.heads,
-                    spec.kv_heads,
-                    head_dim=spec.head_dim,
-                    pattern=pattern,
-                    positions=spec.positions,
-                    qkv_bias=spec.qkv_bias,
-                    out_bias=spec.out_bias,
-                    qk_norm=spec.qk_norm,
-                    norm_eps=spec.norm_eps,
-                    dropout=spec.attention_dropout,
-                    backend=backend,
-                ),
-                GatedFeedForward(spec.width, spec.hidden, spec.activation, spec.mlp_bias),
-                norm,
-            )
-            for pattern in spec.patterns
-        )
-        self.norm = norm()
 
 
 class Decoder(nn.Module):
@@ -80,7 +39,9 @@ class Decoder(nn.Module):
         self.spec = spec
         self.checkpoint_blocks = False
         self.model = Core(spec, backend)
-        self.lm_head = None if spec.tied else nn.Linear(spec.width, spec.vocab, bias=False)
+        self.lm_head = OutputLayer(
+            spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
+        )
 
     def forward(
         self,
@@ -115,25 +76,17 @@ class Decoder(nn.Module):
         if tokens is None and ids.dim() == 2:
             count = ids.shape[1]
             tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
-        x_BTM = self.model.embed_tokens(ids, tokens)
-        assert tokens is not None
-        self._check(ids, tokens, cache)
-        x_BTM = self.model.embed_positions(x_BTM, tokens)
-        rotation = rotary_table(self.spec.positions, tokens, self.spec.head_dim, x_BTM.dtype)
+        if tokens is None:
+            raise DataError(f"token ids must be whole numbers [batch, tokens], got shape {list(ids.shape)}")
+        check_call(self.spec, ids, tokens, cache)
         redo = self.checkpoint_blocks and cache is None and self.training and torch.is_grad_enabled()
-        for i, block in enumerate(self.model.layers):
-            if redo:
-                x_BTM = checkpoint(block, x_BTM, tokens=tokens, rotation=rotation, use_reentrant=False)
-            else:
-                past = None if cache is None else cache[i]
-                x_BTM = block(x_BTM, tokens=tokens, cache=past, rotation=rotation)
-        hidden: Tensor = self.model.norm(x_BTM)
+        hidden: Tensor = self.model(ids, tokens, cache=cache, checkpoint_blocks=redo)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
-        weight = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return nn.functional.linear(hidden, weight)
+        logits: Tensor = self.lm_head(hidden, self.model.embedding)
+        return logits
 
     def make_cache(
         self, batch: int = 1, *, slack: int = 0, kind: Kind = "auto", dtype: torch.dtype | None = None
@@ -141,7 +94,7 @@ class Decoder(nn.Module):
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
         `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
         them)."""
-        weight = self.model.embed_tokens.weight
+        weight = self.model.embedding
         return DecoderCache.of(
             self.spec.patterns,
             batch=batch,
@@ -152,30 +105,6 @@ class Decoder(nn.Module):
             slack=slack,
             kind=kind,
         )
-
-    def _check(self, ids: Tensor, tokens: Tokens, cache: DecoderCache | None) -> None:
-        if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
-            raise ConfigError(
-                f"Decoder: tokens describe {tokens.rows} rows of {tokens.count} slots, but ids are "
-                f"{ids.shape[0]} rows of {ids.shape[1]}"
-            )
-        if tokens.device != ids.device:
-            raise ConfigError(
-                f"Decoder: tokens are on {tokens.device}, ids on {ids.device}; move them: tokens.to(ids.device)"
-            )
-        if cache is not None and (len(cache) != self.spec.layers or cache.batch != ids.shape[0]):
-            raise ConfigError(
-                f"Decoder: the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
-                f"{self.spec.layers} layers and {ids.shape[0]} rows; make one with decoder.make_cache({ids.shape[0]})"
-            )
-        limit = self.spec.context_limit
-        if limit is not None and tokens.index.numel():
-            longest = int(tokens.index.max()) + 1 if tokens.start is None else tokens.start + tokens.count
-            if longest > limit:
-                raise ConfigError(
-                    f"Decoder: a row of {longest} tokens is longer than this model can take ({limit}); "
-                    "shorten the input"
-                )
 
 
 def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
@@ -203,4 +132,4 @@ def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
     return x_BTM.gather(1, at.unsqueeze(-1).expand(-1, -1, width))
 
 
-__all__ = ["Core", "Decoder", "select_slots"]
+__all__ = ["Decoder", "select_slots"]

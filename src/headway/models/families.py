@@ -1,10 +1,14 @@
-"""The families of decoders that differ by a few switches: data, not classes."""
+"""The families of models, which differ by a few switches: data, not classes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from headway.models.head import Head
+from headway.patterns import Full, Global, Window
+from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class Family:
 
     Attributes:
         about: one line.
-        defaults: fields of `ModelSpec` that need not be given.
+        defaults: fields of `ModelSpec` that need not be given (patterns are Causal() where none are).
         theta: of the rotary positions, unless given.
     """
 
@@ -21,6 +25,46 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
 
+
+_BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+_LAYER_NORM = {"norm": "layer", "norm_bias": True}
+_2017 = {
+    **_LAYER_NORM,
+    "order": "post",
+    "final_norm": False,
+    "gated": False,
+    "mlp_bias": True,
+    "dropout": 0.1,
+    "trained_context": 512,
+}
+_BERT = {
+    **_2017,
+    **_BIASES,
+    "causal": False,
+    "patterns": Full(),
+    "positions": Learned(512),
+    "norm_eps": 1e-12,
+    "embedding_norm": True,
+    "token_types": 2,
+    "activation": "gelu",
+    "attention_dropout": 0.1,
+    "head": Head("masked-lm", dense="gelu"),
+    "output_bias": True,
+    "tied": True,
+}
+_ROBERTA = {**_BERT, "positions": Learned(512, offset=2), "norm_eps": 1e-5, "token_types": 1}
+_GPT2 = {
+    **_LAYER_NORM,
+    **_BIASES,
+    "positions": Learned(1024),
+    "norm_eps": 1e-5,
+    "gated": False,
+    "activation": "gelu_pytorch_tanh",
+    "tied": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "trained_context": 1024,
+}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3"),
@@ -41,5 +85,86 @@ FAMILIES: Mapping[str, Family] = {
         "llama with normed queries and keys, a free head_dim, and windows by layer",
         {"qk_norm": True, "trained_context": 40960},
         theta=1e6,
+    ),
+    "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", _GPT2),
+    "gpt_bigcode": Family("gpt2 with one key and value for all heads (SantaCoder, StarCoder)", _GPT2),
+    "falcon": Family(
+        "rotary positions, attention and feed-forward side by side behind one LayerNorm, one kv head",
+        {
+            **_LAYER_NORM,
+            "norm_eps": 1e-5,
+            "order": "joint",
+            "gated": False,
+            "activation": "gelu",
+            "kv_heads": 1,
+            "tied": True,
+        },
+    ),
+    "starcoder2": Family(
+        "rotary positions, LayerNorm, biases, shared keys, windows by layer",
+        {
+            **_LAYER_NORM,
+            **_BIASES,
+            "norm_eps": 1e-5,
+            "gated": False,
+            "activation": "gelu_pytorch_tanh",
+            "tied": True,
+            "trained_context": 4096,
+        },
+        theta=1e5,
+    ),
+    "transformer": Family(
+        "the Transformer of 2017: post-norm, sinusoidal positions, ReLU; no biases in attention",
+        {**_2017, "positions": Sinusoidal(), "activation": "relu", "norm_eps": 1e-6},
+    ),
+    "marian": Family(
+        "transformer with biases in attention and SiLU",
+        {**_2017, **_BIASES, "positions": Sinusoidal(), "norm_eps": 1e-5},
+    ),
+    "bart": Family(
+        "transformer with learned positions, a norm behind the embedding, and GELU",
+        {
+            **_2017,
+            **_BIASES,
+            "positions": Learned(1024, offset=2),
+            "embedding_norm": True,
+            "activation": "gelu",
+            "norm_eps": 1e-5,
+            "trained_context": 1024,
+        },
+    ),
+    "t5": Family(
+        "pre-norm RMSNorm, a bias by distance that all layers share, unscaled scores, ReLU",
+        {
+            "positions": T5Bias(),
+            "gated": False,
+            "activation": "relu",
+            "attention_scale": 1.0,
+            "tied": True,
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+            "trained_context": 512,
+        },
+    ),
+    "bert": Family("post-norm encoder, learned positions, GELU, segments", _BERT),
+    "roberta": Family("bert without segments, positions from 2 on", _ROBERTA),
+    "longformer": Family(
+        "roberta with windows, global tokens and projections of their own for these",
+        {
+            **_ROBERTA,
+            "positions": Learned(4096, offset=2),
+            "patterns": Window.around(256) | Global(),
+            "global_projections": True,
+            "trained_context": 4096,
+        },
+    ),
+    "roformer": Family(
+        "bert with rotary positions",
+        {**_BERT, "positions": Rotary(pairing="adjacent"), "trained_context": 1536},
+    ),
+    "wobert": Family("bert over Chinese words", _BERT),
+    "nezha": Family(
+        "bert with fixed relative positions on keys",
+        {**_BERT, "positions": Relative(64, sinusoidal=True)},
     ),
 }

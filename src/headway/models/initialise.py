@@ -7,29 +7,31 @@ import math
 import torch
 
 from headway.models.decoder import Decoder
+from headway.models.encoder import Encoder
+from headway.models.encoder_decoder import EncoderDecoder
 
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
-def initialise_(model: Decoder, seed: int | None = None) -> None:
+def initialise_(model: Decoder | Encoder | EncoderDecoder, seed: int | None = None) -> None:
     """Fills every parameter, in place.
 
         parameter                                   value
-        embeddings, output layer                    normal, std s
-        q_proj, k_proj, v_proj, gate_proj, up_proj  normal, std s
+        embeddings, output layer, score tables      normal, std s
+        other matrices                              normal, std s
         o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
         gains of norms                              1
-        biases                                      0
+        biases, drifts of trained angles            0
 
     with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
     float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
     """
     generator = torch.Generator()
     generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-    std, depth = model.spec.init_std, model.spec.layers
+    std, depth = model.spec.init_std, model.spec.layers  # of an encoder-decoder: the decoder's, for both
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):
+            if name.endswith((".bias", ".drift")):
                 parameter.zero_()
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)

@@ -1,4 +1,4 @@
-"""`ModelSpec`: one frozen value that says all of a decoder but its weights."""
+"""`ModelSpec`: one frozen value that says all of a model but its weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 from headway.errors import ConfigError, did_you_mean
 from headway.models.arithmetic import Arithmetic
+from headway.models.build import build
 from headway.models.decoder import Decoder
 from headway.models.families import FAMILIES
-from headway.models.initialise import initialise_
+from headway.models.head import Head
 from headway.models.shape import expand_patterns
 from headway.patterns import Causal, Pattern
 from headway.positions import Rotary
@@ -20,7 +21,8 @@ from headway.positions import Rotary
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Arithmetic):
-    """A decoder, declared: fields in `Shape`, arithmetic in `Arithmetic`; `build` gives the module.
+    """A model, declared: fields in `Shape`, arithmetic in `Arithmetic`; `build` gives the module of a decoder, and
+    `headway.models.build` that of any spec.
 
     `ModelSpec.of("qwen3", ...)` fills in what is usual in a family, `ModelSpec.of_depth(6, vocab)` is one dial
     for models of one's own, and `headway.models.catalog` has the published sizes.
@@ -30,13 +32,13 @@ class ModelSpec(Arithmetic):
     def of(
         family: str,
         *,
-        patterns: Pattern | Sequence[Pattern] = Causal(),  # noqa: B008  (a frozen value)
+        patterns: Pattern | Sequence[Pattern] | None = None,
         **fields: Any,
     ) -> ModelSpec:
         """A spec with the usual values of `family` for whatever is not given.
 
-        kv_heads = heads, head_dim = width / heads, positions = Rotary(the family's theta, pairing="halves"),
-        and the family's own defaults. Raises ConfigError for an unknown family or field.
+        kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,
+        pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or field.
         """
         if family not in FAMILIES:
             raise ConfigError(
@@ -50,7 +52,9 @@ class ModelSpec(Arithmetic):
         needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
         if needed:
             raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
-        given = {**FAMILIES[family].defaults, **fields}
+        given = {"patterns": Causal(), **FAMILIES[family].defaults, **fields}
+        seen = given.pop("patterns") if patterns is None else patterns
+        given.pop("patterns", None)
         given.setdefault("kv_heads", given["heads"])
         given.setdefault("positions", Rotary(FAMILIES[family].theta, pairing="halves"))
         if "head_dim" not in given:
@@ -60,7 +64,8 @@ class ModelSpec(Arithmetic):
                     "give head_dim"
                 )
             given["head_dim"] = given["width"] // given["heads"]
-        return ModelSpec(family=family, patterns=expand_patterns(patterns, given["layers"]), **given)
+        causal = given.get("causal", True)
+        return ModelSpec(family=family, patterns=expand_patterns(seen, given["layers"], causal), **given)
 
     @staticmethod
     def of_depth(
@@ -111,7 +116,13 @@ class ModelSpec(Arithmetic):
 
     def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:
         """The same model seeing through other patterns; its weights fit unchanged."""
-        return replace(self, patterns=expand_patterns(patterns, self.layers))
+        return replace(self, patterns=expand_patterns(patterns, self.layers, self.causal))
+
+    def with_head(self, head: Head) -> ModelSpec:
+        """The same encoder for another purpose. Where the head has no matrix over the vocab there is nothing to
+        tie, and no bias; "masked-lm" ties, as in BERT."""
+        vocab = head.needs_vocab
+        return replace(self, head=head, tied=vocab, output_bias=vocab)
 
     def build(
         self,
@@ -120,18 +131,19 @@ class ModelSpec(Arithmetic):
         seed: int | None = None,
         backend: str = "auto",
     ) -> Decoder:
-        """A decoder with fresh weights (see `initialise_`), in training mode.
+        """A decoder with fresh weights (see `initialise_`), in training mode; `headway.models.build` makes any model.
 
         Args:
             device: "meta" gives shapes without memory or weights.
             dtype: of all parameters; torch's default unless given.
             seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
             backend: of attention, in every layer.
+        Raises ConfigError when this is not the spec of a decoder alone.
         """
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        with torch.device("meta"):
-            model = Decoder(self, backend=backend).to(dtype)
-        where = torch.device("cpu" if device is None else device)
-        if where.type != "meta":
-            initialise_(model.to_empty(device=where), seed)
+        model = build(self, device, dtype, seed, backend)
+        if not isinstance(model, Decoder):
+            raise ConfigError(
+                f"ModelSpec.build makes decoders, and this spec is of an {type(model).__name__}; "
+                "call headway.models.build(spec)"
+            )
         return model

@@ -1,22 +1,37 @@
 """Layers: attention over declared patterns, norms, feed-forwards, embeddings, and the block that joins them."""
 
-from headway.nn.attention import Attention, rotary_table, token_lengths
-from headway.nn.block import Block
+from headway.nn.attention import Attention
+from headway.nn.block import ORDERS, Block, Order
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
-from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, swish
-from headway.nn.norms import LayerNorm, RMSNorm
+from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
+from headway.nn.global_attention import GlobalAttention
+from headway.nn.linear import LinearAttention
+from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
+from headway.nn.output import OutputLayer
+from headway.nn.scores import Scores
+from headway.nn.turns import Table, Turns
 
 __all__ = [
     "ACTIVATIONS",
+    "NORMS",
+    "ORDERS",
     "Attention",
     "Block",
     "FeedForward",
     "GatedFeedForward",
+    "GlobalAttention",
     "LayerNorm",
+    "LinearAttention",
+    "Norm",
+    "Order",
+    "OutputLayer",
     "PositionEmbedding",
     "RMSNorm",
+    "Scores",
+    "Table",
     "TokenEmbedding",
-    "rotary_table",
+    "Turns",
+    "make_norm",
+    "named_activation",
     "swish",
-    "token_lengths",
 ]

@@ -17,8 +17,10 @@ from headway.cache import Cache, DecoderCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.norms import RMSNorm
+from headway.nn.scores import Scores
+from headway.nn.turns import Table, Turns
 from headway.patterns import Causal, Pattern
-from headway.positions import NoPositions, PositionScheme, Rotary, RotaryTable
+from headway.positions import NoPositions, PositionScheme, Rotary
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -39,7 +41,7 @@ class Attention(nn.Module):
         heads, kv_heads: H and K; K = H unless given, and must divide it.
         head_dim, value_dim: D (M / H unless given) and E (D unless given).
         pattern: which keys each query may see.
-        positions: `Rotary` turns queries and keys here; other schemes act elsewhere.
+        positions: schemes that mark queries and keys, or scores, act here; the others elsewhere.
         qkv_bias, out_bias: biases of the projections.
         qk_norm: RMSNorm on every query and key, with eps `norm_eps`.
         score, scale, backend: as in `attend`; scale is D^-0.5 unless given. Tensors of a score are part of the
@@ -89,9 +91,8 @@ class Attention(nn.Module):
             raise ConfigError(
                 f"Attention: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
             )
-        if isinstance(positions, Rotary):
-            positions.rotated_dims(self.head_dim)
         self.pattern, self.positions, self.backend, self.scale = pattern, positions, backend, scale
+        self.turns = Turns(positions, self.head_dim)
         self.dropout = dropout
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(width, self.heads.kv_heads * self.head_dim, bias=qkv_bias)
@@ -100,12 +101,8 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, norm_eps) if qk_norm else None
         self.drop_output = nn.Dropout(output_dropout)
-        self.score = (score,) if isinstance(score, Score) else tuple(score)
-        for name, tensor in self._score_tensors().items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+        own = positions.scores(heads, self.head_dim, not pattern.is_causal)
+        self.score = Scores((*own, *((score,) if isinstance(score, Score) else score)))
 
     def forward(
         self,
@@ -113,9 +110,10 @@ class Attention(nn.Module):
         *,
         tokens: Tokens | None = None,
         cache: Cache | None = None,
-        memory: Tensor | None = None,
+        memory: Tensor | Keys | None = None,
         memory_tokens: Tokens | None = None,
-        rotation: RotaryTable | None = None,
+        rotation: Table | None = None,
+        score: Sequence[Score] = (),
     ) -> Tensor:
         """[B, T, M] -> [B, T, M].
 
@@ -124,64 +122,64 @@ class Attention(nn.Module):
             tokens: of x; without them rows are numbered from 0, or from where `cache` ended.
             cache: past keys and values; the chunk is added to it, and its queries see both.
             memory: [B, S, M], what keys and values are made of: cross-attention (pattern `Full`, or global
-                tokens; no positions, no cache).
+                tokens; no positions, no cache). Or `keys(memory)`, which are the same at every step.
             memory_tokens: of memory; all of it unless given.
-            rotation: `rotary_table(...)` of these tokens, when several layers share it.
+            rotation: `turns(...)` of these tokens, when several layers share it.
+            score: steps that several layers share, before this layer's own.
         """
         if x_BTM.dim() != 3 or x_BTM.shape[-1] != self.width:
             raise ConfigError(f"Attention: x must be [batch, tokens, {self.width}], got {list(x_BTM.shape)}")
-        if rotation is not None and (memory is not None or not isinstance(self.positions, Rotary)):
+        if rotation is not None and (memory is not None or self.positions.marks != "queries and keys"):
             what = "memory is given" if memory is not None else f"positions are {self.positions}"
             raise ConfigError(f"Attention: rotation is given, but {what}, and nothing is turned")
         if memory is not None:
-            return self._cross(x_BTM, tokens, cache, memory, memory_tokens)
+            return self._cross(x_BTM, tokens, cache, memory, memory_tokens, score)
         if memory_tokens is not None:
             raise ConfigError("Attention: memory_tokens describe `memory`, which is not given")
         count, device = x_BTM.shape[1], x_BTM.device
         if tokens is None:
             fresh = Tokens.range(count, device=device)
             tokens = fresh if cache is None else DecoderCache([cache]).next_tokens(count)
-        q_BHTD, k_BKSD, v_BKSE = self._project(x_BTM, x_BTM)
+        q_BHTD, k_BKSD, v_BKSE = self._project(x_BTM)
         rotary = self.positions if isinstance(self.positions, Rotary) else None
         # Where frequencies move with the row's length, caches keep keys as they are: they are turned when read.
         late = rotary is not None and rotary.length_dependent and cache is not None
-        if rotary is not None:
-            if rotation is None:
-                rotation = rotary_table(rotary, tokens, self.head_dim, q_BHTD.dtype)
-            assert rotation is not None
+        if rotation is None:
+            rotation = self.turns(tokens, q_BHTD.dtype)
+        if rotation is not None:
             q_BHTD = rotation.apply(q_BHTD)
             k_BKSD = k_BKSD if late else rotation.apply(k_BKSD)
+            v_BKSE = rotation.apply(v_BKSE) if rotation.turns_values else v_BKSE
         if cache is None:
-            return self._attend(q_BHTD, tokens, Keys(k_BKSD, v_BKSE, tokens))
+            return self._attend(q_BHTD, tokens, Keys(k_BKSD, v_BKSE, tokens), score)
         keys = cache.update(k_BKSD, v_BKSE, tokens)
         if late and rotary is not None:
             keys = keys.dequantised(q_BHTD.dtype)
             at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
             keys = replace(keys, k=rotary.rotate(keys.k, at, cache.length))
-        return self._attend(q_BHTD, tokens, keys)
+        return self._attend(q_BHTD, tokens, keys, score)
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
-        k = self.k_proj(source).unflatten(-1, (-1, self.head_dim))
-        v = self.v_proj(source).unflatten(-1, (-1, self.value_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> Keys:
+        """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
+        if memory.dim() != 3 or memory.shape[-1] != self.width:
+            raise ConfigError(
+                f"Attention: memory must be [batch, keys, {self.width}], got {list(memory.shape)}"
+            )
+        tokens = memory_tokens or Tokens.range(memory.shape[1], device=memory.device)
+        k = self._heads(self.k_proj(memory), self.head_dim, self.k_norm)
+        return Keys(k, self._heads(self.v_proj(memory), self.value_dim), tokens)
 
-    def _score_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the score steps, by the names that they bear in the state dict."""
-        return {
-            f"score_{i}_{j}": t for i, step in enumerate(self.score) for j, t in enumerate(step.parameters)
-        }
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._heads(self.q_proj(x), self.head_dim, self.q_norm)
+        k = self._heads(self.k_proj(x), self.head_dim, self.k_norm)
+        return q, k, self._heads(self.v_proj(x), self.value_dim)
 
-    def _scores(self) -> list[Score]:
-        """The score steps on the tensors that are registered here, wherever the module has been moved to."""
-        return [
-            step.with_parameters(tuple(getattr(self, f"score_{i}_{j}") for j in range(len(step.parameters))))
-            for i, step in enumerate(self.score)
-        ]
+    def _heads(self, x: Tensor, size: int, norm: nn.Module | None = None) -> Tensor:
+        """[B, T, heads * size] -> [B, heads, T, size], normed."""
+        x = x.unflatten(-1, (-1, size))
+        return (x if norm is None else norm(x)).transpose(1, 2)
 
-    def _attend(self, q: Tensor, q_tokens: Tokens, keys: Keys) -> Tensor:
+    def _attend(self, q: Tensor, q_tokens: Tokens, keys: Keys, score: Sequence[Score]) -> Tensor:
         out_BHTE = attend(
             q,
             keys.k,
@@ -191,7 +189,7 @@ class Attention(nn.Module):
             k_tokens=keys.tokens,
             k_scale=keys.k_scale,
             v_scale=keys.v_scale,
-            score=self._scores(),
+            score=[*score, *self.score()],
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
@@ -204,53 +202,30 @@ class Attention(nn.Module):
         x: Tensor,
         tokens: Tokens | None,
         cache: Cache | None,
-        memory: Tensor,
+        memory: Tensor | Keys,
         memory_tokens: Tokens | None,
+        score: Sequence[Score],
     ) -> Tensor:
         if cache is not None:
             raise ConfigError(
                 "Attention: memory is there as a whole, so cross-attention takes no cache; drop cache="
             )
-        if self.pattern.reach != (None, None) or self.positions.marks == "queries and keys":
+        if self.pattern.reach != (None, None) or self.positions.marks in ("queries and keys", "scores"):
             raise ConfigError(
                 "Attention: positions of x and memory are not comparable, so cross-attention needs "
-                f"pattern=Full() (or global tokens) and no rotary positions; got {self.pattern} and "
+                f"pattern=Full() (or global tokens) and no relative positions; got {self.pattern} and "
                 f"{self.positions}"
             )
-        if memory.dim() != 3 or memory.shape[0] != x.shape[0] or memory.shape[-1] != self.width:
-            raise ConfigError(
-                f"Attention: memory must be [{x.shape[0]}, keys, {self.width}], got {list(memory.shape)}"
-            )
+        if isinstance(memory, Tensor):
+            keys = self.keys(memory, memory_tokens)
+        elif memory_tokens is not None:
+            raise ConfigError("Attention: memory is Keys, which have their tokens; drop memory_tokens=")
+        else:
+            keys = memory
+        if keys.k.shape[0] != x.shape[0]:
+            raise ConfigError(f"Attention: memory has {keys.k.shape[0]} rows, x has {x.shape[0]}")
         at_x = Tokens.range(x.shape[1], device=x.device) if tokens is None else tokens
-        at_memory = memory_tokens or Tokens.range(memory.shape[1], device=x.device)
-        q, k, v = self._project(x, memory)
-        return self._attend(q, at_x, Keys(k, v, at_memory))
+        return self._attend(self._heads(self.q_proj(x), self.head_dim, self.q_norm), at_x, keys, score)
 
     def extra_repr(self) -> str:
         return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, pattern={self.pattern}"
-
-
-def rotary_table(
-    positions: PositionScheme, tokens: Tokens, head_dim: int, dtype: torch.dtype
-) -> RotaryTable | None:
-    """Cosines and sines that queries and keys of these tokens are turned with; None unless `Rotary`.
-
-    Where frequencies depend on the length, it is that of each token's own row (or packed document)."""
-    if not isinstance(positions, Rotary):
-        return None
-    length = token_lengths(tokens) if positions.length_dependent else None
-    return positions.table(torch.where(tokens.valid, tokens.positions, 0), head_dim, length, dtype)
-
-
-def token_lengths(tokens: Tokens) -> Tensor:
-    """How many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T].
-
-    That is the largest index of the document plus one, so a chunk that continues a cache counts the past."""
-    index = tokens.index
-    if tokens.document is None:
-        last = index.amax(1, keepdim=True) if index.shape[1] else index.new_zeros(index.shape[0], 1)
-        return (last + 1).expand_as(index)
-    document = torch.where(tokens.valid, tokens.document, -1) + 1
-    most = index.new_full((index.shape[0], int(document.max()) + 1), -1)
-    most = most.scatter_reduce(1, document, index, "amax")
-    return most.gather(1, document) + 1

@@ -1,45 +1,73 @@
 """One layer: attention and feed-forward, each with its residual and its norm."""
 
-from collections.abc import Callable
-from typing import Literal
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor, nn
 
+from headway.attention import Keys
 from headway.cache import Cache
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
-from headway.positions import RotaryTable
+from headway.scores import Score
 from headway.tokens import Tokens
 
-Order = Literal["pre", "post"]
+if TYPE_CHECKING:
+    from headway.nn.linear import LinearAttention
+    from headway.nn.turns import Table
+
+Order = Literal["pre", "post", "parallel", "joint"]
+ORDERS: tuple[str, ...] = get_args(Order)
 
 
 class Block(nn.Module):
-    """Attention and feed-forward around a residual stream, with the norm before or after.
+    """Attention and feed-forward around a residual stream.
 
-        pre    x + attn(norm1(x)),  then  x + mlp(norm2(x))       (GPT-2, LLaMA)
-        post   norm1(x + attn(x)),  then  norm2(x + mlp(x))       (Vaswani et al. 2017, section 3.1)
+        pre        x + attn(norm1(x)),  then  x + mlp(norm2(x))       (GPT-2, LLaMA)
+        post       norm1(x + attn(x)),  then  norm2(x + mlp(x))       (Vaswani et al. 2017, section 3.1)
+        parallel   x + attn(norm1(x)) + mlp(norm2(x))                 (Falcon 40B)
+        joint      x + attn(norm1(x)) + mlp(norm1(x)), no norm2       (GPT-J, Falcon 7B)
 
-    Parameters are the same in both orders. They bear the names of Hugging Face's LLaMA: input_layernorm
-    (norm1), self_attn, post_attention_layernorm (norm2), mlp.
+    With `cross_attn`, x + cross(norm3(x), memory) or norm3(x + cross(x, memory)) stands between the two, as in
+    section 3.2.3 of Vaswani et al. Parameters are the same in "pre" and "post". They bear the names of Hugging
+    Face's LLaMA: input_layernorm (norm1), self_attn, cross_attn, cross_attention_layernorm (norm3),
+    post_attention_layernorm (norm2), mlp.
 
     Args:
         self_attn, mlp: the two sub-layers.
-        norm: makes one norm; called twice.
-        order: "pre" or "post".
+        norm: makes one norm; called once for each.
+        order: one of the above.
+        cross_attn: attention to an encoder's states.
+        dropout: probability for the output of the feed-forward, in training mode; attention has its own.
     """
 
     def __init__(
-        self, self_attn: Attention, mlp: nn.Module, norm: Callable[[], nn.Module], order: Order = "pre"
+        self,
+        self_attn: Attention | LinearAttention,
+        mlp: nn.Module,
+        norm: Callable[[], nn.Module],
+        order: Order = "pre",
+        *,
+        cross_attn: Attention | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if order not in ("pre", "post"):
-            raise ConfigError(f'Block: order is "pre" or "post" (where the norm stands), got {order!r}')
+        if order not in ORDERS:
+            raise ConfigError(
+                f"Block: order is one of {', '.join(ORDERS)} (where the norms stand), got {order!r}"
+            )
+        if cross_attn is not None and order not in ("pre", "post"):
+            raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
         self.order = order
         self.input_layernorm = norm()
         self.self_attn = self_attn
-        self.post_attention_layernorm = norm()
+        self.cross_attention_layernorm = norm() if cross_attn is not None else None
+        self.cross_attn = cross_attn
+        self.post_attention_layernorm = norm() if order != "joint" else None
         self.mlp = mlp
+        self.drop = nn.Dropout(dropout)
 
     def forward(
         self,
@@ -47,16 +75,41 @@ class Block(nn.Module):
         *,
         tokens: Tokens | None = None,
         cache: Cache | None = None,
-        rotation: RotaryTable | None = None,
+        rotation: Table | None = None,
+        score: Sequence[Score] = (),
+        memory: Keys | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M]; the arguments are those of `Attention`."""
-        pre = self.order == "pre"
-        x = self.input_layernorm(x_BTM) if pre else x_BTM
-        x = x_BTM + self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation)
-        if not pre:
-            x = self.input_layernorm(x)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x) if pre else x)
-        return y if pre else self.post_attention_layernorm(y)
+        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `Attention`."""
+        if (memory is None) != (self.cross_attn is None):
+            what = "no memory" if memory is None else "memory, but has no cross_attn"
+            raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
+
+        def attend(x: Tensor) -> Tensor:
+            y: Tensor = self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation, score=score)
+            return y
+
+        def cross(x: Tensor) -> Tensor:
+            assert self.cross_attn is not None
+            y: Tensor = self.cross_attn(x, tokens=tokens, memory=memory)
+            return y
+
+        def mlp(x: Tensor) -> Tensor:
+            y: Tensor = self.drop(self.mlp(x))
+            return y
+
+        x, last = x_BTM, self.post_attention_layernorm
+        if self.order in ("parallel", "joint"):
+            normed = self.input_layernorm(x)
+            return x + attend(normed) + mlp(normed if last is None else last(x))
+        x = self._sublayer(x, self.input_layernorm, attend)
+        if self.cross_attention_layernorm is not None:
+            x = self._sublayer(x, self.cross_attention_layernorm, cross)
+        assert last is not None
+        return self._sublayer(x, last, mlp)
+
+    def _sublayer(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        y: Tensor = x + layer(norm(x)) if self.order == "pre" else norm(x + layer(x))
+        return y
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

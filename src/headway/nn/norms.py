@@ -3,10 +3,21 @@
 Legend: M width of the model.
 """
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor, nn
 
 LayerNorm = nn.LayerNorm
+Norm = Literal["rms", "layer"]
+NORMS: tuple[str, ...] = get_args(Norm)
+
+
+def make_norm(kind: Norm, width: int, eps: float, bias: bool) -> nn.Module:
+    """`RMSNorm` ("rms") or `LayerNorm` ("layer": minus the mean, over the standard deviation, Ba et al. 2016)."""
+    if kind == "rms":
+        return RMSNorm(width, eps, bias)
+    return LayerNorm(width, eps, bias=bias)
 
 
 class RMSNorm(nn.Module):

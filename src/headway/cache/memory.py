@@ -1,0 +1,57 @@
+"""What an encoder-decoder keeps while it writes: its own past, and the encoder's keys.
+
+Legend: B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.attention import Keys
+from headway.cache.decoder import DecoderCache
+from headway.errors import CacheError
+
+
+@dataclass
+class MemoryCache:
+    """`own` grows token by token; `memory` holds each layer's keys and values of the encoder's states, computed
+    once (Vaswani et al. 2017, section 3.2.3: they come from the last layer of the encoder)."""
+
+    own: DecoderCache
+    memory: Sequence[Keys]
+
+    def __post_init__(self) -> None:
+        rows = {keys.k.shape[0] for keys in self.memory}
+        if len(self.memory) != len(self.own) or rows != {self.own.batch}:
+            raise CacheError(
+                f"MemoryCache: {len(self.own)} layers of {self.own.batch} rows need as many sets of keys, got "
+                f"{len(self.memory)} for {sorted(rows)} rows"
+            )
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Row i becomes what row rows[i] was, in every layer; there may be more rows or fewer than before."""
+        self.own.reorder(rows)
+        device = self.own.layers[0].device
+        at = torch.as_tensor(rows, dtype=torch.int64, device=device)
+        if at.tolist() == list(range(self.memory[0].k.shape[0])):
+            return
+        self.memory = [
+            keys.map(lambda t: t.index_select(0, at), keys.tokens.select_rows(at)) for keys in self.memory
+        ]
+
+    def fork(self) -> MemoryCache:
+        """An independent copy; the encoder's keys, which do not change, are shared."""
+        return MemoryCache(self.own.fork(), list(self.memory))
+
+    @property
+    def batch(self) -> int:
+        return self.own.batch
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values, the encoder's included."""
+        return self.own.nbytes + sum(t.nbytes for keys in self.memory for t in keys.tensors)

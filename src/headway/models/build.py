@@ -1,0 +1,44 @@
+"""From a spec to its module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from headway.models.decoder import Decoder
+from headway.models.encoder import Encoder
+from headway.models.encoder_decoder import EncoderDecoder
+from headway.models.initialise import initialise_
+
+if TYPE_CHECKING:
+    from headway.models.spec import ModelSpec
+
+Model = Decoder | Encoder | EncoderDecoder
+
+
+def blank(spec: ModelSpec, backend: str = "auto") -> Model:
+    """The module of a spec with uninitialised weights on torch's default device (see `torch.device`)."""
+    if spec.encoder is not None:
+        return EncoderDecoder(spec, backend)
+    return Decoder(spec, backend) if spec.causal else Encoder(spec, backend)
+
+
+def build(
+    spec: ModelSpec,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+    backend: str = "auto",
+) -> Model:
+    """A model with fresh weights (`initialise_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
+
+    Arguments as in `ModelSpec.build`.
+    """
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    with torch.device("meta"):
+        model = blank(spec, backend).to(dtype)
+    where = torch.device("cpu" if device is None else device)
+    if where.type != "meta":
+        initialise_(model.to_empty(device=where), seed)
+    return model

@@ -1,0 +1,146 @@
+"""The one encoder: a stack that sees both sides, and a head.
+
+Legend: B rows, T slots, M width, E columns of the embedding, V vocab, C labels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.errors import ConfigError
+from headway.models.core import Core, check_call
+from headway.models.decoder import select_slots
+from headway.nn import OutputLayer, make_norm, named_activation
+from headway.tokens import Tokens
+
+if TYPE_CHECKING:
+    from headway.models.spec import ModelSpec
+
+
+class Encoder(nn.Module):
+    """BERT's kind of model: every token sees both sides, as far as the patterns allow.
+
+    Parameters: `model` is the stack, `head` what is computed from it (`headway.models.Head`): head.dense,
+    head.norm (masked-lm), head.out; a tied masked-lm head has no head.out.weight.
+
+    Args:
+        spec: what it is; `spec.causal` is False.
+        backend: of attention, in every layer.
+
+    Attributes:
+        checkpoint_blocks: in training, keep only each block's input and compute the rest again in the backward.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
+        super().__init__()
+        if spec.causal or spec.encoder is not None:
+            raise ConfigError("Encoder: this spec is a decoder's; build it with headway.models.build(spec)")
+        self.spec = spec
+        self.checkpoint_blocks = False
+        self.model = Core(spec, backend)
+        self.head = HeadLayer(spec)
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        types: Tensor | None = None,
+        logits_for: Tensor | slice | None = None,
+    ) -> Tensor:
+        """What the head gives: see `Head`.
+
+        Args:
+            ids: token ids [B, T]; those of empty slots are not looked at.
+            tokens: [B|1, T]; every slot is a token unless given. Global tokens are `tokens.with_global(...)`.
+            types: token types [B, T] (BERT's segments), all 0 unless given.
+            logits_for: for heads with an output per token: the slots that are wanted, as in `Decoder.forward`.
+        Raises:
+            DataError: ids or types that are not in their tables. ConfigError: tokens that do not fit ids, rows
+            beyond the context limit, logits_for with a head that gives one output for a row.
+        """
+        if tokens is None and ids.dim() == 2:
+            tokens = Tokens.range(ids.shape[1], device=ids.device)
+        hidden = self.hidden(ids, tokens=tokens, types=types)
+        if logits_for is not None:
+            if self.spec.head.kind in ("classify", "embed"):
+                raise ConfigError(
+                    f"Encoder: Head({self.spec.head.kind!r}) gives one output for a row, so there are no slots to "
+                    "choose; drop logits_for"
+                )
+            hidden = select_slots(hidden, logits_for)
+        assert tokens is not None
+        out: Tensor = self.head(hidden, tokens, self.model.embedding)
+        return out
+
+    def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
+        """The last states [B, T, M]; arguments as in `forward`."""
+        if tokens is None:
+            tokens = Tokens.range(ids.shape[-1], device=ids.device)
+        check_call(self.spec, ids, tokens)
+        redo = self.checkpoint_blocks and self.training and torch.is_grad_enabled()
+        states: Tensor = self.model(ids, tokens, types=types, checkpoint_blocks=redo)
+        return states
+
+
+class HeadLayer(nn.Module):
+    """`spec.head` as a module: dense, norm and out, each where the head has it."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        head, inner = spec.head, spec.width
+        self.kind, self.pool, self.unit = head.kind, head.pool, head.unit
+        masked = head.kind == "masked-lm"
+        if head.dense is not None:
+            inner = spec.columns if masked else spec.width
+        self.dense = nn.Linear(spec.width, inner) if head.dense is not None else None
+        self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
+        has_norm = masked and head.dense is not None
+        self.norm = make_norm(spec.norm, inner, spec.norm_eps, spec.norm_bias) if has_norm else None
+        self.drop = nn.Dropout(spec.dropout)
+        self.out: nn.Module | None = None
+        if masked:
+            self.out = OutputLayer(
+                inner, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
+            )
+        elif head.outputs:
+            self.out = nn.Linear(spec.width, head.outputs)
+
+    def forward(self, hidden: Tensor, tokens: Tokens, embedding: Tensor) -> Tensor:
+        """The last states [B, T, M] (or those that are wanted) -> what `Head` says."""
+        x = hidden
+        if self.kind in ("classify", "embed"):
+            x = pooled(hidden, tokens, self.pool)
+            x = self.drop(x) if self.kind == "classify" and self.dense is not None else x
+        if self.dense is not None:
+            x = self.act(self.dense(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.kind == "masked-lm":
+            assert self.out is not None
+            y: Tensor = self.out(x, embedding)
+            return y
+        if self.out is not None:
+            x = self.out(self.drop(x))
+        return F.normalize(x, dim=-1) if self.unit else x
+
+
+def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:
+    """One vector [B, M] for each row: that of its first token, or the mean over its tokens.
+
+    A row without tokens gives zeros. Raises ConfigError for packed documents, which are several texts."""
+    if tokens.document is not None:
+        raise ConfigError(
+            "a packed row holds several documents, and pooling makes one vector of it; give one row per text"
+        )
+    rows = hidden.shape[0]
+    if how == "first":
+        is_first = (tokens.index == 0).expand(rows, -1).to(hidden.dtype)
+        return (is_first.unsqueeze(1) @ hidden).squeeze(1)
+    valid = tokens.valid.expand(rows, -1)
+    kept = torch.where(valid.unsqueeze(-1), hidden, 0)
+    return kept.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)

@@ -1,0 +1,141 @@
+"""The one encoder-decoder: the Transformer of 2017, and what came of it.
+
+Legend: B rows, S source slots, T target slots of the call, M width, V vocab.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from headway.attention import Keys
+from headway.cache import DecoderCache, MemoryCache
+from headway.cache.choose import Kind
+from headway.errors import ConfigError
+from headway.models.core import Core, check_call
+from headway.models.decoder import select_slots
+from headway.nn import OutputLayer
+from headway.tokens import Tokens
+
+if TYPE_CHECKING:
+    from headway.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """An encoder's last states [B, S, M] and their tokens."""
+
+    states: Tensor
+    tokens: Tokens
+
+
+class EncoderDecoder(nn.Module):
+    """p(target | source): an encoder over the source, and a decoder that attends to the encoder's last states
+    (Vaswani et al. 2017, section 3).
+
+    Parameters: `encoder` and `decoder` are the stacks, `lm_head` the output layer. A shared embedding is the
+    decoder's; where all three are one there is only decoder.embed_tokens.weight.
+
+    Args:
+        spec: the decoder's, with `spec.encoder`.
+        backend: of attention, in every layer.
+
+    Attributes:
+        checkpoint_blocks: in training, keep only each block's input and compute the rest again in the backward.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
+        super().__init__()
+        if spec.encoder is None:
+            raise ConfigError("EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)")
+        self.spec = spec
+        self.checkpoint_blocks = False
+        self.encoder = Core(spec.encoder, backend, embedding=not spec.shared_embedding)
+        self.decoder = Core(spec, backend)
+        self.lm_head = OutputLayer(
+            spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        ids: Tensor,
+        *,
+        source_tokens: Tokens | None = None,
+        tokens: Tokens | None = None,
+        logits_for: Tensor | slice | None = None,
+    ) -> Tensor:
+        """Logits [B, T, V] of the target token that follows each slot (teacher forcing).
+
+        Args:
+            source: ids [B, S] of what is translated.
+            ids: target ids [B, T], shifted: the first is the one that decoding starts from.
+            source_tokens, tokens: [B|1, S] and [B|1, T]; every slot is a token unless given.
+            logits_for: slots whose logits are computed; as in `Decoder.forward`.
+        Raises DataError and ConfigError as `Decoder.forward` does.
+        """
+        memory = self.encode(source, tokens=source_tokens)
+        if memory.states.shape[0] != ids.shape[0]:
+            raise ConfigError(
+                f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
+            )
+        tokens = Tokens.range(ids.shape[-1], device=ids.device) if tokens is None else tokens
+        hidden = self._decode(ids, tokens, self.memory_keys(memory))
+        return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
+
+    def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:
+        """The encoder's last states of `source` [B, S]."""
+        assert self.spec.encoder is not None
+        tokens = Tokens.range(source.shape[-1], device=source.device) if tokens is None else tokens
+        check_call(self.spec.encoder, source, tokens)
+        table = self.decoder.embed_tokens if self.spec.shared_embedding else None
+        states = self.encoder(source, tokens, embedding=table, checkpoint_blocks=self._redo)
+        return Memory(states, tokens)
+
+    def memory_keys(self, memory: Memory) -> list[Keys]:
+        """Every decoder layer's keys and values of the encoder's states."""
+        return [block.cross_attn.keys(memory.states, memory.tokens) for block in self.decoder.layers]
+
+    def decode(self, ids: Tensor, cache: MemoryCache, *, tokens: Tokens | None = None) -> Tensor:
+        """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
+        tokens = cache.own.next_tokens(ids.shape[-1]) if tokens is None else tokens
+        check_call(self.spec, ids, tokens, cache.own)
+        return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
+
+    def make_cache(
+        self, memory: Memory, *, kind: Kind = "auto", slack: int = 0, dtype: torch.dtype | None = None
+    ) -> MemoryCache:
+        """An empty past for every row of `memory`, and its keys, computed here once."""
+        weight = self.decoder.embedding
+        own = DecoderCache.of(
+            self.spec.patterns,
+            batch=memory.states.shape[0],
+            kv_heads=self.spec.kv_heads,
+            head_dim=self.spec.head_dim,
+            dtype=weight.dtype if dtype is None else dtype,
+            device=weight.device,
+            slack=slack,
+            kind=kind,
+        )
+        return MemoryCache(own, self.memory_keys(memory))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., M] -> [..., V]."""
+        logits: Tensor = self.lm_head(hidden, self.decoder.embedding)
+        return logits
+
+    def _decode(
+        self, ids: Tensor, tokens: Tokens, memory: list[Keys] | tuple[Keys, ...], cache: DecoderCache | None = None
+    ) -> Tensor:
+        check_call(self.spec, ids, tokens, cache)
+        states: Tensor = self.decoder(
+            ids, tokens, cache=cache, memory=memory, checkpoint_blocks=self._redo and cache is None
+        )
+        return states
+
+    @property
+    def _redo(self) -> bool:
+        return self.checkpoint_blocks and self.training and torch.is_grad_enabled()
