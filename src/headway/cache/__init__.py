@@ -5,6 +5,7 @@ from headway.cache.choose import Kind, choose_cache, make_cache
 from headway.cache.decoder import DecoderCache
 from headway.cache.dtypes import KV_DTYPES, kv_dtype
 from headway.cache.growing import GrowingCache
+from headway.cache.past import Past
 from headway.cache.ring import RingCache
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "DecoderCache",
     "GrowingCache",
     "Kind",
+    "Past",
     "RingCache",
     "choose_cache",
     "kv_dtype",
