@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from headway.checkpoints.families import OURS
+from headway.checkpoints.sizes import checked_sizes
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Pattern, parse
@@ -77,7 +78,7 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
         if key not in known:
             raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
     try:
-        return ModelSpec(**{key: _read(value) for key, value in facts.items()})
+        return ModelSpec(**checked_sizes({key: _read(value) for key, value in facts.items()}))
     except TypeError as error:
         raise ConfigError(f"config.json: {OURS}: {error}") from error
 
