@@ -20,13 +20,18 @@ from headway.positions import (
     DynamicNTK,
     Learned,
     Linear,
+    LinearBias,
     Llama3,
     LongRope,
     NoPositions,
+    PerLayer,
     PositionScheme,
+    Relative,
     Rotary,
     Scaling,
     Sinusoidal,
+    SpecialOrthogonal,
+    T5Bias,
     YaRN,
 )
 
@@ -36,10 +41,19 @@ FACTS: Mapping[str, tuple[type, ...]] = {
     "trained_context": (int,),
     "max_context": (int, type(None)),
 }
-KINDS = {
-    kind.__name__: kind
-    for kind in (NoPositions, Sinusoidal, Learned, Rotary, Linear, DynamicNTK, YaRN, Llama3, LongRope)
-}
+SCHEMES = (
+    NoPositions,
+    Sinusoidal,
+    Learned,
+    Rotary,
+    SpecialOrthogonal,
+    Relative,
+    T5Bias,
+    LinearBias,
+    PerLayer,
+)
+SCALINGS = (Linear, DynamicNTK, YaRN, Llama3, LongRope)
+KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS)}
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from headway.nn.block import Block
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, swish
 from headway.nn.norms import LayerNorm, RMSNorm
+from headway.nn.turns import Turns
 
 __all__ = [
     "ACTIVATIONS",
@@ -16,6 +17,7 @@ __all__ = [
     "PositionEmbedding",
     "RMSNorm",
     "TokenEmbedding",
+    "Turns",
     "rotary_table",
     "swish",
     "token_lengths",
