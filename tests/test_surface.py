@@ -51,6 +51,7 @@ SUBCOMMANDS = [
     "chat",
     "eval",
     "convert",
+    "surgery",
     "show",
     "inspect",
     "plan",

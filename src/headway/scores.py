@@ -147,14 +147,17 @@ class RelativeBias(Score):
 
 @dataclass(frozen=True, eq=False)
 class RelativeKey(Score):
-    """score + scale * q . table[clip(distance)]; table [2 * clip + 1, D]. (Shaw et al. 2018, equation 5.)"""
+    """score + scale * q . table[clip(distance)]; table [2 * clip + 1, D]. (Shaw et al. 2018, equation 5.)
+
+    `fixed`: the table is a constant, and no parameter of what uses it."""
 
     table: Tensor
+    fixed: bool = False
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
         clip = self.clip(q.shape[-1])
         at = distance(at_q, at_k).clamp(-clip, clip) + clip
-        products = (q.to(score.dtype) @ self.table.to(score.dtype).T) * scale
+        products = (q.to(score.dtype) @ self.table.to(score).T) * scale
         return score + products.gather(-1, at.unsqueeze(1).expand(score.shape))
 
     def clip(self, width: int) -> int:
@@ -168,10 +171,10 @@ class RelativeKey(Score):
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        return (self.table,)
+        return () if self.fixed else (self.table,)
 
     def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
-        return replace(self, table=values[0])
+        return self if self.fixed else replace(self, table=values[0])
 
 
 @dataclass(frozen=True, eq=False)

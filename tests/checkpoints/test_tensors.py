@@ -126,8 +126,8 @@ def test_files_that_are_something_else(tmp_path, raw, message):
     ("change", "message"),
     [
         ({"dtype": "F4"}, "dtype F4; known are F64"),
-        ({"shape": [3]}, "span of a does not fit its shape"),
-        ({"data_offsets": [4, 12]}, "span of a does not fit"),
+        ({"shape": [3]}, "span of a, 0 to 8, does not fit its shape"),
+        ({"data_offsets": [4, 12]}, "span of a, 4 to 12, leaves a gap"),
     ],
 )
 def test_headers_that_contradict_themselves(tmp_path, change, message):

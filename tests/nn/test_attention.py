@@ -157,11 +157,11 @@ def test_tensors_of_scores_belong_to_the_module() -> None:
     layer = layer_of(score=[RelativeBias(table, bidirectional=False), SoftCap(20.0)])
     plain = layer_of()
     plain.load_state_dict({n: t for n, t in layer.state_dict().items() if "score" not in n})
-    assert "score_0_0" in layer.state_dict()
+    assert "score.0_0" in layer.state_dict()
     y = layer(X)
     assert not torch.allclose(y, plain(X))
     y.pow(2).sum().backward()
-    found = dict(layer.named_parameters())["score_0_0"].grad
+    found = dict(layer.named_parameters())["score.0_0"].grad
     assert found is not None
     assert float(found.abs().sum()) > 0
     with torch.device("meta"):
@@ -175,7 +175,7 @@ def test_tensors_of_scores_belong_to_the_module() -> None:
     fresh = fresh.double().to_empty(device="cpu")
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(fresh(X), y)
-    assert "score_0_0" not in dict(fresh.named_parameters())
+    assert "score.0_0" not in dict(fresh.named_parameters())
 
 
 def in_chunks(layer: Attention, x: Tensor, edges: list[int], pattern: Pattern, **given: object) -> Tensor:

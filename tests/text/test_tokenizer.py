@@ -112,7 +112,7 @@ def test_ids_out_of_range() -> None:
 
 
 def test_text_that_is_none() -> None:
-    with pytest.raises(DataError, match="text 1 must be a str, got NoneType"):
+    with pytest.raises(DataError, match="text 1 must be a str, or a pair of them, got NoneType"):
         BYTE_LEVEL.encode_batch(["a", None])  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text 0 has a lone surrogate \(U\+D800 at character 1\)"):
         BYTE_LEVEL.encode("a\ud800")
@@ -180,7 +180,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(
-        DataError, match=r"no tokenizer.json or tokenizer.model in this folder \(it holds: nothing"
+        DataError, match=r"no tokenizer.json, .*vocab.json in this folder \(it holds: nothing"
     ):
         Tokenizer.load(tmp_path)
     file = tmp_path / "tokenizer.json"
@@ -194,7 +194,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
             Tokenizer.load(file)
     for name, content, match in (
         ("tokenizer.model", b"\x0a\xff\xff\xff", "not a SentencePiece model"),
-        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "tiktoken ranks"),
+        ("tokenizer.model", b"IQ== 0\nIg== 1\n", "254 of the 256 bytes have no rank"),
         ("tokenizer.bin", b"\0" * 40, "not a llama2.c tokenizer"),
     ):
         file = tmp_path / name

@@ -6,6 +6,7 @@ from headway.cache.decoder import DecoderCache
 from headway.cache.dtypes import KV_DTYPES, kv_dtype
 from headway.cache.growing import GrowingCache
 from headway.cache.memory import MemoryCache
+from headway.cache.past import Past
 from headway.cache.ring import RingCache
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "GrowingCache",
     "Kind",
     "MemoryCache",
+    "Past",
     "RingCache",
     "choose_cache",
     "kv_dtype",

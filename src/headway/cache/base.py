@@ -5,24 +5,24 @@ Legend: B rows, K kv heads, T slots of a chunk, S slots attended over, D per key
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from operator import add
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from headway.attention import Keys
 from headway.cache.buffer import Buffer
-from headway.cache.chunk import Chunk, Lengths, read_chunk
+from headway.cache.chunk import Chunk, Lengths
+from headway.cache.past import Past
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
 
-class Cache(ABC):
+class Cache(Past):
     """The past keys and values of one layer.
 
     Law: for any way to cut a sequence into chunks, attending with each chunk's queries over the Keys that
@@ -119,99 +119,23 @@ class Cache(ABC):
                     f"Cache.update: {name} requires a gradient, and a cache holds none: decode under "
                     "torch.no_grad() or torch.inference_mode(), or train without a cache"
                 )
-        if tokens.device != own.k.device:
-            raise CacheError(
-                f"Cache.update: the tokens are on {tokens.device}, the cache is on {own.k.device}; "
-                "move them: tokens.to(device)"
-            )
-        if tokens.rows not in (1, own.k.shape[0]):
-            raise CacheError(
-                f"Cache.update: tokens of {tokens.rows} rows for a cache of {own.k.shape[0]}; give one "
-                "description per row, or one row that stands for all"
-            )
-        chunk = read_chunk(tokens)
-        if chunk.start is not None and self._lengths == (chunk.start,) * len(self._lengths):
-            return chunk
-        for b, (start, length) in enumerate(
-            zip(chunk.per_row(len(self._lengths))[0], self._lengths, strict=True)
-        ):
-            if start is not None and start != length:
-                raise CacheError(
-                    f"Cache.update: row {b} has seen {length} tokens, so the next index is {length}, but the "
-                    f"chunk's first is {start}; number it from there (Tokens.range({tokens.count}, "
-                    f"start={length}), DecoderCache.next_tokens), or trim the cache first"
-                )
-        return chunk
+        return self._read(tokens)
 
     # -- forgetting and copying ------------------------------------------------------------------------
 
-    @final
-    def trim(self, n: int | Sequence[int] | Tensor) -> None:
-        """Forgets the last n tokens (of every row, or n[b] of row b).
-
-        Raises CacheError when a row has seen fewer, or when the cache no longer holds what the tokens before
-        them need; the cache is then as it was."""
-        self.trim_to(self.after_trim(n))
-
-    @final
-    def after_trim(self, n: int | Sequence[int] | Tensor) -> Lengths:
-        """What `lengths` would be after `trim(n)`, with its errors; changes nothing."""
-        batch = len(self._lengths)
-        given = n.tolist() if isinstance(n, Tensor) else n
-        counts = (given,) * batch if isinstance(given, int) else tuple(given)
-        if len(counts) != batch or not all(isinstance(count, int) for count in counts):
-            raise CacheError(
-                f"Cache.trim: give one whole number, or one for each of the {batch} rows, got {given}"
-            )
-        for b, (count, length) in enumerate(zip(counts, self._lengths, strict=True)):
-            if not 0 <= count <= length:
-                raise CacheError(f"Cache.trim: row {b} has seen {length} tokens and cannot forget {count}")
-        ends = tuple(length - count for length, count in zip(self._lengths, counts, strict=True))
-        self._may_trim(ends)
-        return ends
-
-    @final
-    def trim_to(self, ends: Lengths) -> None:
-        """Goes back to lengths that `after_trim` has given."""
+    def _forget(self, ends: Lengths) -> None:
         self._buffer.forget(torch.tensor(ends, dtype=torch.int64, device=self._buffer.k.device))
-        self._lengths = ends
         self._trimmed()
-
-    @abstractmethod
-    def _may_trim(self, ends: Lengths) -> None:
-        """Raises CacheError when rows cannot go back to these lengths."""
 
     @abstractmethod
     def _trimmed(self) -> None:
         """Called when tokens have been forgotten."""
 
-    @final
-    def fork(self) -> Self:
-        """An independent copy: what happens to one is not seen in the other."""
-        new = copy.copy(self)
-        new._buffer = self._buffer.map_rows(Tensor.clone)
-        return new
-
-    @final
-    def reorder(self, rows: Sequence[int] | Tensor) -> None:
-        """Row i becomes what row rows[i] was, for beams and for dropping finished rows; there may be more or
-        fewer rows than before. Raises CacheError for a row that does not exist."""
-        batch, device = len(self._lengths), self._buffer.k.device
-        pick = torch.as_tensor(rows, dtype=torch.int64, device=device)
-        chosen = pick.tolist()
-        if pick.dim() != 1 or any(not 0 <= r < batch for r in chosen):
-            raise CacheError(f"Cache.reorder: rows must be a list of numbers in 0..{batch - 1}, got {chosen}")
-        self._buffer = self._buffer.map_rows(lambda t: t.index_select(0, pick))
-        self._lengths = tuple(self._lengths[r] for r in chosen)
-        self._reordered(chosen)
-
-    @abstractmethod
-    def _reordered(self, rows: list[int]) -> None:
-        """Called when the rows have been chosen anew."""
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._buffer = self._buffer.map_rows(change)
 
     @final
     def reserve(self, tokens: int) -> None:
-        """Makes room for rows of so many tokens at once, so that no later update has to; never shrinks."""
         self._buffer.grow(self._slots_for(tokens))
 
     @abstractmethod
@@ -219,20 +143,6 @@ class Cache(ABC):
         """Slots that a row of so many tokens, none of them global, uses."""
 
     # -- what is known ---------------------------------------------------------------------------------
-
-    @property
-    def batch(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def lengths(self) -> Lengths:
-        """Tokens that each row has seen (and not forgotten), as Python numbers."""
-        return self._lengths
-
-    @property
-    def length(self) -> Tensor:
-        """Tokens that each row has seen (and not forgotten).  int64 [B]"""
-        return torch.tensor(self._lengths, dtype=torch.int64, device=self._buffer.k.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,11 +162,6 @@ class Cache(ABC):
     def capacity(self) -> int:
         """Slots that memory is allocated for now, per row."""
         return self._buffer.slots
-
-    @property
-    @abstractmethod
-    def bound(self) -> int | None:
-        """The most slots that a row ever holds, however long it gets; None when there is no such number."""
 
     @property
     def nbytes(self) -> int:

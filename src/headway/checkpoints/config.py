@@ -9,6 +9,7 @@ from typing import Any
 from headway.checkpoints.families import FAMILIES, HARMLESS, ONLY, OURS, Family
 from headway.checkpoints.own import own_facts, spec_from_own
 from headway.checkpoints.rope import read_rope
+from headway.checkpoints.sizes import checked_sizes
 from headway.checkpoints.windows import from_foreign
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
@@ -139,7 +140,7 @@ def _shape(given: _Given) -> dict[str, Any]:
             f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, "
             "and head_dim is not given"
         )
-    return {
+    sizes = {
         "vocab": given.whole("vocab_size"),
         "width": width,
         "layers": given.whole("num_hidden_layers"),
@@ -151,6 +152,7 @@ def _shape(given: _Given) -> dict[str, Any]:
         "activation": given.get("hidden_act") or "silu",
         "tied": given.flag("tie_word_embeddings"),
     }
+    return checked_sizes(sizes)
 
 
 def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]:

@@ -8,7 +8,7 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from headway.checkpoints.folder import (
     save_state,
 )
 from headway.checkpoints.pairing import change_pairing
-from headway.checkpoints.tensors import Tensors, open_tensors
+from headway.checkpoints.tensors import open_tensors
 from headway.errors import CheckpointError
 from headway.models import Decoder, ModelSpec
 from headway.positions import Pairing, Rotary
@@ -76,7 +76,7 @@ class Conversion:
 class _Source:
     format: str
     spec: ModelSpec
-    state: dict[str, Tensor] | Tensors
+    state: Mapping[str, Tensor]
     logits: Callable[[Tensor, torch.dtype], Tensor]
     tokenizer: SavesItself | None = None
     generation: dict[str, Any] | None = None
@@ -108,7 +108,8 @@ def convert(
             f"{target} exists; choose another name, or say --overwrite to replace the model in it"
         )
     found = _open(source, frm, heads, norm_eps, allow_pickle)
-    state, spec = dict(found.state), found.spec
+    state: Mapping[str, Tensor] = found.state
+    spec = found.spec
     if isinstance(spec.positions, Rotary):
         state, spec = change_pairing(state, spec, to_pairing)
     checks: list[Check] = []

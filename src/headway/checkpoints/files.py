@@ -1,4 +1,4 @@
-"""Atomic files and folders, and files that are not what their name says.
+"""Atomic files and folders. What reads them, and names what is no such file, is `reading`.
 
     atomic_write(path, data)                  # data: bytes, str, or a function that is given `put(bytes)`
     with atomic_folder(path) as folder: ...   # fill `folder`; on success it *is* `path`, else nothing changed
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoints import disk
+from headway.checkpoints.reading import read_json as read_json
 from headway.errors import CheckpointError
 
 Put = Callable[[disk.Buffer], None]
@@ -101,43 +102,6 @@ def current_folder(path: str | Path) -> Path:
 def json_text(value: dict[str, Any]) -> str:
     """A JSON object as text: keys in the order given, two spaces, a newline at the end, no NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object. CheckpointError names the file and what it is instead (empty, LFS pointer, HTML)."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    refuse_impostor(path, raw[:512], "a JSON file")
-    try:
-        value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, but holds a {type(value).__name__}")
-    return value
-
-
-def refuse_impostor(path: Path, head: bytes, expected: str) -> None:
-    """Raise CheckpointError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
-    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if not head:
-        cause = "it is empty (0 bytes): the download or copy failed; fetch it again"
-    elif start.startswith(b"version https://git-lfs"):
-        cause = (
-            "it is a git-lfs pointer: the repository was cloned without its large files; "
-            "run `git lfs pull` in it, or download the file itself"
-        )
-    elif start.startswith((b"<!doctype html", b"<html", b"<?xml", b"<head")):
-        cause = "it is an HTML page: a download stored an error or log-in page; fetch the file again"
-    else:
-        return
-    raise CheckpointError(f"{path} is not {expected}: {cause}")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _swap(temporary: Path, path: Path) -> None:

@@ -14,8 +14,11 @@ from torch import Tensor
 from headway.checkpoints.config import spec_from_config
 from headway.checkpoints.config_out import config_from_spec
 from headway.checkpoints.dtypes import check_dtypes, choose_dtype, dtype_name
-from headway.checkpoints.files import atomic_folder, current_folder, json_text, read_json, write_file
+from headway.checkpoints.files import atomic_folder, current_folder, json_text, write_file
+from headway.checkpoints.lazy import cast, copy_into, forms, renamed
 from headway.checkpoints.pairing import change_pairing
+from headway.checkpoints.reading import naming, read_json
+from headway.checkpoints.sizes import check_stored
 from headway.checkpoints.tensors import Tensors, open_tensors
 from headway.checkpoints.write import write_tensors
 from headway.errors import CheckpointError, did_you_mean
@@ -76,8 +79,11 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False) -> Folder:
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: it is not a model folder")
     config = read_json(folder / "config.json")
-    spec = spec_from_config(config)
-    tensors = _strict(open_tensors(folder, allow_pickle=allow_pickle), spec, path)
+    with naming(folder / "config.json"):
+        spec = spec_from_config(config)
+    tensors = open_tensors(folder, allow_pickle=allow_pickle)
+    check_stored(spec, tensors, path)
+    tensors = _strict(tensors, spec, path)
     generation = folder / "generation_config.json"
     return Folder(
         path, spec, tensors, config, read_json(generation) if generation.exists() else _token_ids(config)
@@ -131,7 +137,7 @@ def fill(
     assert own.keys() == state.keys(), sorted(own.keys() ^ state.keys())
     with torch.no_grad():
         for name, value in own.items():
-            value.copy_(state[name])
+            copy_into(state, name, value)
     return model.eval()
 
 
@@ -188,9 +194,9 @@ def save_state(
     if isinstance(rotary, Rotary) and rotary.pairing != "halves" and not keep_pairing:
         state, spec = change_pairing(state, spec, "halves")
     if dtype is not None:
-        state = {name: value.to(dtype) for name, value in state.items()}
+        state = cast(state, dtype)
     config = config_from_spec(spec)
-    named = dtype_name(next(iter(state.values())).dtype)
+    named = dtype_name(next(iter(forms(state).values())).dtype)
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -211,17 +217,18 @@ def save_state(
             before_publishing(folder)
 
 
-def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """The weights in the one order of `Decoder`. Raises CheckpointError when names or shapes are not the
     spec's."""
     wanted = _shapes(spec)
+    found = forms(state)
     wrong = [
-        *(wanted.keys() ^ state.keys()),
-        *(n for n in wanted.keys() & state.keys() if state[n].shape != wanted[n]),
+        *(wanted.keys() ^ found.keys()),
+        *(n for n in wanted.keys() & found.keys() if found[n].shape != wanted[n]),
     ]
     if wrong:
         raise CheckpointError(f"these weights are not those of the spec: {', '.join(sorted(wrong)[:8])}")
-    return {name: state[name] for name in wanted}
+    return renamed(state, {name: name for name in wanted})
 
 
 def _shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -268,7 +275,7 @@ def _strict(tensors: Tensors, spec: ModelSpec, path: Path) -> Tensors:
             + tip
         )
     check_dtypes({name: found[name].dtype for name in wanted}, path)
-    return tensors.under(stored)
+    return tensors.renamed(stored)
 
 
 def _hint(name: str, spare: set[str]) -> str:

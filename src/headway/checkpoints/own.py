@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from headway.checkpoints.families import OURS
+from headway.checkpoints.sizes import checked_sizes
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Pattern, parse
@@ -19,13 +20,18 @@ from headway.positions import (
     DynamicNTK,
     Learned,
     Linear,
+    LinearBias,
     Llama3,
     LongRope,
     NoPositions,
+    PerLayer,
     PositionScheme,
+    Relative,
     Rotary,
     Scaling,
     Sinusoidal,
+    SpecialOrthogonal,
+    T5Bias,
     YaRN,
 )
 
@@ -35,10 +41,19 @@ FACTS: Mapping[str, tuple[type, ...]] = {
     "trained_context": (int,),
     "max_context": (int, type(None)),
 }
-KINDS = {
-    kind.__name__: kind
-    for kind in (NoPositions, Sinusoidal, Learned, Rotary, Linear, DynamicNTK, YaRN, Llama3, LongRope)
-}
+SCHEMES = (
+    NoPositions,
+    Sinusoidal,
+    Learned,
+    Rotary,
+    SpecialOrthogonal,
+    Relative,
+    T5Bias,
+    LinearBias,
+    PerLayer,
+)
+SCALINGS = (Linear, DynamicNTK, YaRN, Llama3, LongRope)
+KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS)}
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +92,7 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
         if key not in known:
             raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
     try:
-        return ModelSpec(**{key: _read(value) for key, value in facts.items()})
+        return ModelSpec(**checked_sizes({key: _read(value) for key, value in facts.items()}))
     except TypeError as error:
         raise ConfigError(f"config.json: {OURS}: {error}") from error
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from headway.checkpoints.lazy import changed
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary, to_pairing
@@ -39,8 +40,9 @@ _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
 
 def change_pairing(
     state: Mapping[str, Tensor], spec: ModelSpec, to: Pairing
-) -> tuple[dict[str, Tensor], ModelSpec]:
-    """The same function in another rotary basis: (state, spec), tensors that need no change not copied.
+) -> tuple[Mapping[str, Tensor], ModelSpec]:
+    """The same function in another rotary basis: (state, spec), tensors that need no change not copied; what
+    is lazy stays so.
 
     Permutes the rows of query and key weights [H*D, M] and [K*D, M], their biases, per-head norm gains [D],
     the output side of adapters and per-row scales, the q and k parts of a fused qkv, each with the head
@@ -53,21 +55,25 @@ def change_pairing(
         raise CheckpointError(f"there is no rotary pairing to change: positions are {type(rotary).__name__}")
     target = rotary.with_pairing(to)
     target.rotated_dims(spec.head_dim)
-    new = {name: _changed(name, tensor, spec, rotary, target) for name, tensor in state.items()}
+    for name in state:
+        _check_leaf(name, rotary, target)
+    new = changed(state, lambda name, tensor: _turned(name, tensor, spec, rotary, target))
     return new, replace(spec, positions=target)
 
 
-def _changed(name: str, tensor: Tensor, spec: ModelSpec, rotary: Rotary, target: Rotary) -> Tensor:
+def _check_leaf(name: str, rotary: Rotary, target: Rotary) -> None:
     found = _NAME.search(name)
-    if found is None or rotary.pairing == target.pairing:
-        return tensor
-    module, leaf = found.groups()
-    if leaf in _INPUT:
-        return tensor
-    if leaf not in _OUTPUT:
+    if found is not None and rotary.pairing != target.pairing and found[2] not in (*_INPUT, *_OUTPUT):
         raise CheckpointError(
-            f"cannot change the pairing of {name}: whether {leaf!r} lives in the basis of the heads is not known"
+            f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not known"
         )
+
+
+def _turned(name: str, tensor: Tensor, spec: ModelSpec, rotary: Rotary, target: Rotary) -> Tensor:
+    found = _NAME.search(name)
+    if found is None or rotary.pairing == target.pairing or found[2] in _INPUT:
+        return tensor
+    module = found[1]
     dims = rotary.rotated_dims(spec.head_dim)
 
     def turned(part: Tensor, heads: int) -> Tensor:

@@ -8,97 +8,73 @@ file, a git-lfs pointer, an HTML page or a pickle is named as what it is.
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
+import mmap
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from headway.checkpoints.files import read_json, refuse_impostor
-from headway.errors import CheckpointError, did_you_mean
+from headway.checkpoints.reading import open_regular, read_json
+from headway.checkpoints.headers import DTYPES, Entry, read_header
+from headway.checkpoints.lazy import LazyTensors
+from headway.checkpoints.pickles import looks_pickled, pickle_refused, read_pickle
+from headway.errors import CheckpointError
+
+__all__ = ["DTYPES", "INDEX", "SINGLE", "Entry", "Tensors", "open_tensors"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DTYPES = MappingProxyType(
-    {
-        "F64": torch.float64,
-        "F32": torch.float32,
-        "F16": torch.float16,
-        "BF16": torch.bfloat16,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-        "I64": torch.int64,
-        "I32": torch.int32,
-        "I16": torch.int16,
-        "I8": torch.int8,
-        "U8": torch.uint8,
-        "BOOL": torch.bool,
-    }
-)
+PIECE = 16 << 20
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What a header says of one tensor."""
+class Tensors(LazyTensors):
+    """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
+    asked for, and shares no memory with what others write."""
 
-    file: Path
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries: Mapping[str, Entry] = MappingProxyType(dict(entries))
+        self._maps: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
 
     @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-
-class Tensors(Mapping[str, Tensor]):
-    """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
-    asked for."""
-
-    def __init__(
-        self,
-        entries: Mapping[str, Entry],
-        loaded: Mapping[str, Tensor] | None = None,
-        stored_as: Mapping[str, str] | None = None,
-    ) -> None:
-        self.entries = MappingProxyType(dict(entries))
-        self._loaded = dict(loaded or {})
-        self._stored_as = dict(stored_as or {})
-        self._open: dict[Path, Any] = {}
+    def forms(self) -> Mapping[str, Entry]:
+        return self.entries
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.entries:
-            raise CheckpointError(f"there is no tensor {name!r}{did_you_mean(name, self.entries)}")
-        file, stored = self.entries[name].file, self._stored_as.get(name, name)
-        if stored in self._loaded:
-            return self._loaded[stored]
-        if file not in self._open:
-            self._open[file] = safe_open(file, framework="pt", device="cpu")
-        value: Tensor = self._open[file].get_tensor(stored)
-        return value
+        self.check_name(name)
+        entry = self.entries[name]
+        if entry.held is not None:
+            return entry.held
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        if (values := self._maps.get(entry.file)) is None:
+            values = self._maps[entry.file] = _map(entry.file, 0, 0)
+        if entry.at + entry.nbytes > len(values):
+            raise _cut(entry.file)
+        return _flat(values, entry, entry.at, entry.nbytes).view(entry.shape)
 
-    def under(self, names: Mapping[str, str]) -> Tensors:
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Copy one value into `target`, in pieces that are mapped and let go: the file takes up no memory."""
+        self.check_name(name)
+        entry = self.entries[name]
+        assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
+        if entry.held is not None or not target.is_contiguous():
+            target.copy_(self[name])
+            return
+        flat = target.view(-1)
+        for begin in range(0, entry.nbytes, PIECE):
+            at, nbytes = entry.at + begin, min(PIECE, entry.nbytes - begin)
+            spare = at % mmap.ALLOCATIONGRANULARITY
+            piece = _flat(_map(entry.file, at - spare, spare + nbytes), entry, spare, nbytes)
+            start = begin // entry.dtype.itemsize
+            flat[start : start + len(piece)].copy_(piece)
+
+    def renamed(self, names: Mapping[str, str]) -> Tensors:
         """The same values under other names: {new name: name here}. Names that are not listed are left
         out."""
-        stored = {new: self._stored_as.get(old, old) for new, old in names.items()}
-        return Tensors({new: self.entries[old] for new, old in names.items()}, self._loaded, stored)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values together."""
-        return sum(entry.nbytes for entry in self.entries.values())
+        return Tensors({new: self.entries[old] for new, old in names.items()})
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -117,7 +93,7 @@ def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
 
     Raises CheckpointError for a file that is missing, truncated, empty, a git-lfs pointer, an HTML page or
     a pickle; for an index that names a missing file or disagrees with its shards; and for a folder with no
-    weights, or two sets.
+    weights, or two sets. A folder may hold links to files elsewhere; its index names files of the folder only.
     """
     path = Path(path)
     if not path.exists():
@@ -141,7 +117,11 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
     if pickled and allow_pickle:
         return pickled[-1]
     if pickled:
-        raise _pickle_refused(pickled[0])
+        raise pickle_refused(pickled[0])
+    if broken := [name for name in (SINGLE, INDEX) if (folder / name).is_symlink()]:
+        raise CheckpointError(
+            f"{folder / broken[0]} is a link to a file that is not there; download it again"
+        )
     shards = sorted(p.name for p in folder.glob("model-*-of-*.safetensors"))
     if shards:
         raise CheckpointError(
@@ -154,11 +134,11 @@ def _weights_of(folder: Path, allow_pickle: bool) -> Path:
 def _open_file(path: Path, allow_pickle: bool) -> Tensors:
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; a file of weights is expected under that name")
-    if _looks_pickled(path):
-        if not allow_pickle:
-            raise _pickle_refused(path)
-        return _open_pickle(path)
-    return Tensors(_header(path))
+    if not looks_pickled(path):
+        return Tensors(read_header(path))
+    if not allow_pickle:
+        raise pickle_refused(path)
+    return Tensors(read_pickle(path))
 
 
 def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
@@ -166,12 +146,12 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
     if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
     files = sorted(set(listed.values()))
-    if outside := [f for f in files if Path(f).name != f]:
-        raise CheckpointError(f"{index} names files outside its folder: {', '.join(outside)}")
-    if missing := [f for f in files if not (folder / f).exists()]:
+    if outside := [f for f in files if Path(f).name != f or f in ("", "..") or not f.isprintable()]:
+        raise CheckpointError(f"{index} names files outside its folder: {_some([f[:80] for f in outside])}")
+    if missing := [f for f in files if len(f) > 255 or not (folder / f).exists()]:
         raise CheckpointError(
             f"{index.name} names {len(missing)} of {len(files)} files that are not in {folder}: "
-            f"{', '.join(missing)}; the download or copy is incomplete"
+            f"{_some([f[:80] for f in missing])}; the download or copy is incomplete"
         )
     parts = {f: _open_file(folder / f, allow_pickle) for f in files}
     absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].entries]
@@ -182,86 +162,26 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
             + (f"; listed but not there: {_some(absent)}" if absent else "")
             + (f"; there but not listed: {_some(extra)}" if extra else "")
         )
-    loaded = {name: value for part in parts.values() for name, value in part._loaded.items()}
-    return Tensors({name: parts[f].entries[name] for name, f in listed.items()}, loaded)
+    return Tensors({name: parts[f].entries[name] for name, f in listed.items()})
 
 
-def _header(path: Path) -> dict[str, Entry]:
-    """Read and check a safetensors header: 8 bytes of length, JSON, then the values without gaps."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        head = file.read(512)
-        refuse_impostor(path, head, "a safetensors file")
-        length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
-        if len(head) <= 8 or (head[8:9] == b"{" and length > size - 8):
-            raise CheckpointError(f"{path} is truncated: {size:,} bytes end within its header; copy it again")
-        if head[8:9] != b"{" or length > 100_000_000:
-            raise CheckpointError(f"{path} is not a safetensors file: it begins with {head[:16]!r}")
-        file.seek(8)
-        raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        metadata = header.pop("__metadata__", {})
-        assert isinstance(metadata, dict)
-        spans = {
-            n: (str(h["dtype"]), tuple(map(int, h["shape"])), *h["data_offsets"]) for n, h in header.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a damaged safetensors header: {error!r}") from error
-    at = 0
-    for name, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
-        if dtype not in DTYPES:
-            raise CheckpointError(f"{path}: tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-        if begin != at or end - begin != prod(shape) * DTYPES[dtype].itemsize:
-            raise CheckpointError(
-                f"{path} has a damaged safetensors header: the span of {name} does not fit its shape"
-            )
-        at = end
-    promised = 8 + length + at
-    if size < promised:
-        raise CheckpointError(
-            f"{path} is truncated: it has {size:,} of {promised:,} bytes; "
-            "the download or copy was cut, repeat it"
-        )
-    if size > promised:
-        raise CheckpointError(f"{path} is damaged: {size - promised:,} bytes follow the last tensor")
-    return {name: Entry(path, shape, DTYPES[dtype]) for name, (dtype, shape, _, _) in spans.items()}
+def _map(path: Path, at: int, length: int) -> mmap.mmap:
+    """`length` bytes (0: all) of a file from `at`; what is written to them stays in this process."""
+    with open_regular(path) as file:
+        if file.seek(0, 2) < max(at + length, 1):
+            raise _cut(path)
+        return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=at)
 
 
-def _looks_pickled(path: Path) -> bool:
-    with open(path, "rb") as file:
-        head = file.read(9)
-    zipped, protocol = (
-        head.startswith(b"PK\x03\x04"),
-        head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05",
-    )
-    return zipped or (protocol and head[8:9] != b"{")
+def _flat(values: mmap.mmap, entry: Entry, at: int, nbytes: int) -> Tensor:
+    """The numbers from byte `at`, in one row; copied only where they are not aligned."""
+    if at % entry.dtype.itemsize:
+        return torch.frombuffer(bytearray(values[at : at + nbytes]), dtype=entry.dtype)
+    return torch.frombuffer(values, dtype=entry.dtype, count=nbytes // entry.dtype.itemsize, offset=at)
 
 
-def _pickle_refused(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a pickle (torch.save), not a safetensors file, and opening it can run code. If you trust "
-        "where it comes from, pass allow_pickle=True (--allow-pickle): it is then read with weights_only"
-    )
-
-
-def _open_pickle(path: Path) -> Tensors:
-    try:
-        with open(path, "rb") as file:  # a file, not a name: torch.load goes by the suffix of a name
-            value = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types for a bad archive
-        raise CheckpointError(
-            f"{path} cannot be read as tensors only: {str(error).splitlines()[0]}"
-        ) from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(value, dict) and isinstance(value.get(wrapper), dict):
-            value = value[wrapper]
-    if not isinstance(value, dict) or not value:
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not a dict of named tensors")
-    if odd := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
-        raise CheckpointError(f"{path} holds entries that are not tensors: {_some(odd)}")
-    tensors = {str(name): item.detach() for name, item in value.items()}
-    return Tensors({n: Entry(path, tuple(t.shape), t.dtype) for n, t in tensors.items()}, tensors)
+def _cut(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} has become shorter since it was opened; open it again")
 
 
 def _some(names: list[str], most: int = 8) -> str:

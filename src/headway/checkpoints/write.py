@@ -13,7 +13,9 @@ from torch import Tensor
 
 from headway.checkpoints import disk
 from headway.checkpoints.files import Put, json_text, write_file
-from headway.checkpoints.tensors import DTYPES, INDEX, SINGLE
+from headway.checkpoints.headers import DTYPES
+from headway.checkpoints.lazy import forms, renamed
+from headway.checkpoints.tensors import INDEX, SINGLE
 from headway.errors import CheckpointError
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -29,8 +31,8 @@ def write_tensors(
         raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
     shards: list[list[str]] = [[]]
     room = shard_bytes
-    for name, tensor in tensors.items():
-        nbytes = tensor.numel() * tensor.dtype.itemsize
+    for name, form in forms(tensors).items():
+        nbytes = form.nbytes
         if shards[-1] and nbytes > room:
             shards.append([])
             room = shard_bytes
@@ -42,9 +44,9 @@ def write_tensors(
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(folder / file, {name: tensors[name] for name in names}, metadata)
+        write_safetensors(folder / file, renamed(tensors, {name: name for name in names}), metadata)
         weight_map.update(dict.fromkeys(names, file))
-    total = sum(t.numel() * t.dtype.itemsize for t in tensors.values())
+    total = sum(form.nbytes for form in forms(tensors).values())
     write_file(folder / INDEX, json_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
@@ -57,17 +59,18 @@ def write_safetensors(
     Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value
     is aligned.
     """
-    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    known = forms(tensors)
+    order = sorted(known, key=lambda name: -known[name].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     at = 0
     for name in order:
-        tensor = tensors[name]
-        if tensor.dtype not in _NAMES:
+        form = known[name]
+        if form.dtype not in _NAMES:
             raise CheckpointError(
-                f"tensor {name} has dtype {tensor.dtype}, which safetensors files do not hold"
+                f"tensor {name} has dtype {form.dtype}, which safetensors files do not hold"
             )
-        end = at + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        end = at + form.nbytes
+        header[name] = {"dtype": _NAMES[form.dtype], "shape": list(form.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)

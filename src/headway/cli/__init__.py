@@ -32,6 +32,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headway.cli.convert",
         "Turn a checkpoint into another format, and show that they are equal",
     ),
+    "surgery": (
+        "headway.cli.surgery",
+        "Change what a model computes: fewer kv heads, windows, longer rows; before and after",
+    ),
     "show": ("headway.cli.show", "Draw an attention pattern and say what it costs"),
     "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
     "plan": ("headway.cli.plan", "Does it fit, what does it move, how fast: before anything runs"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend, attention_weights
-from headway.cache import make_cache
+from headway.cache import Cache, make_cache
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
 from headway.explain import TOPICS, Report
 from headway.heads import Heads
@@ -102,6 +102,7 @@ def step_of(layout: Heads, context: int = CONTEXT) -> Step:
     seconds = []
     with torch.inference_mode():
         for layer in cache.layers:
+            assert isinstance(layer, Cache)
             past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
             layer.update(past[0], past[1], Tokens.range(context - 1))
         for _ in range(REPEATS):

@@ -22,7 +22,6 @@ from headway.nn import (
     FeedForward,
     GatedFeedForward,
     GlobalAttention,
-    LinearAttention,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
@@ -163,6 +162,8 @@ def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, bac
         "output_dropout": spec.dropout,
     }
     if spec.linear is not None:
+        from headway.nn.linear import LinearAttention
+
         return LinearAttention(
             spec.width, spec.heads, spec.kv_heads, linear=spec.linear, causal=spec.causal, **shape
         )

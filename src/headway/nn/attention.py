@@ -213,7 +213,7 @@ class Attention(nn.Module):
         if self.pattern.reach != (None, None) or self.positions.marks in ("queries and keys", "scores"):
             raise ConfigError(
                 "Attention: positions of x and memory are not comparable, so cross-attention needs "
-                f"pattern=Full() (or global tokens) and no relative positions; got {self.pattern} and "
+                f"pattern=Full() (or global tokens) and no rotary positions or marks on scores; got {self.pattern} and "
                 f"{self.positions}"
             )
         if isinstance(memory, Tensor):

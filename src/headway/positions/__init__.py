@@ -1,25 +1,37 @@
-"""How queries, keys or embeddings are marked with their positions: values, and pure functions of
+"""How queries, keys, scores or embeddings are marked with their positions: values, and pure functions of
 positions.
 """
 
+from headway.positions.biases import LinearBias, Relative, T5Bias
+from headway.positions.layers import PerLayer
+from headway.positions.orthogonal import SpecialOrthogonal
 from headway.positions.pairing import Pairing, coordinate_pairs, to_pairing
-from headway.positions.rotary import Rotary, RotaryTable
+from headway.positions.rotary import Rotary
 from headway.positions.scaling import DynamicNTK, Linear, Llama3, LongRope, Scaling, YaRN
+from headway.positions.schedules import Schedule
 from headway.positions.schemes import Learned, NoPositions, PositionScheme, Sinusoidal
+from headway.positions.tables import MatrixTable, RotaryTable
 
 __all__ = [
     "DynamicNTK",
     "Learned",
     "Linear",
+    "LinearBias",
     "Llama3",
     "LongRope",
+    "MatrixTable",
     "NoPositions",
     "Pairing",
+    "PerLayer",
     "PositionScheme",
+    "Relative",
     "Rotary",
     "RotaryTable",
     "Scaling",
+    "Schedule",
     "Sinusoidal",
+    "SpecialOrthogonal",
+    "T5Bias",
     "YaRN",
     "coordinate_pairs",
     "to_pairing",

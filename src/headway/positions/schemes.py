@@ -1,24 +1,57 @@
-"""Position schemes: what is marked with positions, and with what. `Rotary` has its own file."""
+"""Position schemes: what is marked with positions, and with what; those that mark nothing or embeddings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.scores import Score
+
+Marks = Literal["nothing", "embeddings", "queries and keys", "scores"]
 
 
 class PositionScheme:
     """How a model tells its tokens' positions. A frozen, hashable value without tensors or parameters.
 
-    `marks` says where the scheme acts: "nothing", "embeddings" (added once, before the first layer) or
-    "queries and keys" (in every attention layer, before the scores; Su et al. 2021).
+    marks              where it acts: "nothing"; "embeddings" (added once, before the first layer); "queries and
+                       keys" (turned in every attention layer, before the scores); "scores" (steps of attention)
+    shared             whether all layers use one set of steps, or each has its own
+    length_dependent   whether the length of a row changes how its tokens are marked
     """
 
-    marks: ClassVar[Literal["nothing", "embeddings", "queries and keys"]]
+    @property
+    def marks(self) -> Marks:
+        raise NotImplementedError
+
+    @property
+    def shared(self) -> bool:
+        return True
+
+    @property
+    def length_dependent(self) -> bool:
+        return False
+
+    def at(self, layer: int) -> PositionScheme:
+        """The scheme that acts in layer 0, 1, ...: this one, unless layers have their own (`PerLayer`)."""
+        return self
+
+    def expand(self, layers: int) -> tuple[PositionScheme, ...]:
+        """`at` for each of so many layers. Raises ConfigError where schemes by layer do not fit them."""
+        return tuple(self.at(layer) for layer in range(layers))
+
+    def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
+        """Fresh steps for the scores of attention, their trained tables `nn.Parameter`; () unless it marks
+        scores.
+
+        heads           query heads
+        head_dim        D, of queries and keys
+        bidirectional   whether queries also see later keys
+        """
+        return ()
 
 
 @dataclass(frozen=True)

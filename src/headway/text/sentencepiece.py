@@ -1,7 +1,6 @@
-"""SentencePiece's `tokenizer.model` and llama2.c's `tokenizer.bin`, read into the `tokenizers` library.
+"""SentencePiece's `tokenizer.model` or `spiece.model` and llama2.c's `tokenizer.bin`, in the `tokenizers` library.
 
-Both are lists of scored pieces. The `.model` file is a protocol buffer (sentencepiece_model.proto,
-ModelProto);
+Both are lists of scored pieces. The `.model` file is a protocol buffer (sentencepiece_model.proto, ModelProto);
 the few fields that matter are read here, so that neither `sentencepiece` nor `protobuf` is needed.
 """
 
@@ -77,8 +76,7 @@ def read_model(path: Path) -> Pieces:
 
 
 def read_llama2c(path: Path) -> Pieces:
-    """The pieces of a llama2.c tokenizer file: int32 longest, then (float32 score, int32 length, bytes)
-    each."""
+    """The pieces of a llama2.c tokenizer file: int32 longest, then (float32 score, int32 length, bytes) each."""
     data = path.read_bytes()
     pieces: list[str] = []
     scores: list[float] = []
@@ -102,8 +100,13 @@ def read_llama2c(path: Path) -> Pieces:
     return Pieces(pieces, scores, kinds)
 
 
-def build(spec: Pieces) -> Backend:
-    """The same cutting of text, in the `tokenizers` library."""
+def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
+    """The same cutting of text, in the `tokenizers` library.
+
+    A text begins with BOS; where the model has none (T5), it ends with EOS instead. `sentinels`: T5's
+    <extra_id_0>, <extra_id_1>, ... which follow the pieces, the first at the highest id (Raffel et al. 2020,
+    section 3.1.4; google-research/text-to-text-transfer-transformer, vocabularies).
+    """
     ids = {piece: i for i, piece in enumerate(spec.pieces)}
     if len(ids) != len(spec.pieces):
         raise DataError("this tokenizer has the same piece twice; ids would be ambiguous")
@@ -138,10 +141,18 @@ def build(spec: Pieces) -> Backend:
             if k == kind
         ]
         (backend.add_special_tokens if special else backend.add_tokens)(chosen)
+    backend.add_special_tokens(
+        [AddedToken(f"<extra_id_{i}>", special=True, normalized=False) for i in reversed(range(sentinels))]
+    )
     if spec.bos is not None:
         bos = spec.pieces[spec.bos]
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, spec.bos)]
+        )
+    elif spec.eos is not None:
+        eos = spec.pieces[spec.eos]
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, spec.eos)]
         )
     return backend
 

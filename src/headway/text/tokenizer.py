@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import CheckpointError, DataError
+from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
 from headway.text.pieces import ByteTable, byte_table
+from headway.text.shield import Shield
 from headway.text.stream import StreamDecoder
+from headway.text.template import Encoded, Template, fill, roles
+
+Text = str | tuple[str, str]  # one text, or a pair
+_USUAL = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
+          "unk": ["[UNK]", "<unk>"]}  # fmt: skip
 
 
 class Tokenizer:
@@ -28,7 +33,16 @@ class Tokenizer:
     - The text of a special token inside a user's text (`"</s>"`) is text: it becomes a control token only
       when `special=True` is asked for, or when a chat template (not a message) wrote it.
     - Decoding is a homomorphism: decoding token by token gives what decoding all at once gives.
+
+    `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None where the tokenizer has no such token.
+    `template` is what it puts around a text and between two.
     """
+
+    cls: int | None
+    sep: int | None
+    mask: int | None
+    pad: int | None
+    unk: int | None
 
     def __init__(
         self,
@@ -36,13 +50,21 @@ class Tokenizer:
         *,
         bos: int | None = None,
         eos: int | None = None,
+        special: Mapping[str, int] | None = None,
         begins_with_bos: bool | None = None,
+        ends_with_eos: bool | None = None,
         chat_template: str | None = None,
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        """`special`: ids by role (cls, sep, mask, pad, unk); a role that is absent takes the special token with its
+        usual name, if there is one. `begins_with_bos`, `ends_with_eos`: overrule the post-processor."""
         backend.no_truncation()
         backend.no_padding()
-        named = [i for i in (bos, eos) if i is not None]
+        special = {**roles(backend), **(special or {})}
+        for role in special:
+            if role not in _USUAL:
+                raise DataError(f"no special token is called {role!r}{did_you_mean(role, _USUAL)}")
+        named = [i for i in (bos, eos, *special.values()) if i is not None]
         for i in named:
             if backend.id_to_token(i) is None:
                 raise DataError(
@@ -51,14 +73,22 @@ class Tokenizer:
         controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         backend.add_special_tokens(
             [AddedToken(str(backend.id_to_token(i)), special=True, normalized=False)
-             for i in named if i not in controls]
+             for i in dict.fromkeys(named) if i not in controls]
         )  # fmt: skip
         self.backend = backend
-        prefix = _prefix(backend)
-        self.bos = bos if bos is not None else (prefix[0] if len(prefix) == 1 else None)
+        for role, usual in _USUAL.items():
+            there = (self.backend.token_to_id(name) for name in usual)
+            setattr(self, role, special.get(role, next((i for i in there if i in self.special_ids), None)))
+        template = Template.of(backend)
+        first = template.prefix[0] if len(template.prefix) == 1 else None
+        self.bos = bos if bos is not None or first == self.cls else first
         self.eos = eos
-        begins = self.bos is not None and prefix[:1] == [self.bos]
-        self.begins_with_bos = begins if begins_with_bos is None else begins_with_bos and self.bos is not None
+        if begins_with_bos is not None and self.bos is not None:
+            template = template.beginning(self.bos, begins_with_bos)
+        if ends_with_eos is not None and self.eos is not None:
+            template = template.ending(self.eos, ends_with_eos)
+        self.template = template
+        self.begins_with_bos = self.bos is not None and template.prefix[:1] == (self.bos,)
         self.config = dict(config or {})
         self.chat_template = ChatTemplate(chat_template) if chat_template is not None else None
 
@@ -66,28 +96,28 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
-        """From a Hugging Face folder, a `tokenizer.json`, a SentencePiece `.model` or a llama2.c `.bin`
-        file."""
+        """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
+        `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
+        `vocab.json` with `merges.txt`."""
         found = files.find(Path(path))
+        ids = {r: found.backend.token_to_id(name) for r, name in found.names.items() if name is not None}
         return Tokenizer(
-            found.backend, bos=found.bos, eos=found.eos, begins_with_bos=found.begins_with_bos,
+            found.backend, bos=ids.pop("bos", None), eos=ids.pop("eos", None),
+            special={role: i for role, i in ids.items() if i is not None},
+            begins_with_bos=found.begins_with_bos, ends_with_eos=found.ends_with_eos,
             chat_template=found.chat_template, config=found.config,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> None:
-        """Writes `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat
-        template, each
+        """Writes `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat template, each
         atomically, in the form that `transformers` reads."""
-        names = {"bos_token": self._name(self.bos), "eos_token": self._name(self.eos)}
+        names = {f"{role}_token": self._name(getattr(self, role)) for role in ("bos", "eos", *_USUAL)}
+        there = {key: name for key, name in names.items() if name is not None}
         files.write(
             Path(folder),
             self.backend.to_str(pretty=True),
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                **self.config,
-                **{k: v for k, v in names.items() if v},
-            },
-            {k: v for k, v in names.items() if v},
+            {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **there},
+            there,
             self.chat_template.source if self.chat_template else None,
         )
 
@@ -108,6 +138,26 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of control tokens: BOS, EOS, chat markers."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def sentinels(self) -> tuple[int, ...]:
+        """Ids of T5's <extra_id_0>, <extra_id_1>, ...; () where there are none."""
+        found = {int(m[1]): i for i, n in enumerate(self._names) if (m := _SENTINEL.fullmatch(n or ""))}
+        return tuple(found[k] for k in sorted(found))
+
+    def need(self, role: str) -> int:
+        """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
+        none."""
+        roles = ("bos", "eos", *_USUAL)
+        if role not in roles:
+            raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
+        found: int | None = getattr(self, role)
+        if found is None:
+            has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
+            raise DataError(
+                f"this tokenizer has no {role} token (it has {has}); it is not made for that task"
+            )
+        return found
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -133,25 +183,74 @@ class Tokenizer:
 
     # -- text to ids -------------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, bos: bool = True, special: bool = False) -> list[int]:
-        """Ids of `text`.
+    def encode(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        bos: bool = True,
+        eos: bool | None = None,
+        special: bool = False,
+    ) -> list[int]:
+        """Ids of `text`, or of `text` and `pair`, within this tokenizer's template.
 
-        `bos`: begin with BOS, once, if this tokenizer does so (`begins_with_bos`); False never adds it.
+        `bos`: begin as the template says (BOS, [CLS]), once; False puts nothing before.
+        `eos`: end as the template says (EOS, [SEP]); None is as `bos`; False leaves the end open, for a text that a
+        model is to continue.
         `special`: the text of a special token becomes that token. The default keeps a user's text text.
         """
-        return self.encode_batch([text], bos=bos, special=special)[0]
+        one = text if pair is None else (text, pair)
+        return self.encode_batch([one], bos=bos, eos=eos, special=special)[0]
+
+    def encode_pair(self, a: str, b: str, *, special: bool = False) -> tuple[list[int], list[int]]:
+        """Ids and token types of two texts within this tokenizer's template ([CLS] a [SEP] b [SEP])."""
+        found = self.inputs([(a, b)], special=special)[0]
+        return found.ids, found.token_types
 
     def encode_batch(
-        self, texts: Sequence[str], *, bos: bool = True, special: bool = False
+        self, texts: Sequence[Text], *, bos: bool = True, eos: bool | None = None, special: bool = False
     ) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
+        """`encode` of each text or pair, on all cores."""
+        flat, sizes = self._flat(texts)
+        ids = iter([list(one.ids) for one in self._encodings(flat, special, offsets=False)])
+        rows = []
+        for size in sizes:
+            own = [next(ids) for _ in range(size)]
+            parts = self.template.parts(own, bos=bos, eos=bos if eos is None else eos)
+            row = [
+                i for part in parts for i in ([part.token] if part.token is not None else own[part.text or 0])
+            ]
+            self._warn_two_bos(row)
+            rows.append(row)
+        return rows
+
+    def inputs(self, texts: Sequence[Text], *, special: bool = False) -> list[Encoded]:
+        """What a model reads for each text or pair, with token types and with each token's place in its text (for
+        answers, for tags)."""
+        flat, sizes = self._flat(texts)
+        encodings = iter(self._encodings(flat, special, offsets=True))
+        rows = []
+        for size in sizes:
+            own = [next(encodings) for _ in range(size)]
+            rows.append(fill(self.template.parts([one.ids for one in own], bos=True, eos=True), own))
+            self._warn_two_bos(rows[-1].ids)
+        return rows
+
+    def _flat(self, texts: Sequence[Text]) -> tuple[list[str], list[int]]:
+        flat: list[str] = []
         for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise DataError(f"text {i} must be a str, got {type(text).__name__}")
+            own = list(text) if isinstance(text, (tuple, list)) else [text]
+            if len(own) not in (1, 2) or not all(isinstance(t, str) for t in own):
+                got = type(text).__name__ if own == [text] else str([type(t).__name__ for t in own])
+                raise DataError(f"text {i} must be a str, or a pair of them, got {got}")
+            flat += own
+        return flat, [1 if isinstance(text, str) else len(text) for text in texts]
+
+    def _encodings(self, texts: list[str], special: bool, *, offsets: bool) -> list[Encoding]:
+        backend = self.backend if special else self._plain
+        batch = backend.encode_batch if offsets else backend.encode_batch_fast
         try:
-            found = (self.backend if special else self._plain).encode_batch_fast(
-                list(texts), add_special_tokens=False
-            )
+            return list(batch(texts, add_special_tokens=False))
         except (UnicodeEncodeError, TypeError) as error:
             bad = next((i for i, t in enumerate(texts) if _lone_surrogate(t)), None)
             if bad is None:
@@ -160,7 +259,6 @@ class Tokenizer:
             raise DataError(
                 f"text {bad} has a lone surrogate ({at}), which no UTF-8 text can hold"
             ) from error
-        return [self._begin(list(one.ids), bos) for one in found]
 
     def render_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
@@ -179,16 +277,9 @@ class Tokenizer:
             variables.setdefault(name, self._name(token) or "")
         check_messages(messages)
         text = self.chat_template.render(
-            self._shield(list(messages)), add_generation_prompt=add_generation_prompt, **variables
+            self._shield.cover(list(messages)), add_generation_prompt=add_generation_prompt, **variables
         )
-        ids = self._rendered(text)
-        self._warn_two_bos(ids)
-        return ids
-
-    def _begin(self, ids: list[int], bos: bool) -> list[int]:
-        if bos and self.begins_with_bos and ids[:1] != [self.bos]:
-            assert self.bos is not None
-            ids.insert(0, self.bos)
+        ids = self._shield.ids(text)
         self._warn_two_bos(ids)
         return ids
 
@@ -204,54 +295,14 @@ class Tokenizer:
         copy.encode_special_tokens = True
         return copy
 
-    # A message's text may contain what looks like a control token, and the template decides the order of
-    # everything. So the first character of each such place in a message is replaced by an unguessable
-    # escape; after rendering, what still matches a control token was written by the template and becomes a
-    # stand-in token of a private copy of the tokenizer, in which real control tokens are plain text.
-
     @cached_property
-    def _key(self) -> str:
-        return f"hw{secrets.token_hex(8)}"
-
-    @cached_property
-    def _controls(self) -> re.Pattern[str]:
-        names = sorted((str(self._name(i)) for i in self.special_ids), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
-
-    def _shield(self, value: Any) -> Any:
-        if isinstance(value, str):
-            places = re.finditer(f"(?={self._controls.pattern})" if self.special_ids else r"(?!)", value)
-            for at in sorted((m.start() for m in places), reverse=True):
-                value = f"{value[:at]}{self._key}{ord(value[at]):x};{value[at + 1 :]}"
-            return value
-        if isinstance(value, dict):
-            return {k: self._shield(v) for k, v in value.items()}
-        return [self._shield(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-    def _rendered(self, text: str) -> list[int]:
-        ids = {self._name(i): i for i in self.special_ids}
-        text = self._controls.sub(lambda m: f"{self._key}#{ids[m[0]]};", text)
-        text = re.sub(rf"{self._key}([0-9a-f]+);", lambda m: chr(int(m[1], 16)), text)
-        backend, real = self._templated
-        return [real.get(i, i) for i in backend.encode(text, add_special_tokens=False).ids]
-
-    @cached_property
-    def _templated(self) -> tuple[Backend, dict[int, int]]:
-        backend = Backend.from_str(self.backend.to_str())
-        backend.encode_special_tokens = True
-        added = self.backend.get_added_tokens_decoder()
-        stand_ins = {i: f"{self._key}#{i};" for i in self.special_ids}
-        backend.add_tokens(
-            [AddedToken(name, special=False, normalized=False, lstrip=added[i].lstrip, rstrip=added[i].rstrip)
-             for i, name in stand_ins.items()]
-        )  # fmt: skip
-        return backend, {int(backend.token_to_id(name) or 0): i for i, name in stand_ins.items()}
+    def _shield(self) -> Shield:
+        return Shield(self.backend, {str(self._name(i)): i for i in self.special_ids})
 
     # -- ids to text -------------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
-        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if
-        `special`."""
+        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
         if self.table is None:
             for i in (*after, *ids):
                 self.token(i)
@@ -291,12 +342,7 @@ class Tokenizer:
         return f"Tokenizer({self.vocab_size} tokens, bos={self.bos}, eos={self.eos})"
 
 
-def _prefix(backend: Backend) -> list[int]:
-    """What the post-processor puts before a text."""
-    plain = backend.encode("a", add_special_tokens=False).ids
-    full = backend.encode("a", add_special_tokens=True).ids
-    extra = len(full) - len(plain)
-    return next((list(full[:n]) for n in range(extra, 0, -1) if full[n : n + len(plain)] == plain), [])
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def _lone_surrogate(text: str) -> str | None:

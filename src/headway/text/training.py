@@ -9,23 +9,16 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trai
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import ConfigError
+from headway.text.bytelevel import SPLIT
 from headway.text.tokenizer import Tokenizer
 
 BOS, EOS = "<|begin|>", "<|end|>"
-# Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole
-# but
-# for the last one (Llama 3's rule, from its tokenizer.json).
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence[str] = ()) -> Tokenizer:
     """A byte-level BPE of `vocab_size` ids: BOS 0, EOS 1, `special_tokens`, 256 bytes, then merges.
 
-    Every string can be encoded and comes back exactly (there is no unknown token). The result is a function
-    of
+    Every string can be encoded and comes back exactly (there is no unknown token). The result is a function of
     the multiset of texts: neither their order nor the number of threads changes it. `texts` is read once, so
     it may be a generator over a corpus larger than memory (word counts are kept, not the text).
     Raises ConfigError when `vocab_size` has no room for the special tokens and the 256 bytes; warns when the

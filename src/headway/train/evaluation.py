@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.data import Rows, TokenFile
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models import Decoder
 from headway.train.loss import IGNORED, cross_entropy_sum
 from headway.train.workers import Workers
@@ -117,8 +117,16 @@ def evaluate(
 
 
 def output_weight(model: Decoder) -> Tensor:
-    """The matrix [V, M] that logits are made with."""
-    return model.model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+    """The matrix [V, M] that logits are made with.
+
+    Raises ConfigError where it is not all there is to them."""
+    layer = model.lm_head
+    if layer.bias is not None or layer.scale != 1.0:
+        raise ConfigError(
+            "losses are computed from states and one matrix, and this model's logits have "
+            + ("a bias (output_bias)" if layer.bias is not None else f"a factor (logit_scale={layer.scale})")
+        )
+    return model.model.embedding if layer.weight is None else layer.weight
 
 
 def _buckets(sums: Tensor, counts: Tensor) -> tuple[Bucket, ...]:

@@ -1,0 +1,183 @@
+"""The running sums of causal linear attention, block by block, and their gradient in constant memory.
+
+    num_i = sum_(j <= i) (q_i . k_j) v_j = (q K^T, j <= i) V inside the block  +  q_i S,   S = sum k_j v_j^T before it
+    den_i = zq_i . sum_(j <= i) zk_j
+
+with j in the document of i. Going back, the sums run from the right: R = sum q_i dnum_i^T over later queries.
+
+Legend: N rows times kv heads, G query heads per kv head, T slots, C of a block, F features, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Slots of one step, and what documents they are of (all None where there is one document).
+
+    same     bool [N|1, C, C]: j <= i, in one document
+    head     [N|1, C, 1]: 1 for slots of the document that the block before ended with, to whom its sums count
+    tail     [N|1, C, 1]: 1 for slots of the document that goes on after the block
+    whole    [N|1, 1, 1]: 1 where both are one document, so that sums pass through
+    """
+
+    at: slice
+    same: Tensor | None = None
+    head: Tensor | None = None
+    tail: Tensor | None = None
+    whole: Tensor | None = None
+
+    def allowed(self, s: Tensor) -> Tensor:
+        """Products s [N, G C, C] of queries and keys with 0 where j > i or documents differ; in place."""
+        n, _, c = s.shape
+        by_head = s.view(n, -1, c, c)
+        if self.same is None:
+            by_head.tril_()
+        else:
+            by_head.mul_(self.same[:, None])
+        return s
+
+    def before(self, k: Tensor) -> Tensor:
+        """sum_(j <= i) k_j inside the block, k [N, C, F]."""
+        return k.cumsum(1) if self.same is None else self.same.to(k.dtype) @ k
+
+    def after(self, q: Tensor) -> Tensor:
+        """sum_(i >= j) q_i inside the block, q [N, C, F]."""
+        return q.flip(1).cumsum(1).flip(1) if self.same is None else self.same.mT.to(q.dtype) @ q
+
+
+def blocks(documents: Tensor | None, count: int, size: int, dtype: torch.dtype) -> Iterator[Block]:
+    """The blocks of `count` slots; documents [N|1, T], each one run."""
+    for begin in range(0, count, size):
+        end = min(begin + size, count)
+        at = slice(begin, end)
+        if documents is None:
+            yield Block(at)
+            continue
+        own = documents[:, at]
+        none = torch.full_like(own[:, :1], -2)
+        past = documents[:, begin - 1 : begin] if begin else own[:, :1]
+        future = documents[:, end : end + 1] if end < count else none
+        head, tail = own == past, own == future
+        whole = past == future
+        same = (own[:, :, None] == own[:, None, :]).tril_()
+        yield Block(at, same, *(t[..., None].to(dtype) for t in (head, tail, whole)))
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    zq: Tensor,
+    zk: Tensor,
+    documents: Tensor | None,
+    kv: Tensor,
+    z: Tensor,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """(num [N, G, T, E], den [N, G, T]) of q, zq [N, G, T, F] and k, zk [N, T, F], v [N, T, E].
+
+    documents   [N|1, T] or None;  kv [N, F, E], z [N, F]: the sums over what came before, without gradient
+    size        slots of a block, C: any gives the same
+    """
+    out: tuple[Tensor, Tensor] = _Scan.apply(q, k, v, zq, zk, documents, kv, z, size)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        zq: Tensor,
+        zk: Tensor,
+        documents: Tensor | None,
+        kv: Tensor,
+        z: Tensor,
+        size: int,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.size = size
+        ctx.save_for_backward(q, k, v, zq, zk, documents, kv, z)
+        n, g, t, _ = q.shape
+        num, den = q.new_empty(n, g, t, v.shape[-1]), q.new_empty(n, g, t)
+        kv, z = kv.clone(), z.clone().unsqueeze(1)
+        for block in blocks(documents, t, size, q.dtype):
+            at = block.at
+            qc, kc, vc = q[:, :, at].flatten(1, 2), k[:, at], v[:, at]
+            inside = torch.bmm(block.allowed(torch.bmm(qc, kc.mT)), vc)
+            if block.head is None:
+                num[:, :, at] = inside.baddbmm_(qc, kv).view(n, g, -1, v.shape[-1])
+                sums = block.before(zk[:, at]) + z
+            else:
+                past = torch.bmm(qc, kv).view(n, g, -1, v.shape[-1]).mul_(block.head[:, None])
+                num[:, :, at] = past.add_(inside.view_as(past))
+                sums = block.before(zk[:, at]) + z * block.head
+            den[:, :, at] = (zq[:, :, at] * sums.unsqueeze(1)).sum(-1)
+            kv, z = _onwards(block, kv, z, kc, vc, zk[:, at])
+        return num, den
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise BackendError(
+                'second derivatives of linear attention: only form="parallel" has them, this call ran on "chunked"; '
+                'pass form="parallel" to it'
+            )
+        dnum, dden = grads
+        q, k, v, zq, zk, documents, kv, z = ctx.saved_tensors
+        n, g, t, _ = q.shape
+        steps, sums = [], []
+        kv, z = kv.clone(), z.clone().unsqueeze(1)
+        for block in blocks(documents, t, ctx.size, q.dtype):
+            steps.append(block)
+            sums.append((kv.clone(), z.clone()))
+            kv, z = _onwards(block, kv, z, *(x[:, block.at] for x in (k, v, zk)))
+        dq, dk, dv, dzq, dzk = (torch.empty_like(x) for x in (q, k, v, zq, zk))
+        later, zlater = torch.zeros_like(kv), torch.zeros_like(z)
+        for block, (kv, z) in zip(reversed(steps), reversed(sums), strict=True):
+            at, head, tail = block.at, block.head, block.tail
+            qc, gc = q[:, :, at].flatten(1, 2), dnum[:, :, at].flatten(1, 2)
+            kc, vc, zc = k[:, at], v[:, at], zk[:, at]
+            on_scores = block.allowed(torch.bmm(gc, vc.mT))
+            scores = block.allowed(torch.bmm(qc, kc.mT))
+            back = dden[:, :, at].unsqueeze(-1)
+            weighed = (back * zq[:, :, at]).sum(1)
+            if head is None or tail is None:
+                dq[:, :, at] = torch.bmm(on_scores, kc).baddbmm_(gc, kv.mT).view(n, g, -1, kc.shape[-1])
+                dk[:, at] = torch.bmm(on_scores.mT, qc).baddbmm_(vc, later.mT)
+                dv[:, at] = torch.bmm(scores.mT, gc).baddbmm_(kc, later)
+                dzq[:, :, at] = back * (block.before(zc) + z).unsqueeze(1)
+                dzk[:, at] = block.after(weighed) + zlater
+                later.baddbmm_(qc.mT, gc)
+                zlater = zlater + weighed.sum(1, keepdim=True)
+            else:
+                past = torch.bmm(gc, kv.mT).view(n, g, -1, kc.shape[-1]) * head[:, None]
+                dq[:, :, at] = past + torch.bmm(on_scores, kc).view_as(past)
+                dk[:, at] = torch.bmm(on_scores.mT, qc) + torch.bmm(vc, later.mT) * tail
+                dv[:, at] = torch.bmm(scores.mT, gc) + torch.bmm(kc, later) * tail
+                dzq[:, :, at] = back * (block.before(zc) + z * head).unsqueeze(1)
+                dzk[:, at] = block.after(weighed) + zlater * tail
+                assert block.whole is not None
+                own = (q[:, :, at] * head[:, None]).flatten(1, 2)
+                later = later * block.whole + torch.bmm(own.mT, gc)
+                zlater = zlater * block.whole + (weighed * head).sum(1, keepdim=True)
+        return dq, dk, dv, dzq, dzk, None, None, None, None
+
+
+def _onwards(block: Block, kv: Tensor, z: Tensor, k: Tensor, v: Tensor, zk: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums after a block, from those before it; kv is changed in place where it can be."""
+    if block.tail is None or block.whole is None:
+        return kv.baddbmm_(k.mT, v), z + zk.sum(1, keepdim=True)
+    kept = k * block.tail
+    return (kv * block.whole).baddbmm_(kept.mT, v), z * block.whole + (zk * block.tail).sum(1, keepdim=True)

@@ -1,0 +1,74 @@
+"""The sums that stand for a set of keys.
+
+Legend: B rows, K kv heads, F features, E per value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.errors import CacheError
+
+
+@dataclass(frozen=True, eq=False)
+class LinearState:
+    """All that linear attention keeps of a set of keys, whatever its size: sums, so states of disjoint sets add.
+
+        kv      sum_j phi(k_j) v_j^T, of the numerator's features          [B, K, F, E]
+        k       sum_j phi(k_j), of the denominator's                        [B, K, F]
+        count   how many keys there are                              int64 [B]
+
+    float32, or float64 where keys are. The empty set is all zeros. With "softmax over tokens" features depend on the
+    whole set, and states do not add. (Katharopoulos et al. 2020, equations 18 and 19.)
+    """
+
+    kv: Tensor
+    k: Tensor
+    count: Tensor
+
+    @staticmethod
+    def empty(
+        batch: int,
+        kv_heads: int,
+        features: int,
+        value_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> LinearState:
+        """Of no keys: what changes nothing when it is merged."""
+        return LinearState(
+            torch.zeros(batch, kv_heads, features, value_dim, dtype=dtype, device=device),
+            torch.zeros(batch, kv_heads, features, dtype=dtype, device=device),
+            torch.zeros(batch, dtype=torch.int64, device=device),
+        )
+
+    def merge(self, other: LinearState) -> LinearState:
+        """The state of both sets together; they must be disjoint. Raises CacheError for states of other sizes."""
+        self.check_like(other)
+        return LinearState(self.kv + other.kv, self.k + other.k, self.count + other.count)
+
+    def check_like(self, other: LinearState) -> None:
+        """Raises CacheError unless the other state has the same sizes, dtype and device."""
+        if self.kv.shape != other.kv.shape or self.kv.dtype != other.kv.dtype or self.device != other.device:
+            (b, k, f, e), (b2, k2, f2, e2) = self.kv.shape, other.kv.shape
+            raise CacheError(
+                f"LinearState: states of [batch, kv_heads, features, value_dim] = {[b, k, f, e]} in {self.kv.dtype} on "
+                f"{self.device} and {[b2, k2, f2, e2]} in {other.kv.dtype} on {other.device} do not add; make "
+                "both of the same layer, rows and dtype"
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return self.kv.device
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.kv, self.k, self.count
+
+    @property
+    def nbytes(self) -> int:
+        """B K F (E + 1) numbers, and the counts."""
+        return sum(t.nbytes for t in self.tensors)

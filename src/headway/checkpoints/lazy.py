@@ -1,0 +1,152 @@
+"""Named tensors whose shapes are known before their values are made: read from disk, merged, turned or cast
+one at a time, so that nothing needs a second copy of a checkpoint.
+
+    forms(state)                          # {name: Form(shape, dtype)}, of any mapping, without reading a value
+    copy_into(state, name, target)        # target.copy_(state[name]), by the smallest detour
+    changed(state, change)                # {name: change(name, value)}: at once for a dict, when asked for elsewhere
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from headway.errors import CheckpointError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known of a tensor that is not read yet."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """A mapping that makes a tensor when asked for it, and keeps none."""
+
+    @property
+    @abstractmethod
+    def forms(self) -> Mapping[str, Form]:
+        """Shape and dtype by name, in order."""
+
+    @abstractmethod
+    def __getitem__(self, name: str) -> Tensor: ...
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Copy one value into `target` (of its shape, any dtype). Raises CheckpointError for an unknown name."""
+        target.copy_(self[name])
+
+    def renamed(self, names: Mapping[str, str]) -> LazyTensors:
+        """The same values under other names: {new name: name here}. Names that are not listed are left out."""
+        return _Renamed(self, names)
+
+    def check_name(self, name: str) -> None:
+        """Raise CheckpointError, with the nearest name, for a name that is not here."""
+        if name not in self.forms:
+            raise CheckpointError(f"there is no tensor {name!r}{did_you_mean(name, self.forms)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all values together."""
+        return sum(form.nbytes for form in self.forms.values())
+
+
+class Made(LazyTensors):
+    """Values from a function of their name, called every time that one is asked for."""
+
+    def __init__(self, forms: Mapping[str, Form], make: Callable[[str], Tensor]) -> None:
+        self._forms, self._make = MappingProxyType(dict(forms)), make
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        return self._forms
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.check_name(name)
+        value = self._make(name)
+        assert (tuple(value.shape), value.dtype) == (self._forms[name].shape, self._forms[name].dtype), name
+        return value
+
+
+class _Renamed(LazyTensors):
+    def __init__(self, source: LazyTensors, names: Mapping[str, str]) -> None:
+        self._source, self._names = source, dict(names)
+        self._forms = MappingProxyType({new: source.forms[old] for new, old in names.items()})
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        return self._forms
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.check_name(name)
+        return self._source[self._names[name]]
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        self.check_name(name)
+        self._source.copy_into(self._names[name], target)
+
+
+def forms(state: Mapping[str, Tensor]) -> Mapping[str, Form]:
+    """Shape and dtype of every tensor, in order; nothing is read."""
+    if isinstance(state, LazyTensors):
+        return state.forms
+    return {name: Form(tuple(value.shape), value.dtype) for name, value in state.items()}
+
+
+def copy_into(state: Mapping[str, Tensor], name: str, target: Tensor) -> None:
+    """`target.copy_(state[name])`; from a file, piece by piece."""
+    if isinstance(state, LazyTensors):
+        state.copy_into(name, target)
+    else:
+        target.copy_(state[name])
+
+
+def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """The same values under other names, {new name: name in `state`}, in the order of `names`."""
+    if isinstance(state, LazyTensors):
+        return state.renamed(names)
+    return {new: state[old] for new, old in names.items()}
+
+
+def changed(
+    state: Mapping[str, Tensor],
+    change: Callable[[str, Tensor], Tensor],
+    shape: Callable[[str, Form], Form] = lambda name, form: form,
+) -> Mapping[str, Tensor]:
+    """Every value through `change(name, value)`: at once for a dict, when asked for where values are lazy.
+
+    `shape(name, form)` is the form that `change` gives it, unless it keeps it.
+    """
+    if not isinstance(state, LazyTensors):
+        return {name: change(name, value) for name, value in state.items()}
+    return _Changed(state, change, {name: shape(name, form) for name, form in state.forms.items()})
+
+
+class _Changed(Made):
+    def __init__(
+        self, source: LazyTensors, change: Callable[[str, Tensor], Tensor], forms: Mapping[str, Form]
+    ) -> None:
+        super().__init__(forms, lambda name: change(name, source[name]))
+
+
+def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Every value in `dtype`."""
+    return changed(state, lambda name, value: value.to(dtype), lambda name, form: Form(form.shape, dtype))

@@ -1,0 +1,144 @@
+"""Files that are read as what they claim to be, and named when they are something else; memory is bounded.
+
+open_regular(path)      # a file for reading: no pipe is waited for
+read_json(path)         # one JSON object, strictly
+with naming(path): ...  # errors raised inside name the file
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headway.errors import CheckpointError, HeadwayError
+
+LONGEST_JSON = 32 << 20
+DEEPEST = 64
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file for reading, unbuffered. Raises CheckpointError for what is not there, may not be read, or is no
+    regular file (a folder, a pipe, a socket, a device): those are not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is not a regular file"
+    raise CheckpointError(f"cannot read {path}: {what}")
+
+
+def read_json(path: Path, *, most: int = LONGEST_JSON) -> dict[str, Any]:
+    """One JSON object of at most `most` bytes. CheckpointError names the file and what it is instead (empty,
+    LFS pointer, HTML, too long, not UTF-8), or its fault (a key that is there twice, a number that is none)."""
+    with open_regular(path) as file:
+        size = file.seek(0, 2)
+        if size > most:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, and at most {most:,} are read as JSON: is it another file?"
+            )
+        file.seek(0)
+        raw = file.read()
+    refuse_impostor(path, raw[:512], "a JSON file")
+    try:
+        value = parse_json(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    return value
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """One JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
+    key that is there twice in an object, and for more than `DEEPEST` levels."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start:,}") from error
+    try:
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
+        )
+    except RecursionError:
+        value = None
+        deep = True
+    else:
+        deep = _deeper(value, DEEPEST)
+    if deep:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    if not isinstance(value, dict):
+        raise ValueError(f"it must hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before a HeadwayError that is raised inside and does not say it."""
+    try:
+        yield
+    except HeadwayError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
+
+
+def refuse_impostor(path: Path, head: bytes, expected: str) -> None:
+    """Raise CheckpointError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        cause = "it is empty (0 bytes): the download or copy failed; fetch it again"
+    elif start.startswith(b"version https://git-lfs"):
+        cause = (
+            "it is a git-lfs pointer: the repository was cloned without its large files; "
+            "run `git lfs pull` in it, or download the file itself"
+        )
+    elif start.startswith((b"<!doctype html", b"<html", b"<?xml", b"<head")):
+        cause = "it is an HTML page: a download stored an error or log-in page; fetch the file again"
+    else:
+        return
+    raise CheckpointError(f"{path} is not {expected}: {cause}")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:40]} is beyond the largest number, 1.8e308")
+    return value
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        left = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in left.items() if count > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists are nested more than `levels` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True

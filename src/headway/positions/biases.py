@@ -1,0 +1,100 @@
+"""Schemes that mark scores: by the distance of key and query, with a step of `headway.scores`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import ConfigError
+from headway.positions.schemes import PositionScheme, Sinusoidal
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, alibi_slopes
+
+
+@dataclass(frozen=True)
+class Relative(PositionScheme):
+    """Each distance has a vector, added to the key where it meets the query. (Shaw et al. 2018, equation 4.)
+
+        e_ij = scale * q_i . (k_j + a[clip(j - i)])        clip to -clip .. clip
+
+    clip         the largest distance that is told from larger ones; 2 clip + 1 vectors of D numbers, for all
+                 heads
+    sinusoidal   the vectors are fixed sinusoids (NEZHA: Wei et al. 2019, functional relative encoding): the
+                 row of a distance is position distance + clip of `Sinusoidal`, as in NEZHA's published code;
+                 its paper takes the distance itself, which turns each pair of columns by one fixed angle
+
+    Each layer has its own vectors. Both papers add such vectors to the values, too; that half is not here
+    (without it Shaw et al. 2018, section 4.3, translate as well).
+    """
+
+    clip: int
+    sinusoidal: bool = False
+    marks = "scores"
+    shared = False
+
+    def __post_init__(self) -> None:
+        _check_count("Relative", "clip", self.clip, 1)
+
+    def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
+        rows = 2 * self.clip + 1
+        if not self.sinusoidal:
+            return (RelativeKey(_fresh(rows, head_dim)),)
+        # on the CPU whatever torch's default is: "meta" would have no numbers
+        fixed = Sinusoidal().embedding(torch.arange(rows, device="cpu"), head_dim)
+        return (RelativeKey(fixed, fixed=True),)
+
+
+@dataclass(frozen=True)
+class T5Bias(PositionScheme):
+    """Each bucket of distances and each head has a trained number, added to scores. (Raffel et al. 2019,
+    section 2.1.)
+
+    buckets        rows of the table; half of them for each direction where attention goes both ways
+    max_distance   from here on all distances are in the last bucket
+
+    One table serves all layers.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+    marks = "scores"
+
+    def __post_init__(self) -> None:
+        _check_count("T5Bias", "buckets", self.buckets, 2)
+        _check_count("T5Bias", "max_distance", self.max_distance, 2)
+
+    def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
+        return (RelativeBias(_fresh(self.buckets, heads), bidirectional, self.max_distance),)
+
+
+@dataclass(frozen=True)
+class LinearBias(PositionScheme):
+    """ALiBi: scores fall linearly with distance, by a slope of each head. (Press et al. 2021, section 3.)
+
+    slopes   one for each query head; the published ones (`headway.scores.alibi_slopes`) unless given
+
+    Nothing is trained.
+    """
+
+    slopes: tuple[float, ...] | None = None
+    marks = "scores"
+
+    def __post_init__(self) -> None:
+        if self.slopes is not None:
+            object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
+
+    def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
+        slopes = alibi_slopes(heads) if self.slopes is None else self.slopes
+        if len(slopes) != heads:
+            raise ConfigError(f"LinearBias: {len(slopes)} slopes are given for {heads} query heads")
+        return (ALiBi(slopes),)
+
+
+def _fresh(rows: int, columns: int) -> Tensor:
+    return nn.Parameter(torch.empty(rows, columns).normal_(0, 0.02))
+
+
+def _check_count(owner: str, name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{owner}: {name} must be a whole number of at least {least}, got {value!r}")

@@ -1,0 +1,81 @@
+"""Schemes layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.errors import ConfigError
+from headway.positions.schemes import Marks, NoPositions, PositionScheme
+from headway.scores import Score
+
+
+@dataclass(frozen=True)
+class PerLayer(PositionScheme):
+    """A scheme for each layer, repeated cyclically: layer i has number i modulo their count.
+
+        PerLayer((Rotary(pairing="halves"), *(NoPositions(),) * 11))     rotary in the first of 12 layers
+        PerLayer((Rotary(pairing="halves"), NoPositions()))              in every other layer
+
+    Layers without positions still see the order that earlier layers wrote into the stream.
+
+    Raises ConfigError for no scheme at all; for one that acts on embeddings (once, before any layer); for
+    layers of which some turn queries and keys and others mark scores: a model asks once where its positions
+    act.
+    """
+
+    schemes: tuple[PositionScheme, ...]
+
+    def __post_init__(self) -> None:
+        given: object = self.schemes
+        if not isinstance(given, Sequence) or not given:
+            raise ConfigError(f"PerLayer: give a scheme for each layer, got {given!r}")
+        object.__setattr__(self, "schemes", tuple(given))
+        for scheme in self.schemes:
+            if not isinstance(scheme, PositionScheme) or isinstance(scheme, PerLayer):
+                raise ConfigError(
+                    f"PerLayer: a layer's scheme is one such as {NoPositions()}, got {scheme!r}"
+                )
+            if scheme.marks == "embeddings":
+                raise ConfigError(
+                    f"PerLayer: {scheme} is added to the embeddings, once and before any layer, so no layer can "
+                    "have it for itself; give it as the model's scheme"
+                )
+        if len(found := self._found()) > 1:
+            raise ConfigError(
+                f"PerLayer: some layers mark {found[0]} and others {found[1]}; mark one of the two, "
+                f"and leave layers out with {NoPositions()}"
+            )
+
+    def _found(self) -> list[Marks]:
+        return sorted({scheme.marks for scheme in self.schemes} - {"nothing"})
+
+    @property
+    def marks(self) -> Marks:
+        return (self._found() or ["nothing"])[0]
+
+    @property
+    def shared(self) -> bool:
+        return all(scheme.shared for scheme in self.schemes)
+
+    @property
+    def length_dependent(self) -> bool:
+        return any(scheme.length_dependent for scheme in self.schemes)
+
+    def at(self, layer: int) -> PositionScheme:
+        if layer < 0:
+            raise ConfigError(f"PerLayer: layers are numbered from 0, got {layer}")
+        return self.schemes[layer % len(self.schemes)]
+
+    def expand(self, layers: int) -> tuple[PositionScheme, ...]:
+        if layers % len(self.schemes):
+            raise ConfigError(
+                f"PerLayer: {len(self.schemes)} schemes do not go evenly into {layers} layers; give one for "
+                "each layer, or a pattern whose length divides their number"
+            )
+        return super().expand(layers)
+
+    def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
+        if self.marks != "scores":
+            return ()
+        raise ConfigError("PerLayer: each layer has its own; ask at(layer).scores(...)")

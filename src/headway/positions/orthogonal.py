@@ -1,0 +1,112 @@
+"""Rotary embedding with a whole rotation in place of one for each pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.positions.pairing import coordinate_pairs
+from headway.positions.rotary import Rotary
+from headway.positions.schemes import PositionScheme
+from headway.positions.tables import MatrixTable
+
+RADIX = 64
+
+
+@dataclass(frozen=True)
+class SpecialOrthogonal(PositionScheme):
+    """Queries and keys are turned by the powers R_m = R_1^m of one trained R_1 in SO(d).
+
+        R_m = exp(m A),  A^T = -A [d, d]            R_m^T R_n = R_(n-m),  R_m^T R_m = I
+
+    The exponential reaches every R_1, and A is trained freely below its diagonal (`nn.Turns`), from where R_m
+    equals `start`. One A serves all layers and heads.
+
+    start   where training starts: a `Rotary`, which also says d and whether values are turned
+
+    Every A is Q F Q^T with an orthogonal Q and F of the form that `Rotary` has, so with W_q and W_k multiplied
+    by Q^T it is a rotary of other frequencies: beyond those, it says what the projections could learn as well.
+
+    Raises ConfigError for a start that is trained itself or has a scaling.
+    """
+
+    start: Rotary
+    marks = "queries and keys"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, Rotary) or self.start.trainable or self.start.scaling is not None:
+            raise ConfigError(
+                "SpecialOrthogonal: start must be a Rotary without scaling and trainable=True "
+                f"(the whole rotation is trained), got {self.start!r}"
+            )
+
+    def rotated_dims(self, head_dim: int) -> int:
+        """d for heads of `head_dim`. Raises ConfigError when it is odd, or does not fit."""
+        return self.start.rotated_dims(head_dim)
+
+    def generator(self, head_dim: int) -> Tensor:
+        """The A that training starts from, [d, d] float64: R_m of `start` is exp(m A)."""
+        a, b = torch.tensor(coordinate_pairs(self.start.pairing, self.rotated_dims(head_dim))).T
+        frequencies = self.start.frequencies(head_dim)
+        generator = frequencies.new_zeros(2 * len(a), 2 * len(a))
+        generator[a, b], generator[b, a] = -frequencies, frequencies
+        return generator
+
+    def table(
+        self, position: Tensor, head_dim: int, generator: Tensor, dtype: torch.dtype = torch.float32
+    ) -> MatrixTable:
+        """R_p of `position` ([T], or [B or 1, T]) under a skew-symmetric `generator` [d, d]; gradients reach it.
+
+        Matrices are float64 until they are rounded once, to float32, or float64 for that `dtype`. Raises
+        ConfigError for positions that are no integers, or a generator of another shape.
+        """
+        dims = self.rotated_dims(head_dim)
+        if position.dim() not in (1, 2):
+            raise ConfigError(
+                f"SpecialOrthogonal: positions must be [T] or [B, T], got shape {tuple(position.shape)}"
+            )
+        if generator.shape != (dims, dims):
+            raise ConfigError(
+                f"SpecialOrthogonal: the generator of {dims} rotated dims is [{dims}, {dims}], "
+                f"got {list(generator.shape)}"
+            )
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        return MatrixTable(turns(generator, position).to(kept), dims, self.start.values)
+
+
+def turns(generator: Tensor, position: Tensor) -> Tensor:
+    """exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
+
+    exp is taken once; p = 64 a + b, and powers 64 a and b are products of squares. Angles err by about
+    p 2^-53, as p f_i in float64 does, and matrices are orthogonal to rounding at any p. Raises ConfigError for
+    positions that are no integers.
+    """
+    if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
+        raise ConfigError(
+            f"SpecialOrthogonal: positions must be integers, got {position.dtype}; keep them torch.long"
+        )
+    one = whole = torch.linalg.matrix_exp(generator.to(torch.float64))
+    for _ in range(RADIX.bit_length() - 1):
+        whole = _square(whole)
+    high, at_high = (position // RADIX).unique(return_inverse=True)
+    low, at_low = (position % RADIX).unique(return_inverse=True)
+    return _powers(whole, high)[at_high] @ _powers(one, low)[at_low]
+
+
+def _powers(matrix: Tensor, exponent: Tensor) -> Tensor:
+    """matrix^n for integers n [N] of either sign: [N, d, d]."""
+    out = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device).repeat(len(exponent), 1, 1)
+    size = exponent.abs()
+    for bit in range(int(size.max()).bit_length() if len(size) else 0):
+        out = torch.where((size >> bit & 1).bool()[:, None, None], out @ matrix, out)
+        matrix = _square(matrix)
+    return torch.where((exponent < 0)[:, None, None], out.mT, out)
+
+
+def _square(matrix: Tensor) -> Tensor:
+    """matrix^2, and a Newton step back to the orthogonal matrices, from which repeated squares would drift."""
+    square = matrix @ matrix
+    return 1.5 * square - 0.5 * square @ (square.mT @ square)

@@ -1,0 +1,100 @@
+"""Longer rows for a model with rotary positions: its frequencies are rescaled, its weights stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
+
+from torch import Tensor
+
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.positions import DynamicNTK, Learned, Linear, Llama3, Rotary, Scaling, YaRN
+
+Method = Literal["linear", "ntk", "yarn", "llama3", "dynamic"]
+METHODS: Mapping[Method, str] = MappingProxyType(
+    {
+        "linear": "every frequency / factor: no angle is new, but neighbours are told apart less",
+        "ntk": "a larger base: the fastest pair stays, the slowest turns / factor",
+        "yarn": "pairs that turn often stay, slow ones turn / factor, and scores are sharpened",
+        "llama3": "by wavelength: short waves stay, long ones turn / factor",
+        "dynamic": "the base grows with each row's own length: rows within the trained context stay as they are",
+    }
+)
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # LLaMA 3.1's
+
+
+def stretch_context(
+    spec: ModelSpec, state: Mapping[str, Tensor], method: Method, factor: float
+) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """The same weights with frequencies for rows of factor * c tokens, c = `spec.trained_context`.
+
+        linear    f_i / factor                                  Chen et al. 2023, "position interpolation"
+        ntk       theta' = theta factor^(d / (d - 2))           bloc97 2023, "NTK-aware scaled RoPE"
+        yarn      `YaRN(factor, c)`                             Peng et al. 2023, section 3
+        llama3    `Llama3(factor, 1, 4, c)`                     LLaMA 3.1
+        dynamic   `DynamicNTK(factor, c)`                       emozilla 2023, "dynamic NTK"
+
+    d are the rotated dims. `trained_context` becomes factor * c, what the model is meant to serve from then on
+    (the scaling keeps c), and a `max_context` below that is raised to it.
+
+    Raises:
+        ConfigError: positions that are not rotary, or are scaled already; factor below 1; an unknown method; ntk or
+            dynamic with 2 rotated dims, where d / (d - 2) has no value.
+    """
+    rotary = _rotary(spec)
+    if method not in METHODS:
+        raise ConfigError(
+            f"stretch_context: there is no method {method!r}{did_you_mean(str(method), METHODS)}; "
+            f"there are {', '.join(METHODS)}"
+        )
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        raise ConfigError(
+            "stretch_context: factor is the longest row over the trained context, a number of at least 1, "
+            f"got {factor!r}"
+        )
+    trained = spec.trained_context
+    if method == "ntk":
+        dims = rotary.rotated_dims(spec.head_dim)
+        if dims <= 2:
+            raise ConfigError(
+                f"stretch_context: ntk's exponent d / (d - 2) needs more than 2 rotated dims, got {dims}; "
+                "use linear"
+            )
+        positions = replace(rotary, theta=rotary.theta * factor ** (dims / (dims - 2)))
+    else:
+        positions = replace(rotary, scaling=_scaling(method, float(factor), trained))
+    longest = round(factor * trained)
+    limit = None if spec.max_context is None else max(spec.max_context, longest)
+    new = replace(spec, positions=positions, trained_context=longest, max_context=limit)
+    return new, dict(state)
+
+
+def _scaling(method: Method, factor: float, trained: int) -> Scaling:
+    if method == "linear":
+        return Linear(factor)
+    if method == "yarn":
+        return YaRN(factor, trained)
+    if method == "llama3":
+        return Llama3(factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, trained)
+    return DynamicNTK(factor, trained)
+
+
+def _rotary(spec: ModelSpec) -> Rotary:
+    positions = spec.positions
+    if not isinstance(positions, Rotary):
+        why = (
+            f"they are a trained table of {positions.size} rows, and nothing says what row {positions.size} would be"
+            if isinstance(positions, Learned)
+            else "there are no frequencies to rescale"
+        )
+        raise ConfigError(f"stretch_context: this model's positions are {positions}, not rotary: {why}")
+    if positions.scaling is not None:
+        raise ConfigError(
+            f"stretch_context: this model's frequencies are rescaled already, by {positions.scaling}; "
+            "begin with the model that it was made of"
+        )
+    return positions

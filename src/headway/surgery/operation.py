@@ -1,0 +1,291 @@
+"""A folder, an operation, a new folder; and what changed: measured before and after, never assumed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
+from headway.checkpoints.folder import TOKENIZER_FILES, fill
+from headway.choice import Choice
+from headway.data import TokenFile, encode_corpus
+from headway.errors import CheckpointError, DataError
+from headway.models import Decoder, ModelSpec
+from headway.text import Tokenizer
+from headway.train.evaluation import Evaluation, evaluate
+from headway.train.workers import Workers
+
+Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
+LONGEST_ROW = 2048
+PROBED = 64
+
+
+@dataclass(frozen=True)
+class Text:
+    """Held-out text in a model's own tokens; of these, about the first `limit` are predicted."""
+
+    file: TokenFile
+    limit: int | None = None
+
+    @staticmethod
+    @contextmanager
+    def read(path: str | Path, folder: Folder, limit: int | None = None) -> Iterator[Text]:
+        """Text files are encoded by the tokenizer of `folder`, a .tokens file is opened.
+
+        Raises DataError or CheckpointError for a text or a tokenizer that is not there, or does not fit."""
+        tokenizer = Tokenizer.load(folder.path)
+        tokenizer.require_fits(folder.spec.vocab)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(path)
+            if path.suffix != ".tokens":
+                path = encode_corpus(path, tokenizer, Path(scratch) / "text.tokens").path
+            file = TokenFile(path)
+            file.require_tokenizer(tokenizer.fingerprint)
+            yield Text(file, limit)
+
+    def evaluate(self, model: Decoder, context: int) -> Evaluation:
+        """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
+        with Workers(torch.get_num_threads()) as workers:
+            return evaluate(model, self.file, context, limit=self.limit, workers=workers)
+
+    @property
+    def longest_document(self) -> int:
+        """In tokens."""
+        ends = np.asarray(self.file.ends, dtype=np.int64)
+        return int(np.diff(ends, prepend=0).max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A model before or after.
+
+    Attributes:
+        parameters: trained numbers.
+        kv_bytes_per_token: of keys and values in all layers, in the dtype that is stored.
+        kv_bytes_stored: what the caches of one row of `Operation.context` tokens hold.
+        loss: nats per token. bits_per_byte: of the text. perplexity: exp(loss). None without a text.
+    """
+
+    parameters: int
+    kv_bytes_per_token: int
+    kv_bytes_stored: int
+    loss: float | None = None
+    bits_per_byte: float | None = None
+    perplexity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Nats per token of predictions with `first`..`last` tokens before them, before and after."""
+
+    first: int
+    last: int
+    tokens: int
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What was done, and the evidence.
+
+    Attributes:
+        changed: fields of the spec that differ, as text: (name, before, after).
+        transformers: whether transformers reads the new folder, and what keeps it from that.
+        choices: what was chosen, with reasons.
+        context: tokens of a row in all measurements. tokens: predictions that the losses are means of.
+        probe, probed: tokens of the row whose logits were compared, and how many of its last slots; `difference`
+            is the largest difference there, `largest_logit` the largest logit before, in absolute value.
+        positions: the loss by how far a prediction could look back.
+    """
+
+    source: Path
+    target: Path
+    changed: tuple[tuple[str, str, str], ...]
+    transformers: str
+    choices: tuple[Choice, ...]
+    dtype: str
+    context: int
+    tokens: int
+    before: Side
+    after: Side
+    probe: int
+    probed: int
+    difference: float
+    largest_logit: float
+    positions: tuple[Position, ...]
+
+
+def operate(
+    folder: Folder,
+    target: str | Path,
+    change: Change,
+    *,
+    choices: tuple[Choice, ...] = (),
+    text: Text | None = None,
+    context: int | None = None,
+    beyond: int = 0,
+    overwrite: bool = False,
+) -> Operation:
+    """Write `folder`, changed, at `target`; tokenizer and generation settings are copied.
+
+    Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
+    read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
+    tokens up to which rows say nothing of what the change does: rows must be longer.
+
+    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
+    or a text that is too short to show anything; and what `change` raises.
+    """
+    target = Path(target)
+    check_target(target, overwrite)
+    spec, state = change(folder.spec, folder.tensors)
+    context = row_length(folder.spec, spec, beyond) if context is None else context
+    _check_length(text, context, beyond)
+    ids = _probe(folder.spec, text, context)
+    # What a model refuses is not what it computes: the old one is asked for rows that only the new one takes.
+    old = fill(replace(folder.spec, max_context=None), folder.tensors)
+    was, logits_before = _look(old, text, context, ids)
+    del old
+    found: list[tuple[Evaluation | None, Tensor]] = []
+    save_state(
+        target,
+        spec,
+        state,
+        tokenizer=_Files(folder),
+        generation=folder.generation,
+        keep_pairing=True,
+        before_publishing=lambda path: found.append(
+            _look(load_model(path, dtype=torch.float32), text, context, ids)
+        ),
+    )
+    ((now, logits_after),) = found
+    dtype, _ = choose_dtype(
+        {n: e.dtype for n, e in folder.tensors.entries.items()}, torch.device("cpu"), None
+    )
+    reason = why_not_plain(spec)
+    return Operation(
+        source=folder.path,
+        target=target,
+        changed=changes(folder.spec, spec),
+        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        choices=choices,
+        dtype=str(dtype).removeprefix("torch."),
+        context=context,
+        tokens=0 if was is None else was.tokens,
+        before=_side(folder.spec, was, context, dtype),
+        after=_side(spec, now, context, dtype),
+        probe=len(ids),
+        probed=logits_before.shape[0],
+        difference=float((logits_after - logits_before).abs().max()),
+        largest_logit=float(logits_before.abs().max()),
+        positions=_positions(was, now),
+    )
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Raises CheckpointError when something is at `target` and may not be replaced."""
+    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
+        )
+
+
+def changes(before: ModelSpec, after: ModelSpec) -> tuple[tuple[str, str, str], ...]:
+    """The fields that differ, as text; of patterns, those of the layers that differ."""
+    found = []
+    for name in (f.name for f in fields(ModelSpec) if f.init):
+        old, new = getattr(before, name), getattr(after, name)
+        if old == new:
+            continue
+        if name == "patterns":
+            pairs = [(i, a, b) for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+            for a, b in dict.fromkeys((a, b) for _, a, b in pairs):
+                at = ", ".join(str(i) for i, x, y in pairs if (x, y) == (a, b))
+                found.append((f"pattern of layers {at}", str(a), str(b)))
+        else:
+            found.append((name, str(old), str(new)))
+    return tuple(found)
+
+
+def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
+    """Tokens of a row to measure in: the longer trained context, at most 2048 or twice `beyond`, and more than it."""
+    usual = min(max(before.trained_context, after.trained_context), max(LONGEST_ROW, 2 * beyond))
+    wanted = usual if usual > beyond else 2 * beyond
+    return min(n for n in (wanted, after.context_limit) if n is not None)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The tokenizer of a folder, file by file as it is."""
+
+    folder: Folder
+
+    @property
+    def bos(self) -> int | None:
+        return self.folder.generation.get("bos_token_id")
+
+    @property
+    def eos(self) -> int | None:
+        return self.folder.generation.get("eos_token_id")
+
+    def save(self, folder: Path) -> None:
+        for file in sorted(self.folder.path.iterdir()):
+            if TOKENIZER_FILES.match(file.name):
+                shutil.copy(file, folder / file.name)
+
+
+def _check_length(text: Text | None, context: int, beyond: int) -> None:
+    if context <= beyond:
+        raise DataError(
+            f"surgery: rows of {context} tokens cannot show this change, which begins beyond {beyond} tokens; "
+            f"measure with a context above {beyond}"
+        )
+    if text is None:
+        return
+    longest = text.longest_document
+    if longest <= beyond:
+        raise DataError(
+            f"surgery: {text.file.path}: the longest document has {longest} tokens, and the change begins beyond "
+            f"{beyond}: before and after would say nothing of it; give a longer text"
+        )
+
+
+def _probe(spec: ModelSpec, text: Text | None, context: int) -> Tensor:
+    """One row [T]: the first of the text, or ids that are drawn evenly from the whole vocabulary."""
+    if text is None:
+        return torch.randint(spec.vocab, (context,), generator=torch.Generator().manual_seed(0))
+    return torch.from_numpy(np.asarray(text.file.tokens[:context], dtype=np.int64))
+
+
+@torch.no_grad()
+def _look(model: Decoder, text: Text | None, context: int, ids: Tensor) -> tuple[Evaluation | None, Tensor]:
+    logits: Tensor = model(ids[None], logits_for=slice(-PROBED, None))[0]
+    return None if text is None else text.evaluate(model, context), logits
+
+
+def _side(spec: ModelSpec, found: Evaluation | None, context: int, dtype: torch.dtype) -> Side:
+    return Side(
+        parameters=spec.parameter_count,
+        kv_bytes_per_token=spec.kv_bytes_per_token(dtype),
+        kv_bytes_stored=spec.kv_bytes_stored(context, dtype),
+        loss=None if found is None else found.loss,
+        bits_per_byte=None if found is None else found.bits_per_byte,
+        perplexity=None if found is None else found.perplexity,
+    )
+
+
+def _positions(was: Evaluation | None, now: Evaluation | None) -> tuple[Position, ...]:
+    if was is None or now is None:
+        return ()
+    return tuple(
+        Position(first=a.first, last=a.last, tokens=a.tokens, before=a.loss, after=b.loss)
+        for a, b in zip(was.positions, now.positions, strict=True)
+    )

@@ -1,0 +1,224 @@
+"""Byte-level BPE: `vocab.json` with `merges.txt` (GPT-2, RoBERTa, StarCoder, Qwen2), and tiktoken's ranks."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import DataError
+from headway.text.pieces import byte_level_alphabet
+
+# Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
+# the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit stands alone.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+ROBERTA = {
+    "bos": "<s>",
+    "eos": "</s>",
+    "cls": "<s>",
+    "sep": "</s>",
+    "unk": "<unk>",
+    "pad": "<pad>",
+    "mask": "<mask>",
+}
+GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
+STYLES = {
+    "gpt2": {"gpt2", "gptneo", "gptj", "codegen"},
+    "roberta": {"roberta", "longformer", "bart", "led", "camembert", "robertaprelayernorm"},
+    "starcoder": {"gptbigcode", "starcoder2", "starcoder"},
+    "qwen2": {"qwen2", "qwen2moe", "qwen3", "qwen3moe"},
+}
+
+
+def style(kind: str, vocabulary: Mapping[str, int], path: Path) -> str:
+    """Which of STYLES `kind` (a model type or tokenizer class) is; where it is not said, RoBERTa's if its five
+    special tokens are there, else GPT-2's. Raises DataError for a kind whose text is cut by other rules."""
+    if not kind:
+        return "roberta" if all(name in vocabulary for name in ROBERTA.values()) else "gpt2"
+    for name, kinds in STYLES.items():
+        if kind in kinds:
+            return name
+    known = ", ".join(sorted(k for kinds in STYLES.values() for k in kinds))
+    raise DataError(
+        f"{path}: vocab.json and merges.txt of kind {kind!r} are cut by rules that are not known here (known: {known})"
+        "; the tokenizer.json of the same model is read: put it beside"
+    )
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Piece -> id. Raises DataError for what is no such object, and for a piece or an id that is there twice."""
+    try:
+        pairs = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not JSON: {error}") from None
+    if not isinstance(pairs, list) or not pairs or not all(_is_pair(pair) for pair in pairs):
+        raise DataError(f'{path}: an object from pieces to ids is expected, like {{"the": 0}}')
+    pieces: dict[str, int] = {}
+    owner: dict[int, str] = {}
+    for piece, i in pairs:
+        if piece in pieces:
+            raise DataError(f"{path}: the piece {piece!r} is there twice, with ids {pieces[piece]} and {i}")
+        if i in owner:
+            raise DataError(f"{path}: the id {i} is there twice, for {owner[i]!r} and {piece!r}")
+        pieces[piece], owner[i] = i, piece
+    return pieces
+
+
+def _is_pair(pair: Any) -> bool:
+    return (
+        isinstance(pair, tuple)
+        and isinstance(pair[1], int)
+        and not isinstance(pair[1], bool)
+        and pair[1] >= 0
+    )
+
+
+def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The pairs, most important first. Raises DataError, with the line, for what is no pair of pieces and for pieces
+    that the vocabulary lacks."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text, one merge a line: {error}") from None
+    merges = []
+    for number, line in enumerate(lines, 1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = tuple(line.split(" "))
+        if len(pair) != 2:
+            raise DataError(
+                f"{path}: line {number}: two pieces with a space between are expected, got {line!r}"
+            )
+        for piece in (*pair, "".join(pair)):
+            if piece not in vocabulary:
+                raise DataError(
+                    f"{path}: line {number} merges {pair[0]!r} and {pair[1]!r}, but {piece!r} is not in vocab.json: "
+                    "the two files are not of one tokenizer"
+                )
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def build(
+    vocabulary: dict[str, int],
+    merges: list[tuple[str, str]],
+    style: str,
+    config: Mapping[str, Any],
+    path: Path,
+) -> tuple[Backend, dict[str, str]]:
+    """The `tokenizers` form, and the names of its special tokens by role.
+
+    RoBERTa's template is <s> a </s> and <s> a </s></s> b </s>; the others have none.
+    """
+    defaults = {"roberta": ROBERTA, "qwen2": {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}}.get(
+        style, GPT2
+    )
+    names = {
+        role: str(value["content"] if isinstance(value, dict) else value)
+        for role, default in defaults.items()
+        if (value := config.get(f"{role}_token", default)) is not None
+    }
+    space = bool(config.get("add_prefix_space", False))
+    backend = Backend(models.BPE(vocabulary, merges))
+    if style == "qwen2":
+        backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = _split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
+    elif style == "starcoder":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
+        )
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    backend.decoder = decoders.ByteLevel()
+    if style == "roberta":
+        for role in ("cls", "sep"):
+            if names[role] not in vocabulary:
+                raise DataError(f"{path}: the {role} token {names[role]!r} is not in vocab.json")
+        backend.post_processor = processors.RobertaProcessing(
+            (names["sep"], vocabulary[names["sep"]]), (names["cls"], vocabulary[names["cls"]]),
+            trim_offsets=bool(config.get("trim_offsets", True)), add_prefix_space=space,
+        )  # fmt: skip
+    else:
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    there = sorted({name for name in names.values() if name in vocabulary}, key=vocabulary.__getitem__)
+    # a mask stands for a word with its leading space
+    backend.add_special_tokens(
+        [AddedToken(n, special=True, normalized=False, lstrip=n == names.get("mask")) for n in there]
+    )
+    return backend, names
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def read_ranks(path: Path) -> list[bytes]:
+    """tiktoken's file: "BASE64 RANK" a line, ranks from 0 in order. Raises DataError with the line that is not so,
+    and where one of the 256 bytes has no rank."""
+    ranks: list[bytes] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            word, rank = line.split()
+            token = base64.b64decode(word, validate=True)
+            if int(rank) != len(ranks) or not token:
+                raise ValueError(f"rank {len(ranks)} is expected")
+        except (ValueError, binascii.Error) as error:
+            raise DataError(f"{path}: line {number}: not tiktoken's form, base64 and rank: {error}") from None
+        ranks.append(token)
+    if len(set(ranks)) != len(ranks):
+        raise DataError(f"{path}: the same token has two ranks")
+    missing = set(range(256)) - {t[0] for t in ranks if len(t) == 1}
+    if missing:
+        raise DataError(
+            f"{path}: {len(missing)} of the 256 bytes have no rank; the file is cut short or another kind"
+        )
+    return ranks
+
+
+def llama3_specials() -> list[str]:
+    """Llama 3's 256 control tokens, which follow its ranks in this order (meta-llama/llama3, tokenizer.py).
+
+    Llama 3.1 gives six of the reserved ones other names, with the same ids for those that Llama 3 uses.
+    """
+    first = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(4))]
+    first += ["<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_4|>", "<|eot_id|>"]
+    return first + [f"<|reserved_special_token_{i}|>" for i in range(5, 256 - 5)]
+
+
+def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
+    """Llama 3's tokenizer: each text begins with the first of `specials`.
+
+    tiktoken merges the adjacent pair whose joint token has the least rank: every cut of every token in two, least
+    rank first; a piece of text that is a token as a whole is taken as it is.
+    """
+    of_byte = {byte: char for char, byte in byte_level_alphabet().items()}
+    names = ["".join(map(of_byte.__getitem__, token)) for token in ranks]
+    rank_of = {name: i for i, name in enumerate(names)}
+    merges: list[tuple[str, str]] = []
+    for name in names:
+        cuts = ((name[:i], name[i:]) for i in range(1, len(name)))
+        found = [(a, b) for a, b in cuts if a in rank_of and b in rank_of]
+        merges += sorted(found, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]]))
+    backend = Backend(models.BPE(rank_of, merges, ignore_merges=True))
+    backend.pre_tokenizer = _split(SPLIT)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+    bos = specials[0]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, len(ranks))]
+    )
+    return backend

@@ -1,0 +1,173 @@
+"""What a tokenizer puts around a text and between two: [CLS] a [SEP] b [SEP], <s> a </s></s> b </s>, <s> a, a </s>."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import DataError
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text, or two, as a model reads them; one entry a token in each list.
+
+    ids: token ids, those of the template included.
+    token_types: 0 for the first text and what belongs to it, 1 for the second where the template says so (BERT).
+    offsets: (start, end) in characters of the token's own text, end excluded; None for tokens of the template.
+    texts: 0 or 1, the text that a token is from; None for tokens of the template.
+    """
+
+    ids: list[int]
+    token_types: list[int]
+    offsets: list[tuple[int, int] | None]
+    texts: list[int | None]
+
+
+class Part(NamedTuple):
+    """A token of the template (`token`), or the place of a text (`text`: 0 or 1), with its token type."""
+
+    token: int | None
+    text: int | None
+    type: int
+
+
+A, B = Part(None, 0, 0), Part(None, 1, 0)
+
+
+@dataclass(frozen=True)
+class Template:
+    """The parts of one text and of two, in order."""
+
+    single: tuple[Part, ...] = (A,)
+    pair: tuple[Part, ...] = (A, B)
+
+    @staticmethod
+    def of(backend: Backend) -> Template:
+        """What the tokenizer's post-processor says. Raises DataError for two templates in a row."""
+        found = [t for t in map(_read, _steps(backend)) if t is not None]
+        if len(found) > 1:
+            raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
+        return found[0] if found else Template()
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Ids before a single text."""
+        return _tokens(self.single[: _slots(self.single)[0]])
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """Ids after a single text."""
+        return _tokens(self.single[_slots(self.single)[-1] + 1 :])
+
+    def beginning(self, bos: int, begins: bool) -> Template:
+        """The same with each text begun by `bos`, or by nothing."""
+        if begins == (self.prefix[:1] == (bos,)):
+            return self
+        if begins:
+            mark = Part(bos, None, 0)
+            return Template((mark, *self.single), (mark, *_before(self.pair, bos)))
+        return Template(_without(self.single, bos), _without(self.pair, bos))
+
+    def ending(self, eos: int, ends: bool) -> Template:
+        """The same with each text ended by `eos`, or by nothing."""
+        if ends == (self.suffix[-1:] == (eos,)):
+            return self
+        if ends:
+            pair = [
+                p
+                for part in self.pair
+                for p in ((part, Part(eos, None, part.type)) if part.text is not None else (part,))
+            ]
+            return Template((*self.single, Part(eos, None, 0)), tuple(pair))
+        return Template(_without(self.single, eos), _without(self.pair, eos))
+
+    def parts(self, texts: Sequence[Sequence[int]], *, bos: bool, eos: bool) -> list[Part]:
+        """The parts around `texts`; without `bos` nothing stands before the first, without `eos` nothing after the
+        last. What a text begins with already is not put before it again."""
+        parts = self.single if len(texts) == 1 else self.pair
+        places = _slots(parts)
+        first, last = (0 if bos else places[0]), (len(parts) if eos else places[-1] + 1)
+        chosen = list(parts[first:last])
+        if chosen and chosen[0].token is not None and list(texts[0][:1]) == [chosen[0].token]:
+            del chosen[0]
+        return chosen
+
+
+def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
+    """The parts with each place taken by its text."""
+    found = Encoded([], [], [], [])
+    for token, text, kind in parts:
+        one = None if text is None else encodings[text]
+        ids = [token] if one is None else list(one.ids)
+        found.ids.extend(ids)  # type: ignore[arg-type]
+        found.token_types.extend([kind] * len(ids))
+        found.offsets.extend([None] if one is None else [(int(a), int(b)) for a, b in one.offsets])
+        found.texts.extend([text] * len(ids))
+    return found
+
+
+def roles(backend: Backend) -> dict[str, int]:
+    """cls and sep where the post-processor is BERT's or RoBERTa's, which name them."""
+    found = {}
+    for state in _steps(backend):
+        if state["type"] in ("BertProcessing", "RobertaProcessing"):
+            found = {"cls": int(state["cls"][1]), "sep": int(state["sep"][1])}
+    return found
+
+
+def _steps(backend: Backend) -> list[dict[str, Any]]:
+    if backend.post_processor is None:
+        return []
+    state: dict[str, Any] = json.loads(backend.post_processor.__getstate__())
+    return list(state["processors"]) if state["type"] == "Sequence" else [state]
+
+
+def _read(state: dict[str, Any]) -> Template | None:
+    kind = state["type"]
+    if kind == "ByteLevel":
+        return None
+    if kind == "TemplateProcessing":
+        ids = {name: token["ids"] for name, token in state["special_tokens"].items()}
+        return Template(_parse(state["single"], ids), _parse(state["pair"], ids))
+    if kind not in ("BertProcessing", "RobertaProcessing"):
+        raise DataError(f"this tokenizer.json has a post-processor of type {kind}, which is not known")
+    cls, sep = Part(state["cls"][1], None, 0), Part(state["sep"][1], None, 0)
+    if kind == "RobertaProcessing":
+        return Template((cls, A, sep), (cls, A, sep, sep, B, sep))
+    return Template((cls, A, sep), (cls, A, sep, B._replace(type=1), sep._replace(type=1)))
+
+
+def _parse(pieces: list[dict[str, Any]], ids: dict[str, list[int]]) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    for piece in pieces:
+        ((kind, value),) = piece.items()
+        if kind == "Sequence":
+            parts.append(Part(None, "AB".index(value["id"]), value["type_id"]))
+        else:
+            parts.extend(Part(i, None, value["type_id"]) for i in ids[value["id"]])
+    return tuple(parts)
+
+
+def _slots(parts: Sequence[Part]) -> list[int]:
+    return [i for i, part in enumerate(parts) if part.text is not None]
+
+
+def _tokens(parts: Sequence[Part]) -> tuple[int, ...]:
+    return tuple(part.token for part in parts if part.token is not None)
+
+
+def _without(parts: tuple[Part, ...], token: int) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.token != token)
+
+
+def _before(parts: tuple[Part, ...], token: int) -> list[Part]:
+    """`parts` with `token` before its second text."""
+    return [
+        p for part in parts for p in ((Part(token, None, part.type), part) if part.text == 1 else (part,))
+    ]
