@@ -1,4 +1,4 @@
-"""Where past keys and values live: growing or ring, chosen from what a pattern lets later queries see."""
+"""Where past keys and values live: growing or ring, chosen from what later queries see; or the sums of them."""
 
 from headway.cache.base import Cache
 from headway.cache.choose import Kind, choose_cache, make_cache
@@ -7,6 +7,7 @@ from headway.cache.dtypes import KV_DTYPES, kv_dtype
 from headway.cache.growing import GrowingCache
 from headway.cache.past import Past
 from headway.cache.ring import RingCache
+from headway.cache.state import StateCache
 
 __all__ = [
     "KV_DTYPES",
@@ -16,6 +17,7 @@ __all__ = [
     "Kind",
     "Past",
     "RingCache",
+    "StateCache",
     "choose_cache",
     "kv_dtype",
     "make_cache",

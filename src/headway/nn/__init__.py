@@ -4,6 +4,7 @@ from headway.nn.attention import Attention, rotary_table, token_lengths
 from headway.nn.block import Block
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, swish
+from headway.nn.linear import LinearAttention
 from headway.nn.norms import LayerNorm, RMSNorm
 from headway.nn.turns import Turns
 
@@ -14,6 +15,7 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "LayerNorm",
+    "LinearAttention",
     "PositionEmbedding",
     "RMSNorm",
     "TokenEmbedding",
