@@ -1,4 +1,4 @@
-"""Where past keys and values live: growing or ring, chosen from what a pattern lets later queries see."""
+"""Where past keys and values live: growing or ring, chosen from what later queries see; or the sums of them."""
 
 from headway.cache.base import Cache
 from headway.cache.choose import Kind, choose_cache, make_cache
@@ -8,6 +8,7 @@ from headway.cache.growing import GrowingCache
 from headway.cache.memory import MemoryCache
 from headway.cache.past import Past
 from headway.cache.ring import RingCache
+from headway.cache.state import StateCache
 
 __all__ = [
     "KV_DTYPES",
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryCache",
     "Past",
     "RingCache",
+    "StateCache",
     "choose_cache",
     "kv_dtype",
     "make_cache",

@@ -1,5 +1,5 @@
 """Convert a checkpoint and show that it is the same function: nothing is left at the target unless that was
-seen.
+seen. Where its numbers are rounded to another dtype, that is shown of the function with rounded numbers.
 
 The source is evaluated by its own forward pass (Meta's formats: a plain one on their names, independent of
 `Decoder`) and the target by loading the folder that was just written, before it takes its name.
@@ -18,15 +18,18 @@ from torch import Tensor
 
 from headway.checkpoints import llama2c, meta
 from headway.checkpoints.config_out import why_not_plain
+from headway.checkpoints.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.folder import (
     SHARD_BYTES,
     TOKENIZER_FILES,
     SavesItself,
-    build_model,
+    fill,
     load_folder,
     load_model,
     save_state,
 )
+from headway.checkpoints.grouping import repeat_kv_heads
+from headway.checkpoints.lazy import cast, forms
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.tensors import open_tensors
 from headway.errors import CheckpointError
@@ -60,7 +63,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted, and the evidence that it is the same function."""
+    """What was converted, and the evidence that it is the same function.
+
+    `rounding` is the largest change of a logit by storing the weights in `dtype`, float32 against float32; None
+    where they are stored as they were. The checks are then against the source with its weights rounded so."""
 
     source: Path
     target: Path
@@ -68,16 +74,22 @@ class Conversion:
     spec: ModelSpec
     source_pairing: str
     target_pairing: str
+    source_kv_heads: int
+    dtype: str
+    rounding: float | None
     transformers: str
     checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True)
 class _Source:
+    """A model and its own forward pass: logits of `ids`, computed in a dtype, from weights that were rounded to
+    another first (or not: None)."""
+
     format: str
     spec: ModelSpec
     state: Mapping[str, Tensor]
-    logits: Callable[[Tensor, torch.dtype], Tensor]
+    logits: Callable[[Tensor, torch.dtype, torch.dtype | None], Tensor]
     tokenizer: SavesItself | None = None
     generation: dict[str, Any] | None = None
 
@@ -88,6 +100,8 @@ def convert(
     *,
     frm: Format = "auto",
     to_pairing: Pairing = "halves",
+    kv_heads: int | None = None,
+    dtype: torch.dtype | None = None,
     tokenizer: SavesItself | None = None,
     heads: int | None = None,
     norm_eps: float | None = None,
@@ -95,12 +109,18 @@ def convert(
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
 ) -> Conversion:
-    """Write `source` as a folder at `target`, with rotary pairing `to_pairing`, and compare their logits.
+    """Write `source` as a folder at `target`, and compare their logits before it takes that name.
 
-    `frm` "auto" tells the format from the file. `tokenizer` is saved along; a folder's own is copied.
-    `heads` and `norm_eps` are for pickles without params.json. Raises CheckpointError, leaving `target` as
-    it was, when the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be
-    read.
+    Args:
+        frm: "auto" tells the format from the file.
+        to_pairing: rotary pairing of the result: "halves", "adjacent" or explicit pairs.
+        kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
+        dtype: stored dtype of the result; None keeps the source's.
+        tokenizer: saved along; a folder's own is copied.
+        heads, norm_eps: for pickles without params.json.
+
+    Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` as it was, when
+    the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be read.
     """
     source, target = Path(source), Path(target)
     if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
@@ -108,15 +128,27 @@ def convert(
             f"{target} exists; choose another name, or say --overwrite to replace the model in it"
         )
     found = _open(source, frm, heads, norm_eps, allow_pickle)
-    state: Mapping[str, Tensor] = found.state
-    spec = found.spec
+    state, spec = found.state, found.spec
+    if kv_heads is not None:
+        state, spec = repeat_kv_heads(state, spec, kv_heads)
     if isinstance(spec.positions, Rotary):
         state, spec = change_pairing(state, spec, to_pairing)
+    elif to_pairing != "halves":
+        raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
+    stored = {form.dtype for form in forms(state).values()}
+    narrowed = dtype is not None and any(torch.promote_types(d, dtype) != dtype for d in stored)
+    if dtype is not None:
+        check_dtypes({dtype_name(dtype): dtype}, target)
+        state = cast(state, dtype)
+    rounded = dtype if narrowed else None
+    ids = _probe(spec)
     checks: list[Check] = []
 
     def compare(folder: Path) -> None:
-        ids = _probe(spec)
-        checks.extend(_checks(found.logits, lambda dtype: load_model(folder, dtype=dtype), ids))
+        def theirs(ids: Tensor, computed: torch.dtype) -> Tensor:
+            return found.logits(ids, computed, rounded)
+
+        checks.extend(_checks(theirs, lambda computed: load_model(folder, dtype=computed), ids))
         for check in checks:
             if not check.passed:
                 raise CheckpointError(
@@ -135,10 +167,27 @@ def convert(
         before_publishing=compare,
     )
     reason = why_not_plain(spec)
-    reads = "loads it" if reason is None else f"refuses it: it cannot say its {reason}"
     return Conversion(
-        source, target, found.format, spec, _pairing(found.spec), _pairing(spec), reads, tuple(checks)
+        source=source,
+        target=target,
+        format=found.format,
+        spec=spec,
+        source_pairing=_pairing(found.spec),
+        target_pairing=_pairing(spec),
+        source_kv_heads=found.spec.kv_heads,
+        dtype=", ".join(sorted({dtype_name(form.dtype) for form in forms(state).values()})),
+        rounding=_rounding(found, ids, rounded),
+        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        checks=tuple(checks),
     )
+
+
+@torch.no_grad()
+def _rounding(found: _Source, ids: Tensor, rounded: torch.dtype | None) -> float | None:
+    if rounded is None:
+        return None
+    exact, changed = (found.logits(ids, torch.float32, dtype) for dtype in (None, rounded))
+    return float((exact - changed).abs().max())
 
 
 def _open(
@@ -153,9 +202,13 @@ def _open(
         folder = load_folder(source, allow_pickle=allow_pickle)
         ids = dict(folder.generation)
         own = _Files(folder.path, ids.get("bos_token_id"), ids.get("eos_token_id"))
-        return _Source(
-            frm, folder.spec, folder.tensors, _model_logits(lambda d: build_model(folder, dtype=d)), own, ids
-        )
+
+        def own_logits(ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
+            weights = folder.tensors if rounded is None else cast(folder.tensors, rounded)
+            row: Tensor = fill(folder.spec, weights, dtype=dtype)(ids[None])[0]
+            return row
+
+        return _Source(frm, folder.spec, folder.tensors, own_logits, own, ids)
     if frm == "llama2c":
         model = llama2c.read(source)
     else:
@@ -163,9 +216,9 @@ def _open(
             source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
         )
 
-    def logits(ids: Tensor, dtype: torch.dtype) -> Tensor:
-        cast = {name: value.to(dtype) for name, value in model.weights.items()}
-        return meta.MetaModel(model.spec, cast).logits(ids)
+    def logits(ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
+        weights = model.weights if rounded is None else cast(model.weights, rounded)
+        return meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids)
 
     generation = dict(llama2c.GENERATION) if frm == "llama2c" else None
     return _Source(frm, model.spec, model.state(), logits, generation=generation)
@@ -173,7 +226,8 @@ def _open(
 
 def _tell(source: Path, allow_pickle: bool) -> Format:
     if source.is_dir():
-        return "hf"
+        meta_files = not (source / "config.json").exists() and any(source.glob("consolidated.*.pth"))
+        return "meta" if meta_files else "hf"
     if source.suffix == ".bin" and llama2c.looks_like(source):
         return "llama2c"
     if source.suffix in (".pt", ".pth", ".bin"):
@@ -200,10 +254,6 @@ class _Files:
         for file in sorted(self.folder.iterdir()):
             if TOKENIZER_FILES.match(file.name):
                 shutil.copy(file, folder / file.name)
-
-
-def _model_logits(load: Callable[[torch.dtype], Decoder]) -> Callable[[Tensor, torch.dtype], Tensor]:
-    return lambda ids, dtype: load(dtype)(ids[None])[0]
 
 
 def _probe(spec: ModelSpec) -> Tensor:

@@ -22,7 +22,7 @@ from headway.checkpoints.sizes import check_stored
 from headway.checkpoints.tensors import Tensors, open_tensors
 from headway.checkpoints.write import write_tensors
 from headway.errors import CheckpointError, did_you_mean
-from headway.models import Decoder, Model, ModelSpec, blank
+from headway.models import Decoder, ModelSpec, blank
 from headway.positions import Rotary
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

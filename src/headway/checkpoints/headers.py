@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from headway.checkpoints.reading import open_regular, parse_json, refuse_impostor
 from headway.checkpoints.lazy import Form
+from headway.checkpoints.reading import open_regular, parse_json, refuse_impostor
 from headway.errors import CheckpointError
 
 LONGEST = 32 << 20

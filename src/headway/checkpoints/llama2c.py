@@ -17,8 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints.files import refuse_impostor
+from headway.checkpoints.headers import Entry
 from headway.checkpoints.meta import MetaModel
+from headway.checkpoints.reading import naming, open_regular, refuse_impostor
+from headway.checkpoints.sizes import MOST
+from headway.checkpoints.tensors import Tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.patterns import Causal
@@ -33,42 +36,37 @@ def read(path: str | Path) -> MetaModel:
     """The model of a version-0 file. Raises CheckpointError for a file that is truncated, too long, of
     another version, or whose stored rotary angles are not those of theta 10000 on its head size."""
     path = Path(path)
-    data = path.read_bytes()
-    refuse_impostor(path, data[:512], "a llama2.c file")
-    if len(data) < HEADER.size:
-        raise CheckpointError(
-            f"{path} is truncated: {len(data)} bytes end within the header of {HEADER.size}"
-        )
-    spec = _spec(path, HEADER.unpack_from(data))
+    with open_regular(path) as file:
+        head, size = file.read(512), file.seek(0, 2)
+    refuse_impostor(path, head, "a llama2.c file")
+    if size < HEADER.size:
+        raise CheckpointError(f"{path} is truncated: {size} bytes end within the header of {HEADER.size}")
+    spec = _spec(path, HEADER.unpack_from(head))
     half = spec.head_dim // 2
     shapes = dict(_shapes(spec))
     angles = [("cos", (spec.trained_context, half)), ("sin", (spec.trained_context, half))]
     order = [*shapes.items(), *angles, *([] if spec.tied else [("output.weight", (spec.vocab, spec.width))])]
     expected = HEADER.size + 4 * sum(prod(shape) for _, shape in order)
-    if len(data) != expected:
-        state = "truncated" if len(data) < expected else "too long"
-        raise CheckpointError(f"{path} is {state}: {len(data):,} bytes, but its header asks for {expected:,}")
-    values = torch.frombuffer(bytearray(data), dtype=torch.float32, offset=HEADER.size)
-    found: dict[str, Tensor] = {}
-    at = 0
+    if size != expected:
+        state = "truncated" if size < expected else "too long"
+        raise CheckpointError(f"{path} is {state}: {size:,} bytes, but its header asks for {expected:,}")
+    entries: dict[str, Entry] = {}
+    at = HEADER.size
     for name, shape in order:
-        found[name] = values[at : at + prod(shape)].view(shape)
-        at += prod(shape)
+        count = spec.layers if "#" in name else 1
+        for i in range(count):
+            entry = Entry(shape[1:] if "#" in name else shape, torch.float32, path, at)
+            entries[name.replace("#", str(i))] = entry
+            at += entry.nbytes
+    weights = Tensors(entries)
     assert isinstance(spec.positions, Rotary)
-    _check_angles(path, spec.positions, spec, found.pop("cos"), found.pop("sin"))
-    weights = {}
-    for name, value in found.items():
-        if not name.startswith("layers."):
-            weights[name] = value
-            continue
-        for i in range(spec.layers):
-            weights[name.replace("#", str(i))] = value[i]
-    return MetaModel(spec, weights)
+    _check_angles(path, spec.positions, spec, weights["cos"], weights["sin"])
+    return MetaModel(spec, weights.renamed({name: name for name in weights if name not in ("cos", "sin")}))
 
 
 def looks_like(path: Path) -> bool:
     """Whether a file begins with a plausible header of version 0."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size:
         return False
@@ -83,19 +81,22 @@ def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
         raise CheckpointError(
             f"{path} is a llama2.c file of version {hidden}; only version 0 (float32) is read"
         )
+    positive = min(dim, hidden, layers, heads, kv_heads, context) > 0 and vocab != 0
     if (
-        min(dim, hidden, layers, heads, kv_heads, context) < 1
-        or vocab == 0
+        not positive
         or dim % heads
         or heads % kv_heads
+        or layers > MOST["layers"]
+        or dim // heads > MOST["head_dim"]
     ):
         raise CheckpointError(f"{path} is not a llama2.c file of version 0: its header says {header}")
-    return ModelSpec(
-        family="llama", vocab=abs(vocab), width=dim, layers=layers, heads=heads, kv_heads=kv_heads,
-        head_dim=dim // heads, hidden=hidden, patterns=(Causal(),) * layers,
-        positions=Rotary(THETA, pairing="adjacent"), norm_eps=EPS, tied=vocab > 0,
-        trained_context=context,
-    )  # fmt: skip
+    with naming(path):
+        return ModelSpec(
+            family="llama", vocab=abs(vocab), width=dim, layers=layers, heads=heads, kv_heads=kv_heads,
+            head_dim=dim // heads, hidden=hidden, patterns=(Causal(),) * layers,
+            positions=Rotary(THETA, pairing="adjacent"), norm_eps=EPS, tied=vocab > 0,
+            trained_context=context,
+        )  # fmt: skip
 
 
 def _shapes(spec: ModelSpec) -> list[tuple[str, tuple[int, ...]]]:

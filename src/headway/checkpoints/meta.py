@@ -1,4 +1,5 @@
-"""LLaMA under Meta's names: the table of names, a reference forward pass on them, and pickled checkpoints.
+"""LLaMA under Meta's names: the table of names, a reference forward pass on them, and pickled checkpoints
+(in one file or, by `shards`, in several).
 
 Meta's files, llama2.c and torchtune mark positions on adjacent pairs (x[2i], x[2i+1]).
 Legend: T tokens, M width, H query heads, K kv heads, D per head, V vocab.
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.files import read_json
-from headway.checkpoints.tensors import open_tensors
+from headway.checkpoints.lazy import forms, renamed
+from headway.checkpoints.reading import naming, read_json
+from headway.checkpoints.shards import open_shards, shard_files
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal
@@ -59,10 +61,14 @@ TORCHTUNE: Mapping[str, str] = MappingProxyType(
 )
 _DERIVED = ("rope.freqs",)
 # what params.json may say; sizes that the tensors have too are checked by them
-_PARAMS = (
-    *("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "norm_eps", "rope_theta", "use_scaled_rope"),
-    *("rope_scaling_factor", "rope_high_freq_factor", "multiple_of", "ffn_dim_multiplier"),
-    *("max_seq_len", "max_batch_size"),
+_PARAMS: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
+        **dict.fromkeys(("max_seq_len", "max_batch_size"), int),
+        **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), int | float),
+        **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), int | float),
+        "use_scaled_rope": bool,
+    }
 )
 
 
@@ -73,12 +79,9 @@ class MetaModel:
     spec: ModelSpec
     weights: Mapping[str, Tensor]
 
-    def state(self) -> dict[str, Tensor]:
-        """The weights under the names of `Decoder`, still in adjacent pairing."""
-        wanted = translate(self.weights, {theirs: ours for ours, theirs in META.items()}, "this file")
-        return {
-            name: value for name, value in wanted.items() if not (self.spec.tied and name == "lm_head.weight")
-        }
+    def state(self) -> Mapping[str, Tensor]:
+        """The weights under the names of `Decoder`, still in adjacent pairing; lazy where `weights` are."""
+        return translate(self.weights, {theirs: ours for ours, theirs in META.items()}, "this file")
 
     def logits(self, ids: Tensor) -> Tensor:
         """Reference logits [T, V] of one row of ids [T], in the dtype of the weights: Meta's forward pass,
@@ -103,7 +106,8 @@ class MetaModel:
             return torch.view_as_real(pairs * turn).flatten(-2).to(hidden)
 
         for i in range(spec.layers):
-            layer = {k.split(".", 2)[2]: v for k, v in w.items() if k.startswith(f"layers.{i}.")}
+            here = f"layers.{i}."
+            layer = {name.removeprefix(here): w[name] for name in w if name.startswith(here)}
             y = norm(x, layer["attention_norm.weight"])
             q = rotate((y @ layer["attention.wq.weight"].T).unflatten(-1, (spec.heads, -1)))
             k = rotate((y @ layer["attention.wk.weight"].T).unflatten(-1, (spec.kv_heads, -1)))
@@ -115,21 +119,22 @@ class MetaModel:
             y = norm(x, layer["ffn_norm.weight"])
             gate = torch.nn.functional.silu(y @ layer["feed_forward.w1.weight"].T)
             x = x + (gate * (y @ layer["feed_forward.w3.weight"].T)) @ layer["feed_forward.w2.weight"].T
-        return norm(x, w["norm.weight"]) @ w.get("output.weight", w["tok_embeddings.weight"]).T
+        last = "tok_embeddings.weight" if spec.tied else "output.weight"
+        return norm(x, w["norm.weight"]) @ w[last].T
 
 
-def translate(tensors: Mapping[str, Tensor], names: Mapping[str, str], source: str) -> dict[str, Tensor]:
+def translate(tensors: Mapping[str, Tensor], names: Mapping[str, str], source: str) -> Mapping[str, Tensor]:
     """The same tensors under other names. Raises CheckpointError for a name that the table does not know."""
-    new = {}
-    for name, value in tensors.items():
+    new: dict[str, str] = {}
+    for name in tensors:
         if name in _DERIVED:
             continue
-        number = re.search(r"layers\.(\d+)\.", name)
+        number = re.search(r"layers\.(\d{1,6})\.", name)
         general = name.replace(f"layers.{number[1]}.", "layers.#.", 1) if number else name
         if general not in names:
             raise CheckpointError(f"{source}: there is no place for {name}{did_you_mean(general, names)}")
-        new[names[general].replace("#", number[1] if number else "")] = value
-    return new
+        new[names[general].replace("#", number[1] if number else "")] = name
+    return renamed(tensors, new)
 
 
 def read_pickled(
@@ -140,65 +145,92 @@ def read_pickled(
     heads: int | None = None,
     norm_eps: float | None = None,
 ) -> MetaModel:
-    """A LLaMA of Meta (`layout` "meta") or torchtune in one pickled file, with Meta's params.json beside
-    it, if any.
+    """A LLaMA of Meta (`layout` "meta") or torchtune: one pickled file, or a folder of Meta's with
+    consolidated.00.pth, consolidated.01.pth, ...; with Meta's params.json beside it, if any.
 
     Sizes are read off the tensors; the head count cannot be: it comes from params.json or from `heads`.
-    `norm_eps` is params.json's or 1e-5 (LLaMA 2's) unless given. Raises CheckpointError for what is missing
-    or contradicts itself.
+    `norm_eps` is params.json's or 1e-5 (LLaMA 2's) unless given. A file that is one of several parts stands
+    for all of them. Raises CheckpointError for what is missing or contradicts itself.
     """
     path = Path(path)
-    if path.name.startswith("consolidated.") and len(list(path.parent.glob("consolidated.*.pth"))) > 1:
-        raise CheckpointError(
-            f"{path} is one of several model-parallel parts; merge them into one file first"
-        )
-    params = read_json(path.parent / "params.json") if (path.parent / "params.json").exists() else {}
-    for key in params:
-        if key not in _PARAMS:
-            raise CheckpointError(f"params.json: unknown key {key!r}{did_you_mean(key, _PARAMS)}")
-    weights: Mapping[str, Tensor] = dict(open_tensors(path, allow_pickle=allow_pickle))
+    folder = path if path.is_dir() else path.parent
+    files = shard_files(folder) if path.is_dir() or path.name.startswith("consolidated.") else [path]
+    if not files:
+        raise CheckpointError(f"{folder} holds no consolidated.00.pth")
+    params = _params(folder / "params.json")
+    said = params.get("n_heads")
+    if heads is not None and said is not None and heads != said:
+        raise CheckpointError(f"{path}: {heads} heads were asked for, but params.json says {said}")
+    heads = heads if heads is not None else said
+    stored = open_shards(files, heads=heads, kv_heads=params.get("n_kv_heads"), allow_pickle=allow_pickle)
     names = TORCHTUNE if layout == "torchtune" else {theirs: theirs for theirs in META.values()}
-    weights = translate(weights, names, str(path))
+    weights = translate(stored, names, str(path))
     return MetaModel(_spec(weights, params, path, heads, norm_eps), weights)
+
+
+def _params(path: Path) -> dict[str, Any]:
+    """What params.json says, checked; nothing where there is none."""
+    params = read_json(path) if path.exists() else {}
+    for key, value in params.items():
+        if key not in _PARAMS:
+            raise CheckpointError(f"{path}: unknown key {key!r}{did_you_mean(key, _PARAMS)}")
+        kind = _PARAMS[key]
+        number = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
+        unknown = value is None or (key == "vocab_size" and value == -1)
+        if not unknown and not (number and (kind is bool or value > 0)):
+            what = (
+                "true or false"
+                if kind is bool
+                else "a positive whole number"
+                if kind is int
+                else "a number above 0"
+            )
+            raise CheckpointError(f"{path}: {key} must be {what}, got {str(value)[:80]}")
+    return {key: value for key, value in params.items() if value is not None}
 
 
 def _spec(
     w: Mapping[str, Tensor], params: Mapping[str, Any], path: Path, heads: int | None, norm_eps: float | None
 ) -> ModelSpec:
-    said = params.get("n_heads")
-    if heads is not None and said is not None and heads != said:
-        raise CheckpointError(f"{path}: {heads} heads were asked for, but params.json says {said}")
-    heads = heads if heads is not None else said
     if heads is None:
         raise CheckpointError(
             f"{path}: the number of heads is not in the tensors: put params.json beside it, or say --heads"
         )
-    numbers = [int(name.split(".")[1]) for name in w if name.startswith("layers.")]
-    layers = max(numbers, default=-1) + 1
+    shapes = {name: form.shape for name, form in forms(w).items()}
+    layers = max((int(name.split(".")[1]) for name in shapes if name.startswith("layers.")), default=-1) + 1
+    if layers > len(shapes):
+        raise CheckpointError(f"{path}: there is a layer {layers - 1}, but only {len(shapes)} tensors")
     needed = [META[name].replace("#", str(i)) for name in META for i in range(layers if "#" in name else 1)]
-    missing = [name for name in needed if name not in w and name != "output.weight"]
+    missing = [name for name in needed if name not in shapes and name != "output.weight"]
     if missing or not layers:
         raise CheckpointError(f"{path}: missing {', '.join(missing[:5]) or 'all layers'}")
-    vocab, width = w["tok_embeddings.weight"].shape
+    if odd := [n for n, shape in shapes.items() if len(shape) != (1 if n.endswith("norm.weight") else 2)]:
+        raise CheckpointError(f"{path}: {odd[0]} has the shape {list(shapes[odd[0]])}")
+    vocab, width = shapes["tok_embeddings.weight"]
     for field, size in (("dim", width), ("n_layers", layers), ("vocab_size", vocab)):
         if params.get(field) not in (None, -1, size):
             raise CheckpointError(
                 f"{path}: params.json says {field} {params[field]}, but the tensors say {size}"
             )
-    query, key = (w[f"layers.0.attention.{n}.weight"].shape[0] for n in ("wq", "wk"))
-    if query % heads or key % (query // heads):
+    query, key = (shapes[f"layers.0.attention.{n}.weight"][0] for n in ("wq", "wk"))
+    if query % heads or key % max(query // heads, 1) or not query or not key:
         raise CheckpointError(f"{path}: {heads} heads do not fit queries of {query} and keys of {key} rows")
     head_dim = query // heads
+    if params.get("n_kv_heads", key // head_dim) * head_dim != key:
+        raise CheckpointError(
+            f"{path}: params.json says n_kv_heads {params['n_kv_heads']}, but the tensors say {key // head_dim}"
+        )
     theta, context = float(params.get("rope_theta", 10000.0)), int(params.get("max_seq_len", 2048))
     scaling = None
     if params.get("use_scaled_rope"):
         factor = float(params.get("rope_scaling_factor", 8.0))
         scaling = Llama3(factor, 1.0, float(params.get("rope_high_freq_factor", 4.0)), 8192)
         context = 131072
-    return ModelSpec(
-        family="llama", vocab=vocab, width=width, layers=layers, heads=heads, kv_heads=key // head_dim,
-        head_dim=head_dim, hidden=w["layers.0.feed_forward.w1.weight"].shape[0], patterns=(Causal(),) * layers,
-        positions=Rotary(theta, pairing="adjacent", scaling=scaling),
-        norm_eps=norm_eps if norm_eps is not None else float(params.get("norm_eps", 1e-5)),
-        tied="output.weight" not in w, trained_context=context,
-    )  # fmt: skip
+    with naming(path):
+        return ModelSpec(
+            family="llama", vocab=vocab, width=width, layers=layers, heads=heads, kv_heads=key // head_dim,
+            head_dim=head_dim, hidden=shapes["layers.0.feed_forward.w1.weight"][0], patterns=(Causal(),) * layers,
+            positions=Rotary(theta, pairing="adjacent", scaling=scaling),
+            norm_eps=norm_eps if norm_eps is not None else float(params.get("norm_eps", 1e-5)),
+            tied="output.weight" not in w, trained_context=context,
+        )  # fmt: skip

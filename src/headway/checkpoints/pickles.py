@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.reading import open_regular
 from headway.checkpoints.headers import Entry, check_form
+from headway.checkpoints.reading import open_regular
 from headway.errors import CheckpointError
 
 _WRAPPERS = ("state_dict", "model")

@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from headway.checkpoints.reading import open_regular, read_json
 from headway.checkpoints.headers import DTYPES, Entry, read_header
 from headway.checkpoints.lazy import LazyTensors
 from headway.checkpoints.pickles import looks_pickled, pickle_refused, read_pickle
+from headway.checkpoints.reading import open_regular, read_json
 from headway.errors import CheckpointError
 
 __all__ = ["DTYPES", "INDEX", "SINGLE", "Entry", "Tensors", "open_tensors"]

@@ -1,17 +1,28 @@
-"""`headway convert SRC DST`: another format or rotary pairing, the same function, shown."""
+"""`headway convert SRC DST`: another format, rotary pairing or number of kv heads, the same function, shown."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_json, set_threads, table
-from headway.errors import ConfigError
+from headway.cli._shared import JsonOption, ThreadsOption, cell, note, print_json, set_threads, table
+from headway.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from headway.positions import Pairing
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+_PAIRS = re.compile(r"\(\d{1,6},\d{1,6}\)(,\(\d{1,6},\d{1,6}\))*")
+_SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
 
 def command(
     source: Annotated[
-        Path, typer.Argument(help="a Hugging Face folder, llama2.c's .bin, or a pickle of Meta or torchtune")
+        Path,
+        typer.Argument(
+            help="a Hugging Face folder, Meta's (consolidated.*.pth), llama2.c's .bin, a pickle of torchtune"
+        ),
     ],
     target: Annotated[Path, typer.Argument(help="folder to write")],
     frm: Annotated[str, typer.Option("--from", help="auto, hf, llama2c, meta, torchtune")] = "auto",
@@ -19,9 +30,20 @@ def command(
         str,
         typer.Option(
             "--to-pairing",
-            help="rotary pairing of the result: halves (transformers reads it) or adjacent (headway alone does)",
+            help="rotary pairing of the result: halves (transformers reads it), adjacent, or pairs such as "
+            "(0,3),(1,4),(2,5) (headway alone reads those)",
         ),
     ] = "halves",
+    kv_heads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="key and value heads of the result, by exact repetition [default: as they are]"
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="stored dtype: float32, bfloat16, float16, float64 [default: as it is]"),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -34,9 +56,7 @@ def command(
     norm_eps: Annotated[
         float | None, typer.Option(help="eps of the norms of a pickle [default: 1e-5]")
     ] = None,
-    shard_bytes: Annotated[
-        int, typer.Option(min=1, help="largest file of weights, in bytes")
-    ] = 4_000_000_000,
+    shard_size: Annotated[str, typer.Option(help="largest file of weights: bytes, or 500MB, 4GB")] = "4GB",
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the model in DST")] = False,
     json: JsonOption = False,
@@ -45,8 +65,11 @@ def command(
     """Turn a checkpoint into a Hugging Face folder, and show that both compute the same.
 
     The logits of source and target are compared in float32 and bfloat16 before DST takes its name; if they
-    differ, the exit code is 1 and DST stays as it was.
+    differ, the exit code is 1 and DST stays as it was. With --dtype, the source is compared with its numbers
+    rounded to it, and what that rounding alone changes is said.
     """
+    import torch
+
     from headway.checkpoints import convert
     from headway.checkpoints.conversion import FORMATS
     from headway.text import Tokenizer
@@ -55,20 +78,22 @@ def command(
     formats = {name: name for name in FORMATS}
     if frm not in formats:
         raise ConfigError(f"--from {frm}: unknown format; known are {', '.join(formats)}")
-    if to_pairing not in ("halves", "adjacent"):
-        raise ConfigError(f"--to-pairing {to_pairing}: must be halves or adjacent")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
     note(f"reading {source}")
     result = convert(
         source,
         target,
         frm=formats[frm],
-        to_pairing="adjacent" if to_pairing == "adjacent" else "halves",
+        to_pairing=pairing_of(to_pairing),
+        kv_heads=kv_heads,
+        dtype=None if dtype is None else getattr(torch, dtype),
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
         heads=heads,
         norm_eps=norm_eps,
         allow_pickle=allow_pickle,
         overwrite=overwrite,
-        shard_bytes=shard_bytes,
+        shard_bytes=bytes_of(shard_size),
     )
     if json:
         print_json(result)
@@ -77,8 +102,36 @@ def command(
     print(
         f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})"
     )
-    print(f"  {spec.parameter_count:,} parameters; transformers {result.transformers}")
+    print(f"  {spec.parameter_count:,} parameters, {result.dtype}; transformers {result.transformers}")
+    if spec.kv_heads != result.source_kv_heads:
+        print(f"  kv heads: {result.source_kv_heads} repeated to {spec.kv_heads}")
+    if result.rounding is not None:
+        print(
+            f"  rounding to {result.dtype} changed logits by up to {cell(result.rounding)}; the source rounded alike:"
+        )
     print(f"  logits of {result.checks[0].tokens} random tokens, source against target:")
     rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
     print(table(("dtype", "largest difference", "allowed", "largest logit"), rows, indent="    "))
     print("  equal")
+
+
+def pairing_of(text: str) -> "Pairing":
+    """`halves`, `adjacent`, or pairs such as (0,3),(1,4),(2,5). Raises ConfigError for other text."""
+    if text in ("halves", "adjacent"):
+        return "halves" if text == "halves" else "adjacent"
+    close = text.replace(" ", "")
+    if not _PAIRS.fullmatch(close):
+        raise ConfigError(
+            f"--to-pairing {text}: must be halves or adjacent, or pairs such as (0,3),(1,4),(2,5)"
+        )
+    numbers = [int(digits) for digits in re.findall(r"\d+", close)]
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of `500MB`, `4GB` (powers of 1000) or a plain number. Raises ConfigError for other text."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise ConfigError(f"--shard-size {text}: must be a number of bytes, or one such as 500MB or 4GB")
+    power = ("", "KB", "MB", "GB", "TB").index(found[2].upper())
+    return int(found[1]) * int(1000**power)

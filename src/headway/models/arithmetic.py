@@ -243,7 +243,9 @@ class Arithmetic(Shape):
         usual = {"order": "pre", "norm": "rms", "norm_bias": False, "gated": True, "final_norm": True, "causal": True,
                  "embedding_norm": False, "embedding_width": None, "encoder": None, "linear": None, "dropout": 0.0,
                  "token_types": 0}  # fmt: skip
-        other = [f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value]
+        other = [
+            f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value
+        ]
         if other:
             raise ConfigError(
                 f"{what} is counted for decoders with pre-norm RMSNorm and gated feed-forwards; this model has "

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import Keys
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, StateCache
+from headway.cache.choose import Kind
 from headway.errors import ConfigError, DataError
 from headway.nn import (
     Attention,
@@ -22,6 +23,7 @@ from headway.nn import (
     FeedForward,
     GatedFeedForward,
     GlobalAttention,
+    LinearAttention,
     PositionEmbedding,
     Scores,
     TokenEmbedding,
@@ -113,7 +115,11 @@ class Core(nn.Module):
         return states
 
     def embed(
-        self, ids: Tensor, tokens: Tokens, types: Tensor | None = None, embedding: TokenEmbedding | None = None
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        types: Tensor | None = None,
+        embedding: TokenEmbedding | None = None,
     ) -> Tensor:
         """What the first layer is given, [B, T, M]."""
         table = self.embed_tokens if embedding is None else embedding
@@ -124,7 +130,9 @@ class Core(nn.Module):
         if self.embed_types is not None:
             x = x + self.embed_types(_checked_types(types, ids, self.spec.token_types))
         elif types is not None:
-            raise ConfigError("types are given, but this model has no token types (token_types=0); drop types=")
+            raise ConfigError(
+                "types are given, but this model has no token types (token_types=0); drop types="
+            )
         x = self.embed_positions(x, tokens)
         x = self.drop(x if self.embed_norm is None else self.embed_norm(x))
         return x if self.embed_proj is None else self.embed_proj(x)
@@ -162,10 +170,8 @@ def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, bac
         "output_dropout": spec.dropout,
     }
     if spec.linear is not None:
-        from headway.nn.linear import LinearAttention
-
         return LinearAttention(
-            spec.width, spec.heads, spec.kv_heads, linear=spec.linear, causal=spec.causal, **shape
+            spec.width, spec.heads, spec.kv_heads, linear=spec.linear, pattern=pattern, **shape
         )
     kind = GlobalAttention if spec.global_projections else Attention
     return kind(
@@ -178,6 +184,36 @@ def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, bac
         backend=backend,
         **shape,
     )
+
+
+def make_past(
+    spec: ModelSpec,
+    like: Tensor,
+    batch: int,
+    *,
+    slack: int = 0,
+    kind: Kind = "auto",
+    dtype: torch.dtype | None = None,
+) -> DecoderCache:
+    """An empty past of every layer, chosen from its pattern (`headway.cache.make_cache`), or the sums of linear
+    attention; `dtype` is that of the weight `like` unless given.
+
+    Raises ConfigError for slack or a kind with linear attention, which has neither."""
+    shape: dict[str, Any] = {
+        "batch": batch,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "dtype": like.dtype if dtype is None else dtype,
+        "device": like.device,
+    }
+    if spec.linear is None:
+        return DecoderCache.of(spec.patterns, slack=slack, kind=kind, **shape)
+    if slack or kind != "auto":
+        raise ConfigError(
+            f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
+            f"kind={kind!r}"
+        )
+    return DecoderCache(StateCache(spec.linear, **shape) for _ in range(spec.layers))
 
 
 def _cross(spec: ModelSpec, backend: str) -> Attention:

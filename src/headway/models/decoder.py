@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import DataError
-from headway.models.core import Core, check_call
+from headway.models.core import Core, check_call, make_past
 from headway.nn import OutputLayer
 from headway.tokens import Tokens
 
@@ -94,17 +94,7 @@ class Decoder(nn.Module):
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
         `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
         them)."""
-        weight = self.model.embedding
-        return DecoderCache.of(
-            self.spec.patterns,
-            batch=batch,
-            kv_heads=self.spec.kv_heads,
-            head_dim=self.spec.head_dim,
-            dtype=weight.dtype if dtype is None else dtype,
-            device=weight.device,
-            slack=slack,
-            kind=kind,
-        )
+        return make_past(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
 
 
 def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:

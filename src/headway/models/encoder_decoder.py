@@ -5,6 +5,7 @@ Legend: B rows, S source slots, T target slots of the call, M width, V vocab.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from headway.attention import Keys
 from headway.cache import DecoderCache, MemoryCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError
-from headway.models.core import Core, check_call
+from headway.models.core import Core, check_call, make_past
 from headway.models.decoder import select_slots
 from headway.nn import OutputLayer
 from headway.tokens import Tokens
@@ -109,17 +110,8 @@ class EncoderDecoder(nn.Module):
         self, memory: Memory, *, kind: Kind = "auto", slack: int = 0, dtype: torch.dtype | None = None
     ) -> MemoryCache:
         """An empty past for every row of `memory`, and its keys, computed here once."""
-        weight = self.decoder.embedding
-        own = DecoderCache.of(
-            self.spec.patterns,
-            batch=memory.states.shape[0],
-            kv_heads=self.spec.kv_heads,
-            head_dim=self.spec.head_dim,
-            dtype=weight.dtype if dtype is None else dtype,
-            device=weight.device,
-            slack=slack,
-            kind=kind,
-        )
+        batch = memory.states.shape[0]
+        own = make_past(self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype)
         return MemoryCache(own, self.memory_keys(memory))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -128,7 +120,7 @@ class EncoderDecoder(nn.Module):
         return logits
 
     def _decode(
-        self, ids: Tensor, tokens: Tokens, memory: list[Keys] | tuple[Keys, ...], cache: DecoderCache | None = None
+        self, ids: Tensor, tokens: Tokens, memory: Sequence[Keys], cache: DecoderCache | None = None
     ) -> Tensor:
         check_call(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(

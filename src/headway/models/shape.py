@@ -169,10 +169,14 @@ class Shape:
     def _check_roles(self) -> None:
         kind, columns = self.head.kind, self.columns
         if self.causal != (kind == "lm"):
-            role = "decoder predicts what follows (Head('lm'))" if self.causal else "encoder has no Head('lm')"
+            role = (
+                "decoder predicts what follows (Head('lm'))" if self.causal else "encoder has no Head('lm')"
+            )
             raise ConfigError(f"ModelSpec: {'a' if self.causal else 'an'} {role}, got Head({kind!r})")
         if self.tied and not self.head.needs_vocab:
-            raise ConfigError(f"ModelSpec: tied joins output layer and embedding, and Head({kind!r}) has none")
+            raise ConfigError(
+                f"ModelSpec: tied joins output layer and embedding, and Head({kind!r}) has none"
+            )
         if columns != self.width and kind == "lm":
             raise ConfigError(
                 f"ModelSpec: an embedding of {columns} columns is for encoders; a decoder's has {self.width}"
@@ -186,6 +190,11 @@ class Shape:
             raise ConfigError(
                 "ModelSpec: linear attention sums over all that is seen, so its patterns are Causal() in a "
                 f"decoder and Full() in an encoder, got {', '.join(dict.fromkeys(map(str, self.patterns)))}"
+            )
+        if self.linear is not None and (self.attention_dropout or self.attention_scale is not None):
+            raise ConfigError(
+                "ModelSpec: linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0 "
+                "and attention_scale=None (`with_linear` does)"
             )
         other = self.encoder
         if other is None:

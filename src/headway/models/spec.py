@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headway.attention.linear import Linear
 from headway.errors import ConfigError, did_you_mean
 from headway.models.arithmetic import Arithmetic
 from headway.models.build import build
@@ -15,7 +16,7 @@ from headway.models.decoder import Decoder
 from headway.models.families import FAMILIES
 from headway.models.head import Head
 from headway.models.shape import expand_patterns
-from headway.patterns import Causal, Pattern
+from headway.patterns import Causal, Full, Pattern
 from headway.positions import Rotary
 
 
@@ -117,6 +118,13 @@ class ModelSpec(Arithmetic):
     def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:
         """The same model seeing through other patterns; its weights fit unchanged."""
         return replace(self, patterns=expand_patterns(patterns, self.layers, self.causal))
+
+    def with_linear(self, linear: Linear) -> ModelSpec:
+        """The same model with linear attention in every layer; its weights fit unchanged."""
+        seen = Causal() if self.causal else Full()
+        return replace(
+            self, linear=linear, attention_dropout=0.0, attention_scale=None, patterns=(seen,) * self.layers
+        )
 
     def with_head(self, head: Head) -> ModelSpec:
         """The same encoder for another purpose. Where the head has no matrix over the vocab there is nothing to

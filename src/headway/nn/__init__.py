@@ -5,6 +5,7 @@ from headway.nn.block import ORDERS, Block, Order
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.global_attention import GlobalAttention
+from headway.nn.linear import LinearAttention
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
 from headway.nn.output import OutputLayer
 from headway.nn.scores import Scores
@@ -20,6 +21,7 @@ __all__ = [
     "GatedFeedForward",
     "GlobalAttention",
     "LayerNorm",
+    "LinearAttention",
     "Norm",
     "Order",
     "OutputLayer",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import Keys, attend
-from headway.cache import Cache, DecoderCache
+from headway.cache import Cache, DecoderCache, Past
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.norms import RMSNorm
@@ -109,7 +109,7 @@ class Attention(nn.Module):
         x_BTM: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: Cache | None = None,
+        cache: Past | None = None,
         memory: Tensor | Keys | None = None,
         memory_tokens: Tokens | None = None,
         rotation: Table | None = None,
@@ -132,6 +132,11 @@ class Attention(nn.Module):
         if rotation is not None and (memory is not None or self.positions.marks != "queries and keys"):
             what = "memory is given" if memory is not None else f"positions are {self.positions}"
             raise ConfigError(f"Attention: rotation is given, but {what}, and nothing is turned")
+        if cache is not None and not isinstance(cache, Cache):
+            raise ConfigError(
+                f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
+                "headway.cache.make_cache"
+            )
         if memory is not None:
             return self._cross(x_BTM, tokens, cache, memory, memory_tokens, score)
         if memory_tokens is not None:
@@ -201,7 +206,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         tokens: Tokens | None,
-        cache: Cache | None,
+        cache: Past | None,
         memory: Tensor | Keys,
         memory_tokens: Tokens | None,
         score: Sequence[Score],
@@ -216,16 +221,18 @@ class Attention(nn.Module):
                 f"pattern=Full() (or global tokens) and no rotary positions or marks on scores; got {self.pattern} and "
                 f"{self.positions}"
             )
-        if isinstance(memory, Tensor):
-            keys = self.keys(memory, memory_tokens)
-        elif memory_tokens is not None:
-            raise ConfigError("Attention: memory is Keys, which have their tokens; drop memory_tokens=")
-        else:
-            keys = memory
-        if keys.k.shape[0] != x.shape[0]:
-            raise ConfigError(f"Attention: memory has {keys.k.shape[0]} rows, x has {x.shape[0]}")
+        keys = self._memory_keys(memory, memory_tokens, x.shape[0])
         at_x = Tokens.range(x.shape[1], device=x.device) if tokens is None else tokens
         return self._attend(self._heads(self.q_proj(x), self.head_dim, self.q_norm), at_x, keys, score)
+
+    def _memory_keys(self, memory: Tensor | Keys, tokens: Tokens | None, rows: int) -> Keys:
+        if isinstance(memory, Tensor):
+            memory = self.keys(memory, tokens)
+        elif tokens is not None:
+            raise ConfigError("Attention: memory is Keys, which have their tokens; drop memory_tokens=")
+        if memory.k.shape[0] != rows:
+            raise ConfigError(f"Attention: memory has {memory.k.shape[0]} rows, x has {rows}")
+        return memory
 
     def extra_repr(self) -> str:
         return f"{self.heads.kind} {self.heads.query_heads}/{self.heads.kv_heads}, pattern={self.pattern}"

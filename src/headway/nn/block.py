@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from headway.attention import Keys
-from headway.cache import Cache
+from headway.cache import Past
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
+from headway.nn.turns import Table
 from headway.scores import Score
 from headway.tokens import Tokens
-
-if TYPE_CHECKING:
-    from headway.nn.linear import LinearAttention
-    from headway.nn.turns import Table
 
 Order = Literal["pre", "post", "parallel", "joint"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -45,7 +42,7 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        self_attn: Attention | LinearAttention,
+        self_attn: Attention,
         mlp: nn.Module,
         norm: Callable[[], nn.Module],
         order: Order = "pre",
@@ -74,7 +71,7 @@ class Block(nn.Module):
         x_BTM: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: Cache | None = None,
+        cache: Past | None = None,
         rotation: Table | None = None,
         score: Sequence[Score] = (),
         memory: Keys | None = None,

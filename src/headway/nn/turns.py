@@ -9,7 +9,6 @@ from headway.errors import ConfigError
 from headway.positions import MatrixTable, PerLayer, PositionScheme, Rotary, RotaryTable, SpecialOrthogonal
 from headway.tokens import Tokens
 
-
 Table = RotaryTable | MatrixTable
 
 

@@ -108,7 +108,15 @@ class Rotary(PositionScheme):
         return 1.0 if self.scaling is None else self.scaling.amplitude
 
     def with_pairing(self, pairing: Pairing) -> Rotary:
-        """The same rotation in another basis; weights need `to_pairing` to match."""
+        """The same rotation in another basis; query and key weights need `to_pairing` to match.
+
+        Raises ConfigError where values turn: they and W_o live in that basis, too.
+        """
+        if self.values and checked_pairing(pairing) != self.pairing:
+            raise ConfigError(
+                "Rotary: values=True puts values and the output projection into the basis of the pairing, too, and "
+                "conversions of weights change queries and keys alone; keep the pairing"
+            )
         return replace(self, pairing=pairing)
 
     def rotated_dims(self, head_dim: int) -> int:

@@ -1,8 +1,23 @@
 """Text to ids and back: tokenizers, their training, chat templates, and decoding one token at a time."""
 
 from headway.text.chat import ChatTemplate
+from headway.text.files import first_file
+from headway.text.marian import MarianTokenizer
 from headway.text.stream import StreamDecoder
+from headway.text.template import Encoded
 from headway.text.tokenizer import Tokenizer
 from headway.text.training import train_bpe
+from headway.text.words import read_dictionary, train_characters, train_words
 
-__all__ = ["ChatTemplate", "StreamDecoder", "Tokenizer", "train_bpe"]
+__all__ = [
+    "ChatTemplate",
+    "Encoded",
+    "MarianTokenizer",
+    "StreamDecoder",
+    "Tokenizer",
+    "first_file",
+    "read_dictionary",
+    "train_bpe",
+    "train_characters",
+    "train_words",
+]

@@ -154,7 +154,7 @@ def _wordpiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
             "model is read: put it beside"
         )
     vocabulary = wordpiece.read_vocabulary(file)
-    names = {role: _content(config.get(f"{role}_token", name)) for role, name in wordpiece.NAMES.items()}
+    names = {role: content(config.get(f"{role}_token", name)) for role, name in wordpiece.NAMES.items()}
     backend = wordpiece.build(vocabulary, names, wordpiece.rules(vocabulary, config, file), file)
     return backend, {**names}
 
@@ -182,7 +182,8 @@ READERS: dict[str, Reader] = {
 BY_SUFFIX: dict[str, Reader] = {".model": _sentencepiece, ".bin": _llama2c, ".txt": _wordpiece}
 
 
-def _content(value: Any) -> str:
+def content(value: Any) -> str:
+    """The text of a token that a config gives as a string or as an object."""
     return str(value["content"] if isinstance(value, dict) else value)
 
 
@@ -194,7 +195,7 @@ def _add_declared(
     for name, i in read_json(folder / "added_tokens.json").items():
         listed.setdefault(int(i), {"content": name, "special": False})
     for i, token in sorted(listed.items()):
-        name, special = _content(token), bool(token.get("special", False))
+        name, special = content(token), bool(token.get("special", False))
         options = {
             key: bool(token.get(key, False)) for key in ("lstrip", "rstrip", "single_word", "normalized")
         }
@@ -207,8 +208,8 @@ def _add_declared(
             )
     more = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
     for token in more if isinstance(more, list) else []:
-        if backend.token_to_id(_content(token)) is None:
-            backend.add_special_tokens([AddedToken(_content(token), special=True, normalized=False)])
+        if backend.token_to_id(content(token)) is None:
+            backend.add_special_tokens([AddedToken(content(token), special=True, normalized=False)])
 
 
 def _known(backend: Backend, value: Any) -> str | None:

@@ -20,8 +20,7 @@ SPACE = "\u2581"  # SentencePiece's visible space
 
 @dataclass(frozen=True)
 class ByteTable:
-    """bytes_of[id] is what token `id` contributes (None: no such token); `strips_space`: one leading space
-    of the
+    """bytes_of[id] is what token `id` contributes (None: no such token); `strips_space`: one leading space of the
     whole text is an artefact of the tokenizer and is removed."""
 
     bytes_of: list[bytes | None]
@@ -36,7 +35,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def byte_table(backend: Backend) -> ByteTable | None:
-    """The table of a tokenizer with a byte-level or SentencePiece decoder; None for other kinds
+    """The table of a tokenizer with a byte-level, byte-fallback or SentencePiece decoder; None for other kinds
     (WordPiece)."""
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
@@ -48,13 +47,15 @@ def byte_table(backend: Backend) -> ByteTable | None:
             known = all(c in alphabet for c in piece)
             bytes_of[i] = bytes(alphabet[c] for c in piece) if known else piece.encode()
         return ByteTable(bytes_of, strips_space=False)
-    if not _is_sentencepiece(steps):
+    plain = kinds == ["ByteFallback", "Fuse"]
+    if not plain and not _is_sentencepiece(steps):
         return None
     fallback = "ByteFallback" in kinds
     for i, piece in vocabulary.items():
         byte = _BYTE_PIECE.fullmatch(piece) if fallback else None
-        bytes_of[i] = bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ").encode()
-    return ByteTable(bytes_of, strips_space=_strips_space(steps))
+        text = piece if plain else piece.replace(SPACE, " ")
+        bytes_of[i] = bytes([int(byte[1], 16)]) if byte else text.encode()
+    return ByteTable(bytes_of, strips_space=not plain and _strips_space(steps))
 
 
 def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,8 +39,8 @@ class Pieces:
     charsmap: bytes = field(default=b"", repr=False)
 
 
-def read_model(path: Path) -> Pieces:
-    """The pieces of a SentencePiece `.model` file (BPE or unigram)."""
+def read_model(path: Path, data: bytes | None = None) -> Pieces:
+    """The pieces of a SentencePiece `.model` file (BPE or unigram), or of its bytes."""
     pieces: list[str] = []
     scores: list[float] = []
     kinds: list[int] = []
@@ -48,7 +48,7 @@ def read_model(path: Path) -> Pieces:
     normalizer: dict[int, int] = {}
     charsmap = b""
     try:
-        for number, value in _fields(path.read_bytes()):
+        for number, value in _fields(path.read_bytes() if data is None else data):
             if number == 1 and isinstance(value, bytes):
                 piece = dict(_fields(value))
                 pieces.append(str(piece[1], "utf-8"))  # type: ignore[arg-type]
@@ -124,7 +124,8 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
         )
     backend = Backend(model)
     if spec.model == UNIGRAM:
-        backend.pre_tokenizer = _control_breaker(spec)
+        kinds = zip(spec.pieces, spec.kinds, strict=True)
+        backend.pre_tokenizer = breaker([p for p, k in kinds if k in (CONTROL, UNKNOWN, BYTE)])
     backend.normalizer = _normalizer(spec)
     steps: list[decoders.Decoder] = [
         decoders.Replace(SPACE, " "),
@@ -168,10 +169,9 @@ def _normalizer(spec: Pieces) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
-def _control_breaker(spec: Pieces) -> pre_tokenizers.PreTokenizer:
-    """Cuts after the first character of what reads like a control piece: the best path through a unigram
+def breaker(controls: Sequence[str]) -> pre_tokenizers.PreTokenizer:
+    """Cuts after the first character of what reads like one of `controls`: the best path through a unigram
     vocabulary could otherwise make control tokens of a user's text."""
-    controls = [p for p, k in zip(spec.pieces, spec.kinds, strict=True) if k in (CONTROL, UNKNOWN, BYTE)]
     places = [f"{re.escape(p[0])}(?={re.escape(p[1:])})" for p in controls if len(p) > 1]
     return pre_tokenizers.Split(Regex("|".join(places) or r"(?!)"), "merged_with_previous")
 

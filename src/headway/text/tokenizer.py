@@ -220,7 +220,7 @@ class Tokenizer:
             row = [
                 i for part in parts for i in ([part.token] if part.token is not None else own[part.text or 0])
             ]
-            self._warn_two_bos(row)
+            self._warn_two_bos(own[0])
             rows.append(row)
         return rows
 
@@ -233,7 +233,7 @@ class Tokenizer:
         for size in sizes:
             own = [next(encodings) for _ in range(size)]
             rows.append(fill(self.template.parts([one.ids for one in own], bos=True, eos=True), own))
-            self._warn_two_bos(rows[-1].ids)
+            self._warn_two_bos(own[0].ids)
         return rows
 
     def _flat(self, texts: Sequence[Text]) -> tuple[list[str], list[int]]:

@@ -2,6 +2,7 @@
 
 from headway.attention.linear.attend import (
     Prepared,
+    check_form,
     choose_form,
     linear_attend,
     linear_state,
@@ -20,6 +21,7 @@ __all__ = [
     "Linear",
     "LinearState",
     "Prepared",
+    "check_form",
     "check_pattern",
     "choose_form",
     "forbid_weights",

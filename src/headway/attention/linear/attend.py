@@ -50,8 +50,8 @@ def linear_attend(
         q_tokens, k_tokens: what is known of the slots of either side; numbered from 0 unless given. Causal
             queries and keys are the same tokens, in any order of slots.
         rotation: turns features by position (`RotaryTable` of these tokens); it must keep lengths for "cosine".
-        past: the state of earlier keys of each row (`linear_state`, `StateCache`), for Causal() without
-            documents; it has no gradient. With a rotation its keys were turned at their own positions.
+        past: the state of earlier keys of each row (`linear_state`, `StateCache`), for Causal() without documents;
+            it has no gradient.
         form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T with the
             backward too), "recurrent" (token by token; causal), or "auto" (`choose_form`).
         score, dropout: there are no weights that these could act on: an error.
@@ -99,6 +99,19 @@ def linear_weights(
     return call.k_order.restore(call.divided(weights, den).mT).mT
 
 
+def check_form(form: str, pattern: Pattern) -> None:
+    """Raises PatternError for an unknown form, or one that cannot be under this pattern."""
+    if form not in (*FORMS, "auto"):
+        raise PatternError(
+            f"linear attention: form must be auto, {' or '.join(FORMS)}, got {form!r}{did_you_mean(form, FORMS)}"
+        )
+    if form == "recurrent" and pattern == _FULL:
+        raise PatternError(
+            'linear attention: form="recurrent" goes from token to token, and under Full() queries see what comes '
+            'later; use form="chunked"'
+        )
+
+
 def choose_form(
     pattern: Pattern, queries: int, keys: int, features: int, value_dim: int, group: int = 1
 ) -> Choice:
@@ -144,18 +157,10 @@ class Prepared:
 
     def attend(self, past: LinearState | None = None, form: str = "auto") -> Tensor:
         """The result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
-        if form not in (*FORMS, "auto"):
-            raise PatternError(
-                f"linear attention: form must be auto, {' or '.join(FORMS)}, got {form!r}{did_you_mean(form, FORMS)}"
-            )
-        if form == "recurrent" and not self.causal:
-            raise PatternError(
-                'linear attention: form="recurrent" goes from token to token, and under Full() queries see what '
-                'comes later; use form="chunked"'
-            )
+        pattern = _CAUSAL if self.causal else _FULL
+        check_form(form, pattern)
         if form == "auto":
             t, features = self.q.shape[3:]
-            pattern = _CAUSAL if self.causal else _FULL
             form = choose_form(pattern, t, self.k.shape[2], features, self.v.shape[3], self.q.shape[2]).what
         out = self.divided(*FORMS[form](self.sums(past)))
         return out.to(self.dtype)

@@ -1,0 +1,168 @@
+"""Marian's tokenizer of two sides: `source.spm`, `target.spm`, and the `vocab.json` that both are looked up in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import CheckpointError, DataError, did_you_mean
+from headway.text import bytelevel, files, sentencepiece
+from headway.text.pieces import SPACE
+
+SIDES = ("source", "target")
+
+
+class MarianTokenizer:
+    """Text of either language to ids of one model, and ids back to text (Marian; OPUS-MT's folders).
+
+    A side's SentencePiece model cuts the text into pieces, which are looked up in `vocab.json`; pieces that are not in
+    it are <unk>. EOS ends every text, nothing begins it: a decoder starts from the id that its config names, <pad>.
+    A text may begin with a target language that the vocabulary has, as ">>fra<<": that is one token.
+    With `target_vocab.json` (`separate_vocabs`) the target side has a vocabulary of its own.
+    """
+
+    def __init__(
+        self,
+        spm: dict[str, bytes],
+        vocabularies: dict[str, dict[str, int]],
+        *,
+        config: dict[str, Any] | None = None,
+        where: str | Path = "marian",
+    ) -> None:
+        """`spm`: the bytes of each side's SentencePiece file; `vocabularies`: piece -> id of each side. Raises
+        DataError when one cannot be read, or lacks <unk>, </s> or <pad>."""
+        self._spm, self._vocabularies = dict(spm), dict(vocabularies)
+        self.config = dict(config or {})
+        roles = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
+        self._names = {role: files.content(self.config.get(f"{role}_token", n)) for role, n in roles.items()}
+        for side in SIDES:
+            for role, name in self._names.items():
+                if name not in vocabularies[side]:
+                    raise DataError(f"{where}: the {role} token {name!r} is not in the {side} vocabulary")
+        self._backends = {side: _backend(spm[side], f"{where}/{side}.spm") for side in SIDES}
+        self.unk, self.eos, self.pad = (vocabularies["target"][self._names[role]] for role in roles)
+
+    @staticmethod
+    def load(folder: str | Path) -> MarianTokenizer:
+        """From a folder with `source.spm`, `target.spm` and `vocab.json`."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; a Marian tokenizer was to be read from it")
+        config = files.read_json(folder / "tokenizer_config.json")
+        own = "target_vocab.json" if config.get("separate_vocabs") else "vocab.json"
+        for name in ("source.spm", "target.spm", "vocab.json", own):
+            if not (folder / name).is_file():
+                raise DataError(f"{folder}: no {name}, which a Marian tokenizer needs")
+        source = bytelevel.read_vocabulary(folder / "vocab.json")
+        target = source if own == "vocab.json" else bytelevel.read_vocabulary(folder / own)
+        spm = {side: (folder / f"{side}.spm").read_bytes() for side in SIDES}
+        return MarianTokenizer(spm, {"source": source, "target": target}, config=config, where=folder)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the files that `load` and `transformers` read, each atomically."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        separate = self._vocabularies["source"] is not self._vocabularies["target"]
+        names = {f"{role}_token": name for role, name in self._names.items()}
+        config = {**self.config, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, **names}
+        written: dict[str, Any] = {
+            "vocab.json": self._vocabularies["source"],
+            "tokenizer_config.json": config,
+        }
+        if separate:
+            written["target_vocab.json"] = self._vocabularies["target"]
+        for name, value in written.items():
+            files.write_atomic(folder / name, json.dumps(value, indent=2, ensure_ascii=False).encode())
+        for side in SIDES:
+            files.write_atomic(folder / f"{side}.spm", self._spm[side])
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id of either side."""
+        return 1 + max(max(vocabulary.values()) for vocabulary in self._vocabularies.values())
+
+    @property
+    def bos(self) -> None:
+        """Nothing begins a text."""
+        return None
+
+    @cached_property
+    def languages(self) -> tuple[str, ...]:
+        """The target languages that a text may begin with, as they are written: ">>fra<<"."""
+        return tuple(n for n in self._vocabularies["source"] if n.startswith(">>") and n.endswith("<<"))
+
+    def require_fits(self, embedding_rows: int) -> None:
+        """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
+        if self.vocab_size > embedding_rows:
+            raise CheckpointError(
+                f"the tokenizer has ids up to {self.vocab_size - 1} but the model's embedding has {embedding_rows} "
+                "rows: this is not its tokenizer"
+            )
+
+    def encode(self, text: str, *, side: str = "source", eos: bool = True) -> list[int]:
+        """Ids of a text of one side: "source", which is translated, or "target", the translation."""
+        return self.encode_batch([text], side=side, eos=eos)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, side: str = "source", eos: bool = True
+    ) -> list[list[int]]:
+        """`encode` of each text."""
+        if side not in SIDES:
+            raise DataError(
+                f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
+            )
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"text {i} must be a str, got {type(text).__name__}")
+        vocabulary = self._vocabularies[side]
+        unk, end = vocabulary[self._names["unk"]], [vocabulary[self._names["eos"]]] if eos else []
+        coded = [_language(text) for text in texts]
+        cut = self._backends[side].encode_batch([text for _, text in coded], add_special_tokens=False)
+        return [
+            [vocabulary.get(piece, unk) for piece in (*code, *one.tokens)] + end
+            for (code, _), one in zip(coded, cut, strict=True)
+        ]
+
+    def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
+        """The text of ids; special tokens give text, with a space after it, only if `special`."""
+        if side not in SIDES:
+            raise DataError(
+                f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
+            )
+        parts: list[str] = []
+        run: list[str] = []
+        for i in ids:
+            piece = self._pieces[side].get(i)
+            if piece is None:
+                raise DataError(f"token id {i} is not in the {side} vocabulary of {self.vocab_size} tokens")
+            if piece not in self._names.values():
+                run.append(piece)
+            elif special:
+                parts += ["".join(run).removeprefix(SPACE), piece, " "]
+                run = []
+        parts.append("".join(run).removeprefix(SPACE))
+        return "".join(parts).replace(SPACE, " ").strip()
+
+    @cached_property
+    def _pieces(self) -> dict[str, dict[int, str]]:
+        return {side: {i: piece for piece, i in v.items()} for side, v in self._vocabularies.items()}
+
+    def __repr__(self) -> str:
+        return f"MarianTokenizer({self.vocab_size} tokens, eos={self.eos}, pad={self.pad})"
+
+
+def _backend(data: bytes, name: str) -> Backend:
+    backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _language(text: str) -> tuple[list[str], str]:
+    """A language code before a text, and the text: ">>fra<< Hello" is ">>fra<<" and " Hello"."""
+    end = text.find("<<") if text.startswith(">>") else -1
+    return ([text[: end + 2]], text[end + 2 :]) if end != -1 else ([], text)

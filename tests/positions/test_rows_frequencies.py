@@ -1,0 +1,153 @@
+"""Rows 62, 65, 67, 68 and 73: which frequencies, what they do to far tokens, and training them."""
+
+import math
+
+import pytest
+import torch
+
+from headway.errors import ConfigError
+from headway.positions import DynamicNTK, Linear, Rotary
+from headway.positions.decay import decay
+from tests.positions.test_schemes import GOLDEN
+
+DISTANCE = torch.arange(257)
+FALLS = {"powers": 6.543097, "linear": 0.70, "quadratic": 5.5, "cosine": 6.8, "equal": 32.5}
+
+
+def curve(schedule: object) -> torch.Tensor:
+    return decay(DISTANCE, Rotary(pairing="adjacent", schedule=schedule).frequencies(128))
+
+
+def test_row_65_the_curve_has_the_golden_numbers():
+    found = curve("powers")
+    for m, value in GOLDEN.items():
+        assert round(found[m].item(), 6) == value
+
+
+def test_row_67_decay_is_a_trend():
+    """115 of 256 steps rise and the least is at 236; of random pairs about half exceed the unturned product."""
+    found = curve("powers")
+    assert int((found.diff() > 0).sum()) == 115
+    assert int(found.argmin()) == 236
+    q, k = torch.randn(2, 400, 1, 1, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    far = Rotary(pairing="adjacent").rotate(k.expand(400, 1, 257, 128), DISTANCE)
+    score = (far * q).sum(-1)[:, 0].abs()
+    assert 0.45 < (score[:, 1:] > score[:, :1]).double().mean() < 0.55
+
+
+@pytest.mark.parametrize("schedule", FALLS)
+def test_row_68_every_schedule_starts_at_32_5_and_ends_at_its_golden_number(schedule):
+    found = curve(schedule)
+    assert found[0].item() == pytest.approx(32.5, abs=1e-12)
+    digits = len(str(FALLS[schedule]).split(".")[1])
+    assert found[256].item() == pytest.approx(FALLS[schedule], abs=0.5 * 10**-digits)
+    if schedule == "equal":
+        torch.testing.assert_close(found, torch.full_like(found, 32.5), rtol=1e-12, atol=0)
+    else:
+        assert found.max() == found[0]
+
+
+def test_row_68_schedules_are_their_formulas():
+    d = 12
+    x = [2 * i / d for i in range(d // 2)]
+    expected = {
+        "powers": [10000.0**-v for v in x],
+        "linear": [1 - v for v in x],
+        "quadratic": [(1 - v) ** 2 for v in x],
+        "cosine": [(1 + math.cos(math.pi * v)) / 2 for v in x],
+        "equal": [1.0] * 6,
+        (3, -0.5, 0, 1, 2, 4): [3.0, -0.5, 0.0, 1.0, 2.0, 4.0],
+    }
+    for schedule, numbers in expected.items():
+        found = Rotary(pairing="halves", schedule=schedule).frequencies(d)
+        torch.testing.assert_close(found, torch.tensor(numbers, dtype=torch.float64), rtol=1e-15, atol=1e-16)
+
+
+def test_row_68_equal_frequencies_repeat():
+    """A distance and the same plus a whole turn get the same score, whatever q and k are."""
+    turn = 8
+    rotary = Rotary(pairing="halves", schedule=(2 * math.pi / turn,) * 8)
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    score = (rotary.rotate(k.expand(1, 1, 64, 16), torch.arange(64)) * q).sum(-1).flatten().view(8, turn)
+    torch.testing.assert_close(score, score[:1].expand(8, turn), rtol=0, atol=1e-12)
+
+
+def test_row_73_halved_queries_and_doubled_keys_give_a_cosine():
+    """Q = [q/2, q/2], K = [k, k], one frequency: cos(m - n) q . k, which rises and falls."""
+    rotary = Rotary(pairing="halves", schedule="equal")
+    q, k = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    twice_q, twice_k = torch.cat((q, q)) / 2, torch.cat((k, k))
+    score = rotary.rotate(twice_k.expand(1, 1, 257, 16), DISTANCE)[0, 0] @ twice_q
+    torch.testing.assert_close(score, DISTANCE.double().cos() * (q @ k), rtol=0, atol=1e-12)
+    steps = (score * (q @ k).sign()).diff()
+    assert (steps < 0).sum() > 100
+    assert (steps > 0).sum() > 100
+
+
+def test_row_62_trained_frequencies_move_the_table():
+    """With the numbers of the schedule it is the same rotation; without any it is refused."""
+    fixed, trained = (Rotary(pairing="halves", trainable=t) for t in (False, True))
+    x = torch.randn(1, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    start = trained.frequencies(8)
+    assert torch.equal(
+        trained.rotate(x, torch.arange(5), frequencies=start),
+        fixed.rotate(x, torch.arange(5)),
+    )
+    moved = Rotary(pairing="halves", schedule=tuple((start * 1.5).tolist()))
+    assert torch.equal(
+        trained.rotate(x, torch.arange(5), frequencies=start * 1.5), moved.rotate(x, torch.arange(5))
+    )
+
+
+@pytest.mark.parametrize("pairing", ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))])
+def test_row_62_gradients_reach_the_frequencies(pairing):
+    rotary = Rotary(pairing=pairing, trainable=True, dims=6)
+    x = torch.randn(
+        2, 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4), requires_grad=True
+    )
+    position = torch.tensor([[0, 4, 9], [1, 1, -3]])
+    f = rotary.frequencies(8).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
+    assert torch.autograd.gradgradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Rotary(pairing="halves", schedule="lineal"), r'got "lineal" \(did you mean "linear"\?\)'),
+        (lambda: Rotary(pairing="halves", schedule=()), r"d/2 finite numbers, got \(\)"),
+        (lambda: Rotary(pairing="halves", schedule=(1.0, float("inf"))), r"d/2 finite numbers"),
+        (lambda: Rotary(pairing="halves", schedule=(True,)), r"d/2 finite numbers"),
+        (lambda: Rotary(pairing="halves", schedule=2.0), r"d/2 finite numbers, got 2.0"),
+        (lambda: Rotary(500.0, pairing="halves", schedule="linear"), r"theta=500 is the base of schedule"),
+        (
+            lambda: Rotary(pairing="halves", schedule=(1.0,)).frequencies(4),
+            r"lists 1 frequencies, but 4 rotated",
+        ),
+        (lambda: Rotary(pairing="halves", schedule=(1.0,), dims=4), r"lists 1 frequencies, but 4 rotated"),
+        (
+            lambda: Rotary(pairing="halves", schedule="linear", scaling=Linear(2)),
+            r"Linear is a rule for frequencies",
+        ),
+        (lambda: Rotary(pairing="halves", trainable=True, scaling=Linear(2)), r"trainable=True trains them"),
+        (lambda: Rotary(pairing="halves", trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
+        (lambda: Rotary(pairing="halves", trainable=1), r"trainable must be True or False, got 1"),
+        (
+            lambda: Rotary(pairing="halves", trainable=True).table(torch.arange(3), 8),
+            r"give frequencies=, as nn.Turns",
+        ),
+        (
+            lambda: Rotary(pairing="halves", trainable=True).table(
+                torch.arange(3), 8, frequencies=torch.ones(3)
+            ),
+            r"8 rotated dims have frequencies \[4\], got \[3\]",
+        ),
+        (
+            lambda: Rotary(pairing="halves").table(torch.arange(3), 8, frequencies=torch.ones(4)),
+            r"frequencies are given, but Rotary.* computes them; give trainable=True",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
