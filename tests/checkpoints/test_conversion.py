@@ -1,0 +1,224 @@
+"""`convert`: pairings, repeated kv heads, dtypes and shards; nothing is left at the target unless equality was seen."""
+
+import json
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from headway.checkpoints import conversion as module
+from headway.checkpoints import convert, load_folder, load_model, open_tensors, save_folder
+from headway.checkpoints.grouping import repeat_kv_heads
+from headway.cli import run
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.positions import NoPositions, Rotary
+from tests.checkpoints.hf import off
+
+MISSION_PAIRS = ((0, 3), (1, 4), (2, 5))
+WEIGHTS = "model.safetensors"
+
+
+def save(path, *, family="qwen2", kv_heads=2, heads=4, pairing="halves", head_dim=6, **fields):
+    base = {"vocab": 61, "width": 24, "layers": 2, "heads": heads, "hidden": 24, "init_std": 0.3, **fields}
+    spec = ModelSpec.of(family, **base, kv_heads=kv_heads, head_dim=head_dim,
+                        positions=Rotary(500.0, pairing=pairing))  # fmt: skip
+    model = spec.build(seed=0).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
+    save_folder(path, model, generation={"eos_token_id": 2}, keep_pairing=True)
+    return path
+
+
+def logits(path, dtype=None):
+    ids = torch.arange(40).view(2, 20) % 61
+    return load_model(path, dtype=dtype)(ids).detach()
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("pairs", [MISSION_PAIRS, ((5, 0), (3, 1), (2, 4))], ids=str)
+def test_row_61_interleaved_to_halves_to_any_pairs_and_back_is_the_same_file(tmp_path, kv_heads, pairs):
+    """Row 61: every step gives the same logits, and the last the first file again, byte by byte."""
+    start = save(tmp_path / "0", family="qwen3", kv_heads=kv_heads, pairing="adjacent")
+    want = logits(start)
+    steps = ["halves", str(pairs)[1:-1], "adjacent"]
+    for number, pairing in enumerate(steps, 1):
+        here, there = tmp_path / str(number - 1), tmp_path / str(number)
+        assert run(["convert", str(here), str(there), "--to-pairing", pairing]) == 0
+        assert off(logits(there), want) < 1e-6
+        assert (here / WEIGHTS).read_bytes() != (there / WEIGHTS).read_bytes()
+    assert load_folder(tmp_path / "2").spec.positions.pairing == pairs
+    assert (tmp_path / "3" / WEIGHTS).read_bytes() == (start / WEIGHTS).read_bytes()
+    assert json.loads((tmp_path / "3" / "config.json").read_text()) == json.loads(
+        (start / "config.json").read_text()
+    )
+
+
+def test_row_61_the_pairs_of_the_documents_are_halves_under_another_name(tmp_path):
+    """(0, 3), (1, 4), (2, 5) of six dims are (i, i + 3): the weights are the same, what is recorded is not."""
+    start = save(tmp_path / "0", pairing="halves")
+    convert(start, tmp_path / "1", to_pairing=MISSION_PAIRS)
+    assert (tmp_path / "1" / WEIGHTS).read_bytes()[-4000:] == (start / WEIGHTS).read_bytes()[-4000:]
+    assert load_folder(tmp_path / "1").spec.positions.pairing == MISSION_PAIRS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(0,1),(2,3)", "lists 2 pairs, but 6 rotated dims are 3"),
+        ("(0,1),(2,3),(4,4)", "must use every coordinate"),
+        ("(0,1,2)", "must be halves or adjacent, or pairs such as"),
+        ("0-1", "must be halves or adjacent, or pairs such as"),
+        ("", "must be halves or adjacent, or pairs such as"),
+    ],
+)
+def test_row_61_pairs_that_are_none_are_named(tmp_path, capsys, text, message):
+    assert run(["convert", str(save(tmp_path / "0")), str(tmp_path / "1"), "--to-pairing", text]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (1, 2), (4, 4)])
+def test_row_53_grouped_heads_written_out_are_the_same_function(tmp_path, family, before, after):
+    """Row 53: GQA and MQA to MHA (and between) by repetition; transformers reads the same from the result."""
+    start = save(tmp_path / "0", family=family, kv_heads=before)
+    assert run(["convert", str(start), str(tmp_path / "1"), "--kv-heads", str(after)]) == 0
+    folder = load_folder(tmp_path / "1")
+    assert (folder.spec.kv_heads, folder.config["num_key_value_heads"]) == (after, after)
+    assert off(logits(tmp_path / "1", torch.float64), logits(start, torch.float64)) < 1e-13
+    ids = torch.arange(20)[None]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "1", attn_implementation="eager")
+    assert off(theirs(ids).logits.detach(), load_model(start)(ids).detach()) < 1e-5
+    old, new = open_tensors(start), open_tensors(tmp_path / "1")
+    for name, value in new.items():
+        if "k_proj" in name or "v_proj" in name:
+            copies = value.reshape(before, after // before, 6, -1)
+            assert torch.equal(copies, old[name].reshape(before, 1, 6, -1).expand_as(copies))
+        else:
+            assert torch.equal(value, old[name])
+
+
+@pytest.mark.parametrize("asked", [1, 3, 5, 8])
+def test_row_53_other_numbers_of_heads_are_no_repetition(tmp_path, capsys, asked):
+    start = save(tmp_path / "0", kv_heads=2)
+    assert run(["convert", str(start), str(tmp_path / "1"), "--kv-heads", str(asked)]) == 1
+    assert f"2 kv heads cannot become {asked} by repetition under 4 query heads: possible are 2, 4" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "1").exists()
+
+
+def test_row_53_a_wrong_order_of_copies_is_seen_and_nothing_is_left(tmp_path, monkeypatch):
+    """The defect: heads repeated as 0 1 0 1 instead of 0 0 1 1."""
+
+    def interleaved(state, spec, kv_heads):
+        new, target = repeat_kv_heads(state, spec, kv_heads)
+        times = kv_heads // spec.kv_heads
+        wrong = {n: state[n].repeat(times, *[1] * (v.dim() - 1)) if "_proj" in n and v.shape != state[n].shape else v
+                 for n, v in new.items()}  # fmt: skip
+        return wrong, target
+
+    start = save(tmp_path / "0", kv_heads=2)
+    monkeypatch.setattr(module, "repeat_kv_heads", interleaved)
+    with pytest.raises(CheckpointError, match="its conversion differ"):
+        convert(start, tmp_path / "1", kv_heads=4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_dtype_is_the_source_rounded_and_says_what_that_changed(tmp_path, dtype, capsys):
+    start, name = save(tmp_path / "0"), str(dtype).removeprefix("torch.")
+    result = convert(start, tmp_path / "1", dtype=dtype)
+    old, new = open_tensors(start), open_tensors(tmp_path / "1")
+    assert new.dtypes == {dtype: len(old)}
+    assert all(torch.equal(new[n], old[n].to(dtype)) for n in old)
+    assert (result.dtype, load_folder(tmp_path / "1").config["dtype"]) == (name, name)
+    if dtype == torch.float64:
+        assert result.rounding is None
+    else:
+        ids = module._probe(result.spec)[None]
+        model = load_model(start)
+        other = load_model(tmp_path / "1", dtype=torch.float32)
+        change = float((model(ids) - other(ids)).detach().abs().max())
+        assert result.rounding == pytest.approx(change, rel=1e-3)
+        assert result.rounding > 100 * result.checks[0].difference
+        assert run(["convert", str(start), str(tmp_path / "2"), "--dtype", name]) == 0
+        assert f"rounding to {name} changed logits by up to" in capsys.readouterr().out
+
+
+def test_a_number_that_the_dtype_cannot_hold_is_not_converted(tmp_path):
+    start = save(tmp_path / "0")
+    model = load_model(start)
+    with torch.no_grad():
+        model.model.norm.weight[0] = 1e6
+    save_folder(start, model)
+    with pytest.raises(CheckpointError, match="differ"):
+        convert(start, tmp_path / "1", dtype=torch.float16)
+    assert not (tmp_path / "1").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"), [("1TB", 10**12), ("20000", 20000), ("5KB", 5000), ("5 kb", 5000)]
+)
+def test_shards_of_a_size(tmp_path, size, limit):
+    start = save(tmp_path / "0")
+    assert run(["convert", str(start), str(tmp_path / "1"), "--shard-size", size]) == 0
+    read = open_tensors(tmp_path / "1")
+    sizes = [sum(e.nbytes for e in read.entries.values() if e.file == file) for file in read.files]
+    largest = max(entry.nbytes for entry in read.entries.values())
+    assert max(sizes) <= max(limit, largest)
+    assert len(sizes) >= read.nbytes / max(limit, largest)
+    assert (len(sizes) == 1) == (limit > read.nbytes)
+    assert all(torch.equal(open_tensors(tmp_path / "1")[n], v) for n, v in open_tensors(start).items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard-size", "0"], "--shard-size 0: must be a number of bytes"),
+        (["--shard-size", "4GiB"], "--shard-size 4GiB: must be a number of bytes, or one such as 500MB"),
+        (["--dtype", "bfloat"], '--dtype bfloat: must be one of float32, .* .did you mean "bfloat16"'),
+        (["--dtype", "int8"], "--dtype int8: must be one of"),
+    ],
+)
+def test_options_that_cannot_be_are_named(tmp_path, capsys, arguments, message):
+    assert run(["convert", str(save(tmp_path / "0")), str(tmp_path / "1"), *arguments]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "1").exists()
+
+
+def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
+    start = save(tmp_path / "0", kv_heads=1)
+    arguments = [
+        "--kv-heads",
+        "4",
+        "--to-pairing",
+        "adjacent",
+        "--dtype",
+        "bfloat16",
+        "--shard-size",
+        "4KB",
+        "--json",
+    ]
+    assert run(["convert", str(start), str(tmp_path / "1"), *arguments]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["source_kv_heads"], report["spec"]["kv_heads"], report["dtype"]) == (1, 4, "bfloat16")
+    assert all(check["difference"] <= check["bound"] for check in report["checks"])
+    rounded = load_model(start)
+    with torch.no_grad():
+        for p in rounded.parameters():
+            p.copy_(p.bfloat16())
+    ids = torch.arange(20)[None]
+    result = load_model(tmp_path / "1", dtype=torch.float64)(ids).detach()
+    assert off(result, rounded.double()(ids).detach()) < 1e-13
+
+
+def test_a_pairing_is_refused_where_nothing_rotates(tmp_path):
+
+    spec = ModelSpec.of("llama", vocab=61, width=24, layers=1, heads=4, hidden=24, positions=NoPositions())
+    save_folder(tmp_path / "0", spec.build(seed=0))
+    with pytest.raises(CheckpointError, match="has no rotary positions, and so no pairing to change"):
+        convert(tmp_path / "0", tmp_path / "1", to_pairing="adjacent")
