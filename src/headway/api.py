@@ -14,7 +14,8 @@ from torch import Tensor
 from headway.cache import DecoderCache
 from headway.checkpoints.dtypes import choose_dtype
 from headway.checkpoints.files import current_folder
-from headway.checkpoints.folder import build_model, load_folder, save_folder
+from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.restore import as_decoder, build_model
 from headway.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from headway.generate import Delta, Generation, Sampling, Settings
 from headway.generate import generate as generate_ids
@@ -271,13 +272,13 @@ def load(
     wanted = _dtype(dtype)
     where = torch.device("cpu" if device is None else device)
     folder = load_folder(path, allow_pickle=allow_pickle)
-    _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.entries.items()}, where, wanted)
+    _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
     tokenizer = _tokenizer(current_folder(path))
     if tokenizer is not None:
         tokenizer.require_fits(folder.spec.vocab)
-    model = build_model(folder, dtype=wanted, device=where, backend=backend)
+    model = as_decoder(build_model(folder, dtype=wanted, device=where, backend=backend))
     return LanguageModel(model, tokenizer, generation=folder.generation)
 
 

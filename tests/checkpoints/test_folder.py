@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from headway.checkpoints import disk
 from headway.checkpoints.dtypes import choose_dtype
-from headway.checkpoints.folder import load_folder, load_model, save_folder
+from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.restore import load_model
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window

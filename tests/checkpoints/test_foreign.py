@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from headway.checkpoints import convert, llama2c, load_model
-from headway.checkpoints.folder import fill
 from headway.checkpoints.meta import META, TORCHTUNE, MetaModel, read_pickled
+from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Llama3, Rotary

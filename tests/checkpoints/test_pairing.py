@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.checkpoints import change_pairing, convert, save_folder
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 from headway.positions import Linear, NoPositions, Rotary, to_pairing

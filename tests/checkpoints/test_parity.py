@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.patterns import Window
 from headway.positions import Rotary
 from tests.checkpoints.hf import config_dict, off, peer, weights

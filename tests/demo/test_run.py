@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from headway.checkpoints.folder import load_model
+from headway.checkpoints.restore import load_model
 from headway.cli import run as headway
 from headway.demo import learn, run, trust
 from headway.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits

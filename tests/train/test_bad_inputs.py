@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.checkpoints.folder import load_model, save_folder
+from headway.checkpoints.folder import save_folder
+from headway.checkpoints.restore import load_model
 from headway.data import Rows, TokenFile, TokenFileWriter
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import ModelSpec

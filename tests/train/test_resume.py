@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import disk
-from headway.checkpoints.folder import load_model, save_folder
+from headway.checkpoints.folder import save_folder
+from headway.checkpoints.restore import load_model
 from headway.checkpoints.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.text import Tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.checkpoints.folder import load_model
+from headway.checkpoints.restore import load_model
 from headway.data import Piece, TokenFile
 from headway.errors import ConfigError, DataError
 from headway.patterns import Causal, Window

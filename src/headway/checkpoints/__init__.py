@@ -5,9 +5,10 @@ from headway.checkpoints.config_out import config_from_spec, why_not_plain
 from headway.checkpoints.conversion import Check, Conversion, convert
 from headway.checkpoints.dtypes import choose_dtype
 from headway.checkpoints.files import atomic_folder, atomic_write, current_folder
-from headway.checkpoints.folder import Folder, build_model, load_folder, load_model, save_folder, save_state
+from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.pairing import change_pairing
+from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.tensors import Tensors, open_tensors
 from headway.checkpoints.write import write_tensors
 

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway.checkpoints.families import FAMILIES, HARMLESS, ONLY, OURS, Family
+from headway.checkpoints.given import Given
+from headway.checkpoints.layouts import LAYOUTS
 from headway.checkpoints.own import own_facts, spec_from_own
 from headway.checkpoints.rope import read_rope
 from headway.checkpoints.sizes import checked_sizes
@@ -26,11 +29,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """
     if config.get("model_type") == OURS:
         return spec_from_own(config)
+    if (layout := LAYOUTS.get(str(config.get("model_type")))) is not None:
+        facts = own_facts(config)
+        return replace(layout.spec(config), **{key: value for key, value in facts.items() if key != "family"})
     family_name = _family_of(config)
     family = FAMILIES[family_name]
     _check_keys(config, family_name, family)
     facts = own_facts(config)
-    given = _Given(config, family.defaults)
+    given = Given(config, family.defaults)
     shape = _shape(given)
     rope = read_rope(config, max_positions=given.whole("max_position_embeddings"), head_dim=shape["head_dim"])
     return ModelSpec(
@@ -49,43 +55,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-class _Given:
-    """Typed access to a config, with the family's defaults for what is absent."""
-
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.config, self.defaults = config, defaults
-
-    def get(self, key: str) -> Any:
-        return self.config[key] if key in self.config else self.defaults.get(key)
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f'config.json lacks "{key}"')
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f'config.json lacks "{key}"')
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if value not in (True, False, None):
-            raise ConfigError(f'config.json: "{key}" must be true or false, got {value!r}')
-        return bool(value)
-
-    def switch(self, switch: bool | str) -> bool:
-        return self.flag(switch) if isinstance(switch, str) else switch
-
-
 def _family_of(config: Mapping[str, Any]) -> str:
     name: Any = config.get("model_type")
     classes = config.get("architectures") or []
@@ -95,10 +64,10 @@ def _family_of(config: Mapping[str, Any]) -> str:
     if name is None and len(classes) == 1 and classes[0] in by_class:
         name = by_class[classes[0]]
     if name not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join([*FAMILIES, *LAYOUTS])
         raise ConfigError(
             f"config.json: model_type {name!r} is not a family that headway knows"
-            f"{did_you_mean(str(name), FAMILIES)}; known are {known}"
+            f"{did_you_mean(str(name), [*FAMILIES, *LAYOUTS])}; known are {known}"
         )
     if classes and FAMILIES[name].architecture not in classes:
         raise ConfigError(
@@ -133,7 +102,7 @@ def _check_keys(config: Mapping[str, Any], name: str, family: Family) -> None:
             )
 
 
-def _shape(given: _Given) -> dict[str, Any]:
+def _shape(given: Given) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     if given.get("head_dim") is None and width % heads:
         raise ConfigError(
@@ -155,7 +124,7 @@ def _shape(given: _Given) -> dict[str, Any]:
     return checked_sizes(sizes)
 
 
-def _patterns(given: _Given, family: Family, layers: int) -> tuple[Pattern, ...]:
+def _patterns(given: Given, family: Family, layers: int) -> tuple[Pattern, ...]:
     if family.windows == "none":
         return (Causal(),) * layers
     if family.windows == "late" and not given.flag("use_sliding_window"):

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from headway.checkpoints.config import LAYER_TYPES, spec_from_config
 from headway.checkpoints.families import FAMILIES, OURS, Family
+from headway.checkpoints.layouts import LAYOUTS
 from headway.checkpoints.own import FACTS, own_config
 from headway.checkpoints.rope import write_rope
 from headway.checkpoints.windows import last_keys
@@ -15,6 +17,22 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern, Window
 from headway.positions import Rotary
+
+BLOCKS = (
+    *(
+        "causal",
+        "encoder",
+        "shared_embedding",
+        "head",
+        "order",
+        "norm",
+        "norm_bias",
+        "final_norm",
+        "embedding_norm",
+    ),
+    *("embedding_width", "embedding_scale", "logit_scale", "token_types", "output_bias", "attention_scale"),
+    *("global_projections", "linear", "gated", "dropout"),
+)
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
@@ -27,8 +45,10 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
     """
     spec = _shortest(spec)
     own = [spec.family] if spec.family in FAMILIES else []
-    for name in [*own, *(n for n in FAMILIES if n not in own)]:
-        config = _plain(spec, name, FAMILIES[name])
+    layouts = {name: partial(layout.config, spec) for name, layout in LAYOUTS.items() if name == spec.family}
+    llamas = {name: partial(_plain, spec, name, FAMILIES[name]) for name in (*own, *FAMILIES)}
+    for make in (layouts or llamas).values():
+        config = make()
         if config is None:
             continue
         back = spec_from_config(config)
@@ -45,6 +65,9 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     if config_from_spec(spec)["model_type"] != OURS:
         return None
     spec = _shortest(spec)
+    if (layout := LAYOUTS.get(spec.family)) is not None:
+        said = layout.config(spec)
+        return "head" if said is None else ", ".join(_differences(spec, spec_from_config(said)))
     turned = isinstance(spec.positions, Rotary) and spec.positions.pairing != "halves"
     best: list[str] | None = None
     for name, family in FAMILIES.items():
@@ -87,6 +110,8 @@ def _differences(spec: ModelSpec, other: ModelSpec) -> list[str]:
 def _plain(spec: ModelSpec, name: str, family: Family) -> dict[str, Any] | None:
     """The config of a family for as much of the spec as it can say; None where transformers would refuse
     it."""
+    if not _is_llama(spec):
+        return None
     divides = spec.width % spec.heads == 0
     rotary = spec.positions
     if not isinstance(rotary, Rotary) or (family.heads_divide and not divides):
@@ -116,6 +141,12 @@ def _plain(spec: ModelSpec, name: str, family: Family) -> dict[str, Any] | None:
         if isinstance(switch, str):
             config[switch] = answer
     return config if _place_windows(config, spec, family) else None
+
+
+def _is_llama(spec: ModelSpec) -> bool:
+    """Whether the blocks are LLaMA's, which all of `FAMILIES` have."""
+    usual = {f.name: f.default for f in fields(ModelSpec) if f.name in BLOCKS}
+    return all(getattr(spec, name) == value for name, value in usual.items())
 
 
 def _place_windows(config: dict[str, Any], spec: ModelSpec, family: Family) -> bool:

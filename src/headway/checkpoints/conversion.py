@@ -19,18 +19,11 @@ from torch import Tensor
 from headway.checkpoints import llama2c, meta
 from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.folder import (
-    SHARD_BYTES,
-    TOKENIZER_FILES,
-    SavesItself,
-    fill,
-    load_folder,
-    load_model,
-    save_state,
-)
+from headway.checkpoints.folder import SHARD_BYTES, TOKENIZER_FILES, SavesItself, load_folder, save_state
 from headway.checkpoints.grouping import repeat_kv_heads
 from headway.checkpoints.lazy import cast, forms
 from headway.checkpoints.pairing import change_pairing
+from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.tensors import open_tensors
 from headway.errors import CheckpointError
 from headway.models import Decoder, ModelSpec

@@ -63,8 +63,8 @@ class Inspection:
 def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
     """Read a folder's config, headers and tokenizer, no weights. Raises as `load_folder` does."""
     folder = load_folder(path, allow_pickle=allow_pickle)
-    spec, tensors = folder.spec, folder.tensors
-    _, dtype = choose_dtype({n: e.dtype for n, e in tensors.entries.items()}, torch.device("cpu"))
+    spec, tensors = folder.spec, folder.stored
+    _, dtype = choose_dtype({n: e.dtype for n, e in tensors.forms.items()}, torch.device("cpu"))
     reason = why_not_plain(spec)
     return Inspection(
         path=folder.path,

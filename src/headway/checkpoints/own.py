@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from headway.attention.linear import Linear as LinearAttention
 from headway.checkpoints.families import OURS
 from headway.checkpoints.sizes import checked_sizes
 from headway.errors import ConfigError, did_you_mean
-from headway.models import ModelSpec
+from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import (
     DynamicNTK,
@@ -53,7 +54,10 @@ SCHEMES = (
     PerLayer,
 )
 SCALINGS = (Linear, DynamicNTK, YaRN, Llama3, LongRope)
-KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS)}
+KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS, Head, ModelSpec)} | {
+    "LinearAttention": LinearAttention
+}
+NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +105,9 @@ def own_config(spec: ModelSpec) -> dict[str, Any]:
     """The `config.json` of a spec that no family of transformers can say."""
     values = {f.name: _write(getattr(spec, f.name)) for f in fields(ModelSpec) if f.init}
     return {
-        "architectures": ["HeadwayForCausalLM"],
+        "architectures": [
+            f"Headway{'Encoder' if not spec.causal else 'ForCausalLM' if spec.encoder is None else 'EncoderDecoder'}"
+        ],
         "model_type": OURS,
         "tie_word_embeddings": spec.tied,
         OURS: {"format": FORMAT, **values},
@@ -113,9 +119,9 @@ def _write(value: Any) -> Any:
         return value
     if isinstance(value, Pattern):
         return {"pattern": str(value)}
-    if isinstance(value, PositionScheme | Scaling):
+    if isinstance(value, PositionScheme | Scaling | Head | LinearAttention | ModelSpec):
         kind: Any = type(value)
-        return {"kind": kind.__name__, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
+        return {"kind": NAMES[kind], **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
     raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")

@@ -33,7 +33,7 @@ def command(
     """Bits per byte, perplexity and loss by position of a model on a text."""
     import torch
 
-    from headway.checkpoints.folder import load_model
+    from headway.checkpoints.restore import load_model
     from headway.data import TokenFile, encode_corpus
     from headway.errors import ConfigError
     from headway.text import Tokenizer

@@ -66,7 +66,13 @@ def weights_of(layer: Attention, q: Tensor, k: Tensor) -> Tensor:
         q_BHTD, k_BKTD = (layer.positions.rotate(x, at, length) for x in (q_BHTD, k_BKTD))
     tokens = Tokens.range(count)
     made = attention_weights(
-        q_BHTD, k_BKTD, layer.pattern, q_tokens=tokens, k_tokens=tokens, score=layer.score, scale=layer.scale
+        q_BHTD,
+        k_BKTD,
+        layer.pattern,
+        q_tokens=tokens,
+        k_tokens=tokens,
+        score=layer.score(),
+        scale=layer.scale,
     )
     return made[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.folder import load_model
+from headway.checkpoints.restore import load_model
 from headway.demo import heads, look, trust
 from headway.demo.corpus import Corpus, own_text, standard_library
 from headway.demo.learn import (

@@ -76,7 +76,7 @@ def ring_stays(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> 
         if seen in marks:
             rings = [layer.slots for layer in cache.layers if layer.bound is not None]
             rest = [layer.slots for layer in cache.layers if layer.bound is None]
-            element = spec.kv_bytes_per_token(model.model.embed_tokens.weight.dtype) // spec.layers
+            element = spec.kv_bytes_per_token(model.model.embedding.dtype) // spec.layers
             nbytes = element * (sum(rings) + sum(rest))
             held.append(Held(seen, max(rings), max(rest, default=None), nbytes, element * spec.layers * seen))
     return held

@@ -226,7 +226,7 @@ class _History:
 
     def __init__(self, model: Decoder, prompts: list[list[int]], settings: Settings) -> None:
         self.settings = settings
-        device = model.model.embed_tokens.weight.device
+        device = model.model.embedding.device
         self.forbidden = torch.tensor(list(settings.forbidden), dtype=torch.int64, device=device)
         needed = settings.sampling.needs_history
         self.seen = torch.zeros(

@@ -24,7 +24,7 @@ class Reader:
         self, model: Decoder, batch: int, *, use_cache: bool = True, kv_dtype: torch.dtype | None = None
     ) -> None:
         self.model = model
-        self.device = model.model.embed_tokens.weight.device
+        self.device = model.model.embedding.device
         self.cache: DecoderCache | None = model.make_cache(batch, dtype=kv_dtype) if use_cache else None
         self._texts: list[list[int]] = [[] for _ in range(batch)]
 

@@ -103,7 +103,7 @@ class Core(nn.Module):
         """
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores()
-        for i, (block, rotation) in enumerate(zip(self.layers, self._rotations(tokens, x_BTM), strict=True)):
+        for i, (block, rotation) in enumerate(zip(self.blocks, self._rotations(tokens, x_BTM), strict=True)):
             given: dict[str, Any] = {"tokens": tokens, "rotation": rotation, "score": score}
             if memory is not None:
                 given["memory"] = memory[i]
@@ -138,6 +138,11 @@ class Core(nn.Module):
         return x if self.embed_proj is None else self.embed_proj(x)
 
     @property
+    def blocks(self) -> list[Block]:
+        """The layers, from the first to the last."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
+    @property
     def embedding(self) -> Tensor:
         """The table of ids, [V, columns]."""
         assert self.embed_tokens is not None
@@ -148,7 +153,7 @@ class Core(nn.Module):
         linear attention, makes its own."""
         made: dict[PositionScheme, Table | None] = {}
         found: list[Table | None] = []
-        for block, positions in zip(self.layers, self.spec.layer_positions, strict=True):
+        for block, positions in zip(self.blocks, self.spec.layer_positions, strict=True):
             turns = block.self_attn.turns
             if turns.trained or positions.marks != "queries and keys":
                 found.append(None)
@@ -159,7 +164,7 @@ class Core(nn.Module):
         return found
 
 
-def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> nn.Module:
+def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> Attention:
     shape: dict[str, Any] = {
         "head_dim": spec.head_dim,
         "qkv_bias": spec.qkv_bias,

@@ -98,7 +98,8 @@ class EncoderDecoder(nn.Module):
 
     def memory_keys(self, memory: Memory) -> list[Keys]:
         """Every decoder layer's keys and values of the encoder's states."""
-        return [block.cross_attn.keys(memory.states, memory.tokens) for block in self.decoder.layers]
+        across = [block.cross_attn for block in self.decoder.blocks]
+        return [layer.keys(memory.states, memory.tokens) for layer in across if layer is not None]
 
     def decode(self, ids: Tensor, cache: MemoryCache, *, tokens: Tokens | None = None) -> Tensor:
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""

@@ -55,7 +55,8 @@ class Head:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(
-                f"Head: there is no kind {self.kind!r}{did_you_mean(str(self.kind), KINDS)}; there are {', '.join(KINDS)}"
+                f"Head: there is no kind {self.kind!r}{did_you_mean(str(self.kind), KINDS)}; "
+                f"there are {', '.join(KINDS)}"
             )
         if self.pool not in ("first", "mean"):
             raise ConfigError(f'Head: pool is "first" or "mean", got {self.pool!r}')

@@ -39,7 +39,8 @@ class ModelSpec(Arithmetic):
         """A spec with the usual values of `family` for whatever is not given.
 
         kv_heads = heads, head_dim = width / heads, patterns = Causal(), positions = Rotary(the family's theta,
-        pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or field.
+        pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or
+        field.
         """
         if family not in FAMILIES:
             raise ConfigError(

@@ -34,10 +34,10 @@ class GlobalAttention(Attention):
 
     def __init__(self, width: int, heads: int, kv_heads: int | None = None, **options: Any) -> None:
         super().__init__(width, heads, kv_heads, **options)
-        for name in ("q", "k", "v"):
-            local: nn.Linear = getattr(self, f"{name}_proj")
-            new = nn.Linear(local.in_features, local.out_features, bias=local.bias is not None)
-            setattr(self, f"{name}_global_proj", new)
+        self.q_global_proj, self.k_global_proj, self.v_global_proj = (
+            nn.Linear(own.in_features, own.out_features, bias=own.bias is not None)
+            for own in (self.q_proj, self.k_proj, self.v_proj)
+        )
 
     def forward(
         self,

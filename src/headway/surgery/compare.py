@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.models import ModelSpec
 from headway.surgery.heads import POOLS, Pool, pool_heads
 from headway.surgery.operation import Text

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
-from headway.checkpoints.folder import TOKENIZER_FILES, fill
+from headway.checkpoints.folder import TOKENIZER_FILES
+from headway.checkpoints.restore import fill
 from headway.choice import Choice
 from headway.data import TokenFile, encode_corpus
 from headway.errors import CheckpointError, DataError
@@ -167,9 +168,7 @@ def operate(
         ),
     )
     ((now, logits_after),) = found
-    dtype, _ = choose_dtype(
-        {n: e.dtype for n, e in folder.tensors.entries.items()}, torch.device("cpu"), None
-    )
+    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
     reason = why_not_plain(spec)
     return Operation(
         source=folder.path,

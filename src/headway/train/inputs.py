@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headway.checkpoints.folder import load_model
+from headway.checkpoints.restore import load_model
 from headway.data import Corpus, Piece, TokenFile, encode_corpus, order, read_text
 from headway.errors import ConfigError, DataError, PatternError, did_you_mean
 from headway.models import Decoder, ModelSpec, catalog

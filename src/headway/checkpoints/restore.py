@@ -1,0 +1,82 @@
+"""From a checked checkpoint to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.dtypes import choose_dtype
+from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.lazy import copy_into
+from headway.errors import ConfigError
+from headway.models import Decoder, Model, ModelSpec, blank
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+    allow_pickle: bool = False,
+) -> Decoder:
+    """The decoder of a folder, in evaluation mode.
+
+    `dtype` None keeps the file's, but float16 becomes float32 on a CPU and a mix becomes its widest
+    (`choose_dtype`). Raises as `load_folder` does, and ConfigError for a model that is no decoder.
+    """
+    return as_decoder(
+        build_model(load_folder(path, allow_pickle=allow_pickle), dtype=dtype, device=device, backend=backend)
+    )
+
+
+def build_model(
+    folder: Folder,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    backend: str = "auto",
+) -> Model:
+    """The model of a folder that `load_folder` has read; arguments as in `load_model`."""
+    where = torch.device("cpu" if device is None else device)
+    wanted, _ = choose_dtype({n: form.dtype for n, form in folder.tensors.forms.items()}, where, dtype)
+    return restore(folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend)
+
+
+def restore(
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    backend: str = "auto",
+) -> Model:
+    """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode."""
+    with torch.device("meta"):
+        model = blank(spec, backend).to(dtype)
+    model = model.to_empty(device=device)
+    own = model.state_dict()
+    assert own.keys() == state.keys(), sorted(own.keys() ^ state.keys())
+    with torch.no_grad():
+        for name, value in own.items():
+            copy_into(state, name, value)
+    return model.eval()
+
+
+def fill(spec: ModelSpec, state: Mapping[str, Tensor], **options: Any) -> Decoder:
+    """`restore` for the spec of a decoder. Raises ConfigError for another."""
+    return as_decoder(restore(spec, state, **options))
+
+
+def as_decoder(model: Model) -> Decoder:
+    """The same model. Raises ConfigError unless it is a decoder."""
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"this is an {type(model).__name__} ({model.spec.family}), and a decoder is needed here, which continues "
+            "a text; encoders fill masks, classify and embed, encoder-decoders translate"
+        )
+    return model
