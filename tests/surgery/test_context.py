@@ -7,16 +7,20 @@ from headway.checkpoints import load_folder, save_state
 from headway.checkpoints.folder import fill
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import DynamicNTK, Learned, Linear, Llama3, NoPositions, Rotary, YaRN
+from headway.positions import DynamicNTK, Learned, Linear, Llama3, NoPositions, PerLayer, Rotary, YaRN
 from headway.surgery import METHODS, stretch_context
 from headway.tokens import Tokens
 
 TRAINED = 16
 
 
-def make(**fields):
-    spec = ModelSpec.of("llama", vocab=37, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32,
+def shape(**fields):
+    return ModelSpec.of("llama", vocab=37, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32,
                         trained_context=TRAINED, init_std=0.3, **fields)  # fmt: skip
+
+
+def make(**fields):
+    spec = shape(**fields)
     return spec, spec.build(seed=1, dtype=torch.float64).state_dict()
 
 
@@ -93,6 +97,12 @@ def test_limits_follow():
     assert stretch_context(*make(max_context=100), "linear", 4)[0].max_context == 100
 
 
+def test_of_positions_by_layer_those_that_turn_are_stretched():
+    rotary = Rotary(pairing="halves")
+    new, _ = stretch_context(shape(positions=PerLayer((rotary, NoPositions()))), {}, "linear", 4)
+    assert new.positions == PerLayer((Rotary(pairing="halves", scaling=Linear(4.0)), NoPositions()))
+
+
 def test_partial_rotary_stretches_what_turns():
     new = stretch_context(*make(positions=Rotary(pairing="halves", dims=6)), "ntk", 4)[0]
     assert new.positions.theta == pytest.approx(10000.0 * 4 ** (6 / 4), rel=1e-12)
@@ -112,7 +122,7 @@ def test_partial_rotary_stretches_what_turns():
 @pytest.mark.parametrize("method", METHODS)
 def test_positions_that_cannot_be_stretched(positions, message, method):
     with pytest.raises(ConfigError, match=message):
-        stretch_context(*make(positions=positions), method, 2)
+        stretch_context(shape(positions=positions), {}, method, 2)
 
 
 @pytest.mark.parametrize("factor", [0.5, 0, -1, float("nan"), float("inf"), True, "2"])
