@@ -29,8 +29,8 @@ PARAMS = {
 def model(kv_heads=HEADS, params=None) -> MetaModel:
     params = params or {}
     positions = Rotary(params.get("rope_theta", 10000.0), pairing="adjacent")
-    spec = ModelSpec.of("llama", vocab=VOCAB, width=WIDTH, layers=LAYERS, heads=HEADS, kv_heads=kv_heads,
-                        hidden=HIDDEN, init_std=0.3, positions=positions, norm_eps=params.get("norm_eps", 1e-5))  # fmt: skip
+    spec = ModelSpec.of("llama", vocab=VOCAB, width=WIDTH, layers=LAYERS, heads=HEADS, kv_heads=kv_heads, hidden=HIDDEN,
+                        init_std=0.3, positions=positions, norm_eps=params.get("norm_eps", 1e-5))  # fmt: skip
     return MetaModel(spec, meta_weights(spec))
 
 

@@ -58,12 +58,12 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 def _family_of(config: Mapping[str, Any]) -> str:
     name: Any = config.get("model_type")
     classes = config.get("architectures") or []
-    if not isinstance(classes, list):
-        raise ConfigError(f'config.json: "architectures" must be a list, got {classes!r}')
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise ConfigError(f'config.json: "architectures" must be a list of names, got {classes!r}')
     by_class = {family.architecture: key for key, family in FAMILIES.items()}
     if name is None and len(classes) == 1 and classes[0] in by_class:
         name = by_class[classes[0]]
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join([*FAMILIES, *LAYOUTS])
         raise ConfigError(
             f"config.json: model_type {name!r} is not a family that headway knows"
@@ -118,7 +118,7 @@ def _shape(given: Given) -> dict[str, Any]:
         "head_dim": given.whole("head_dim", width // heads),
         "hidden": given.whole("intermediate_size"),
         "norm_eps": given.number("rms_norm_eps"),
-        "activation": given.get("hidden_act") or "silu",
+        "activation": given.text("hidden_act", "silu"),
         "tied": given.flag("tie_word_embeddings"),
     }
     return checked_sizes(sizes)

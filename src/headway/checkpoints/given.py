@@ -44,8 +44,8 @@ class Given:
     def switch(self, switch: bool | str) -> bool:
         return self.flag(switch) if isinstance(switch, str) else switch
 
-    def words(self, key: str) -> str:
-        value = self.get(key)
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.get(key) or default
         if not isinstance(value, str):
-            raise ConfigError(f'config.json: "{key}" must be a text, got {value!r}')
+            raise ConfigError(f'config.json: "{key}" must be text, got {value!r}')
         return value

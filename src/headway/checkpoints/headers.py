@@ -29,6 +29,7 @@ LONGEST = 32 << 20
 """Bytes of the longest header that is read: room for about 200,000 tensors."""
 LARGEST = 2**63
 AXES = 64
+LONGEST_NAME = 500
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "F64": torch.float64,
@@ -114,11 +115,15 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 
 def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
-    """Raise CheckpointError for a name that cannot be printed, and a shape that no tensor can have."""
-    if not name.isprintable():
-        _damaged(path, f"there is a tensor named {name[:80]!r}, which cannot be printed")
-    if len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
-        _damaged(path, f"tensor {name} has {len(shape)} axes of {str(shape)[:80]}: no tensor is that large")
+    """Raise CheckpointError for a name that is too long or cannot be printed, and a shape that no tensor can
+    have."""
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        fault = f"there is a tensor named {name[:80]!r}, {len(name):,} characters that cannot all be printed"
+    elif len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
+        fault = f"tensor {name} has {len(shape)} axes of {str(shape)[:80]}: no tensor is that large"
+    else:
+        return
+    raise CheckpointError(f"{path} is damaged: {fault}; copy or download it again")
 
 
 def _span(path: Path, name: str, said: Any) -> tuple[Form, int, int]:

@@ -22,6 +22,7 @@ from headway.errors import CheckpointError, HeadwayError
 
 LONGEST_JSON = 32 << 20
 DEEPEST = 64
+LONGEST_TEXT = 3000
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -83,13 +84,15 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before a HeadwayError that is raised inside and does not say it."""
+    """Put the file's name before a HeadwayError that is raised inside and does not say it, and bound its length."""
     try:
         yield
     except HeadwayError as error:
         if str(path) in str(error):
             raise
-        raise type(error)(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
+        text = str(error).removeprefix(f"{path.name}: ")
+        more = f" ... ({len(text) - LONGEST_TEXT:,} more characters)" if len(text) > LONGEST_TEXT else ""
+        raise type(error)(f"{path}: {text[:LONGEST_TEXT]}{more}") from error
 
 
 def refuse_impostor(path: Path, head: bytes, expected: str) -> None:

@@ -208,7 +208,10 @@ def _unnested(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _theta(config: Mapping[str, Any], where: str, values: Mapping[str, Any]) -> float:
     inner, top = values.get("rope_theta"), config.get("rope_theta")
-    if inner is not None and top is not None and float(inner) != float(top):
+    for value in (inner, top):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"{where}: rope_theta must be a number, got {value!r}")
+    if inner is not None and top is not None and inner != top:
         raise ConfigError(
             f"rope_theta is {top} at the top of the config but {inner} in {where}; keep one of them"
         )

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from headway.checkpoints.headers import DTYPES, Entry, read_header
+from headway.checkpoints.headers import DTYPES, Entry, check_form, read_header
 from headway.checkpoints.lazy import LazyTensors
 from headway.checkpoints.pickles import looks_pickled, pickle_refused, read_pickle
 from headway.checkpoints.reading import open_regular, read_json
@@ -145,6 +145,8 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
     folder, listed = index.parent, read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
         raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
+    for name in listed:
+        check_form(index, name, ())
     files = sorted(set(listed.values()))
     if outside := [f for f in files if Path(f).name != f or f in ("", "..") or not f.isprintable()]:
         raise CheckpointError(f"{index} names files outside its folder: {_some([f[:80] for f in outside])}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
-from headway.positions import DynamicNTK, Learned, Linear, Llama3, Rotary, Scaling, YaRN
+from headway.positions import DynamicNTK, Learned, Linear, Llama3, PerLayer, PositionScheme, Rotary, YaRN
 
 Method = Literal["linear", "ntk", "yarn", "llama3", "dynamic"]
 METHODS: Mapping[Method, str] = MappingProxyType(
@@ -38,14 +38,15 @@ def stretch_context(
         llama3    `Llama3(factor, 1, 4, c)`                     LLaMA 3.1
         dynamic   `DynamicNTK(factor, c)`                       emozilla 2023, "dynamic NTK"
 
-    d are the rotated dims. `trained_context` becomes factor * c, what the model is meant to serve from then on
-    (the scaling keeps c), and a `max_context` below that is raised to it.
+    d are the rotated dims; of positions by layer, every layer that turns is rescaled. `trained_context` becomes
+    factor * c, what the model is meant to serve from then on (the scaling keeps c), and a `max_context` below that
+    is raised to it.
 
     Raises:
-        ConfigError: positions that are not rotary, or are scaled already; factor below 1; an unknown method; ntk or
-            dynamic with 2 rotated dims, where d / (d - 2) has no value.
+        ConfigError: positions that are not rotary, are scaled already, or have frequencies that are trained or not
+            powers of a theta; factor below 1; an unknown method; ntk or dynamic with 2 rotated dims, where d / (d - 2)
+            has no value.
     """
-    rotary = _rotary(spec)
     if method not in METHODS:
         raise ConfigError(
             f"stretch_context: there is no method {method!r}{did_you_mean(str(method), METHODS)}; "
@@ -57,34 +58,42 @@ def stretch_context(
             f"got {factor!r}"
         )
     trained = spec.trained_context
-    if method == "ntk":
-        dims = rotary.rotated_dims(spec.head_dim)
-        if dims <= 2:
-            raise ConfigError(
-                f"stretch_context: ntk's exponent d / (d - 2) needs more than 2 rotated dims, got {dims}; "
-                "use linear"
-            )
-        positions = replace(rotary, theta=rotary.theta * factor ** (dims / (dims - 2)))
-    else:
-        positions = replace(rotary, scaling=_scaling(method, float(factor), trained))
+    positions = _stretched(spec.positions, method, float(factor), trained, spec.head_dim)
     longest = round(factor * trained)
     limit = None if spec.max_context is None else max(spec.max_context, longest)
     new = replace(spec, positions=positions, trained_context=longest, max_context=limit)
     return new, dict(state)
 
 
-def _scaling(method: Method, factor: float, trained: int) -> Scaling:
+def _stretched(
+    positions: PositionScheme, method: Method, factor: float, trained: int, head_dim: int
+) -> PositionScheme:
+    if isinstance(positions, PerLayer) and positions.marks == "queries and keys":
+        return PerLayer(
+            tuple(
+                scheme if scheme.marks == "nothing" else _stretched(scheme, method, factor, trained, head_dim)
+                for scheme in positions.schemes
+            )
+        )
+    rotary = _checked(positions)
     if method == "linear":
-        return Linear(factor)
+        return replace(rotary, scaling=Linear(factor))
     if method == "yarn":
-        return YaRN(factor, trained)
+        return replace(rotary, scaling=YaRN(factor, trained))
     if method == "llama3":
-        return Llama3(factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, trained)
-    return DynamicNTK(factor, trained)
+        return replace(rotary, scaling=Llama3(factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, trained))
+    dims = rotary.rotated_dims(head_dim)
+    if dims <= 2:
+        raise ConfigError(
+            f"stretch_context: {method}'s exponent d / (d - 2) needs more than 2 rotated dims, got {dims}; use linear"
+        )
+    if method == "dynamic":
+        return replace(rotary, scaling=DynamicNTK(factor, trained))
+    return replace(rotary, theta=rotary.theta * factor ** (dims / (dims - 2)))
 
 
-def _rotary(spec: ModelSpec) -> Rotary:
-    positions = spec.positions
+def _checked(positions: PositionScheme) -> Rotary:
+    """`positions`, when they are rotary and their frequencies are theta^(-2i/d), as every method takes them to be."""
     if not isinstance(positions, Rotary):
         why = (
             f"they are a trained table of {positions.size} rows, and nothing says what row {positions.size} would be"
@@ -96,5 +105,11 @@ def _rotary(spec: ModelSpec) -> Rotary:
         raise ConfigError(
             f"stretch_context: this model's frequencies are rescaled already, by {positions.scaling}; "
             "begin with the model that it was made of"
+        )
+    if positions.trainable or positions.schedule != "powers":
+        found = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
+        raise ConfigError(
+            f"stretch_context: this model's frequencies are {found}, and {', '.join(METHODS)} rescale those of a "
+            "theta; nothing says how to stretch these"
         )
     return positions

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
@@ -124,8 +125,8 @@ class MarianTokenizer:
         coded = [_language(text) for text in texts]
         cut = self._backends[side].encode_batch([text for _, text in coded], add_special_tokens=False)
         return [
-            [vocabulary.get(piece, unk) for piece in (*code, *one.tokens)] + end
-            for (code, _), one in zip(coded, cut, strict=True)
+            [vocabulary.get(piece, unk) for piece in (*code, *_pieces(one, text))] + end
+            for (code, text), one in zip(coded, cut, strict=True)
         ]
 
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
@@ -160,6 +161,12 @@ def _backend(data: bytes, name: str) -> Backend:
     backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
     backend.encode_special_tokens = True
     return backend
+
+
+def _pieces(cut: Encoding, text: str) -> list[str]:
+    """The pieces of a cut text; what a SentencePiece model does not know stands for itself, for `vocab.json` may."""
+    places = zip(cut.tokens, cut.offsets, strict=True)
+    return [text[start:end] if piece == "<unk>" else piece for piece, (start, end) in places]
 
 
 def _language(text: str) -> tuple[list[str], str]:

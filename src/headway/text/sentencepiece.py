@@ -120,7 +120,9 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
         )
     else:
         model = models.Unigram(
-            list(zip(spec.pieces, spec.scores, strict=True)), spec.unk, byte_fallback=spec.byte_fallback
+            [(p, digits(s)) for p, s in zip(spec.pieces, spec.scores, strict=True)],
+            spec.unk,
+            byte_fallback=spec.byte_fallback,
         )
     backend = Backend(model)
     if spec.model == UNIGRAM:
@@ -156,6 +158,12 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
             single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, spec.eos)]
         )
     return backend
+
+
+def digits(score: float) -> float:
+    """A score with the 9 digits that tell float32 numbers apart: JSON readers give these back exactly, so that a saved
+    tokenizer is the same one."""
+    return float(f"{score:.9g}")
 
 
 def _normalizer(spec: Pieces) -> normalizers.Normalizer:

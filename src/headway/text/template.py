@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tokenizers import Encoding
+from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
@@ -37,7 +37,7 @@ class Part(NamedTuple):
     type: int
 
 
-A, B = Part(None, 0, 0), Part(None, 1, 0)
+A, B = Part(None, 0, 0), Part(None, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,20 @@ class Template:
             ]
             return Template((*self.single, Part(eos, None, 0)), tuple(pair))
         return Template(_without(self.single, eos), _without(self.pair, eos))
+
+    def processor(self, backend: Backend) -> processors.TemplateProcessing:
+        """The same as a post-processor of the `tokenizers` library."""
+        name = {
+            p.token: str(backend.id_to_token(p.token))
+            for p in (*self.single, *self.pair)
+            if p.token is not None
+        }
+        single, pair = (
+            [f"{name[p.token] if p.token is not None else ('$A', '$B')[p.text or 0]}:{p.type}" for p in parts]
+            for parts in (self.single, self.pair)
+        )
+        tokens = [(text, token) for token, text in name.items()]
+        return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
     def parts(self, texts: Sequence[Sequence[int]], *, bos: bool, eos: bool) -> list[Part]:
         """The parts around `texts`; without `bos` nothing stands before the first, without `eos` nothing after the
@@ -139,8 +153,8 @@ def _read(state: dict[str, Any]) -> Template | None:
         raise DataError(f"this tokenizer.json has a post-processor of type {kind}, which is not known")
     cls, sep = Part(state["cls"][1], None, 0), Part(state["sep"][1], None, 0)
     if kind == "RobertaProcessing":
-        return Template((cls, A, sep), (cls, A, sep, sep, B, sep))
-    return Template((cls, A, sep), (cls, A, sep, B._replace(type=1), sep._replace(type=1)))
+        return Template((cls, A, sep), (cls, A, sep, sep, B._replace(type=0), sep))
+    return Template((cls, A, sep), (cls, A, sep, B, sep._replace(type=1)))
 
 
 def _parse(pieces: list[dict[str, Any]], ids: dict[str, list[int]]) -> tuple[Part, ...]:

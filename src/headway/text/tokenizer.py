@@ -87,6 +87,8 @@ class Tokenizer:
             template = template.beginning(self.bos, begins_with_bos)
         if ends_with_eos is not None and self.eos is not None:
             template = template.ending(self.eos, ends_with_eos)
+        if template != Template.of(backend):
+            backend.post_processor = template.processor(backend)  # so that what is saved says the same
         self.template = template
         self.begins_with_bos = self.bos is not None and template.prefix[:1] == (self.bos,)
         self.config = dict(config or {})

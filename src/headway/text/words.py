@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import ConfigError, DataError
-from headway.text.sentencepiece import breaker
+from headway.text.sentencepiece import breaker, digits
 from headway.text.tokenizer import Tokenizer
 from headway.text.wordpiece import HAN
 
@@ -153,7 +153,7 @@ def _count(stretches: Mapping[str, int], weights: Mapping[str, int]) -> Counter[
 def _backend(weights: Mapping[str, int]) -> Backend:
     total = sum(weights.values())
     scored = [(name, 0.0) for name in RESERVED]
-    scored += [(piece, math.log(n / total)) for piece, n in weights.items() if piece not in RESERVED]
+    scored += [(piece, digits(math.log(n / total))) for piece, n in weights.items() if piece not in RESERVED]
     backend = Backend(models.Unigram(scored, RESERVED.index(SPECIALS["unk"]), byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [breaker(RESERVED), pre_tokenizers.Split(Regex(CUT), "isolated")]

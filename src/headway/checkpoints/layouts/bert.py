@@ -63,7 +63,7 @@ DEFAULTS = {
 
 def read_encoder(given: Given, kind: str, *, dense: str = "tanh") -> dict[str, Any]:
     """The fields that all encoders of BERT's kind share; `dense` is the activation in front of a classifier."""
-    act = ACTS.get(given.words("hidden_act"), given.words("hidden_act"))
+    act = ACTS.get(given.text("hidden_act"), given.text("hidden_act"))
     tied = kind == "masked-lm" and given.flag("tie_word_embeddings")
     heads = {
         "masked-lm": lambda: Head("masked-lm", dense=act),

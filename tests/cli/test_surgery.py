@@ -1,0 +1,183 @@
+"""`headway surgery` from the outside."""
+
+import json
+
+import pytest
+import torch
+
+from headway.checkpoints import load_folder, save_folder
+from headway.cli import run
+from headway.models import ModelSpec
+from headway.positions import NoPositions
+from headway.text import train_bpe
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve "
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder to work in, with a model `m` of 4 kv heads, its tokenizer, and `text.txt`."""
+    monkeypatch.chdir(tmp_path)
+    spec = ModelSpec.of("llama", vocab=280, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
+                        trained_context=32, tied=True)  # fmt: skip
+    save_folder("m", spec.build(seed=0).eval(), tokenizer=train_bpe([WORDS], 280))
+    (tmp_path / "text.txt").write_text(WORDS * 10)
+    return tmp_path
+
+
+def test_gqa_reports_what_it_saves_and_costs(home, capsys):
+    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"]) == 0
+    out, err = capsys.readouterr()
+    for part in (
+        "m -> n; transformers loads it",
+        "kv_heads: 4 -> 2",
+        "mean: keeps what the heads of a group have in common; the means hold",
+        "not first: keeps one head of each group",
+        "KV per token (float32)  256 B",
+        "128 B",
+        "KV of a row of 32",
+        "bits per byte",
+        "largest difference of a logit:",
+        "tokens to look back on",
+        "0-15",
+    ):
+        assert part in out, part
+    assert "measuring before and after" in err
+    assert load_folder("n").spec.kv_heads == 2
+
+
+def test_compare_prints_all_pools_and_what_the_table_says(home, capsys):
+    command = [
+        "surgery",
+        "gqa",
+        "m",
+        "n",
+        "--kv-heads",
+        "1",
+        "--compare",
+        "--seed",
+        "7",
+        "--text",
+        "text.txt",
+    ]
+    assert run([*command, "--limit", "64", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["pool"], row["seed"]) for row in report["pools"]] == [
+        ("mean", None), ("first", None), ("random", 7), ("random", 8), ("random", 9),
+    ]  # fmt: skip
+    assert report["pools"][0]["loss"] == pytest.approx(report["after"]["loss"], rel=1e-6)
+    assert report["tokens"] == 64
+    said = report["verdict"]
+    assert "random" in said
+    assert run([*command, "--limit", "64", "--overwrite"]) == 0
+    out = capsys.readouterr().out
+    assert "right after, without training:" in out
+    assert said in out
+
+
+def test_the_seed_decides_random(home, capsys):
+    for out, seed in (("a", "0"), ("b", "0"), ("c", "1")):
+        assert run(["surgery", "gqa", "m", out, "--kv-heads", "2", "--pool", "random", "--seed", seed]) == 0
+    a, b, c = ((home / out / "model.safetensors").read_bytes() for out in "abc")
+    assert a == b != c
+    assert "no loss was measured: --text FILE gives" in capsys.readouterr().out
+
+
+def test_window_bounds_what_is_stored(home, capsys):
+    command = ["surgery", "window", "m", "n", "--window", "6", "--sinks", "2", "--layers", "1"]
+    assert run([*command, "--text", "text.txt"]) == 0
+    out = capsys.readouterr().out
+    assert "transformers refuses it: it cannot say its patterns" in out
+    assert "pattern of layers 1: Causal() -> Window.last(6) | Causal() & Sink(2)" in out
+    assert "layers 1: asked for" in out
+    assert run(["surgery", "window", "n", "k", "--window", "6", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["changed"] == [["pattern of layers 0", "Causal()", "Window.last(6)"]]
+    assert report["before"]["kv_bytes_stored"] == (32 + 8) * 128
+    assert report["after"]["kv_bytes_stored"] == (6 + 8) * 128
+    assert report["before"]["loss"] is None
+    assert str(load_folder("k").spec.patterns[1]) == "Window.last(6) | Causal() & Sink(2)"
+
+
+def test_narrowing_a_window_shows_within_the_wider_one(home):
+    assert run(["surgery", "window", "m", "n", "--window", "4"]) == 0
+    assert run(["surgery", "window", "n", "k", "--window", "40", "--layers", "all", "--context", "20"]) == 0
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "dynamic"])
+def test_context_shows_perplexity_by_position(home, capsys, method):
+    assert (
+        run(["surgery", "context", "m", "n", "--method", method, "--factor", "4", "--text", "text.txt"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "trained_context: 32 -> 128" in out
+    assert "KV of a row of 128" in out
+    assert [line.split()[0] for line in out.splitlines()[-4:]] == ["0-15", "16-31", "32-63", "64-127"]
+    assert load_folder("n").spec.trained_context == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["gqa", "m", "n", "--kv-heads", "3"],
+            1,
+            "4 key/value heads cannot become 3: groups have equal sizes",
+        ),
+        (["gqa", "m", "n", "--kv-heads", "2", "--pool", "men"], 1, "no pool 'men' (did you mean \"mean\"?)"),
+        (["gqa", "m", "n", "--kv-heads", "2", "--seed", "1"], 1, "--seed is for --pool random or --compare"),
+        (
+            ["gqa", "m", "n", "--kv-heads", "2", "--compare"],
+            1,
+            "--compare measures losses, so it needs --text",
+        ),
+        (["gqa", "m", "n", "--kv-heads", "2", "--limit", "9"], 1, "--limit counts tokens of a text"),
+        (["gqa", "m", "n"], 2, "--kv-heads"),
+        (["gqa", "m", "n", "--kv-heads", "2", "--heads", "2"], 2, "--heads"),
+        (["gqa", "x", "n", "--kv-heads", "2"], 1, "x is not there: a model is a folder"),
+        (["gqa", "m", "n", "--kv-heads", "2", "--text", "no.txt"], 1, "no.txt: no such file or folder"),
+        (["gqa", "m", "m", "--kv-heads", "2"], 1, "m exists; choose another name, or say --overwrite"),
+        (["window", "m", "n", "--window", "0"], 2, "--window"),
+        (["window", "m", "n", "--window", "4", "--sinks", "-1"], 2, "--sinks"),
+        (["window", "m", "n", "--window", "4", "--layers", "2"], 1, "layers '2': '2' is neither a layer nor"),
+        (
+            ["window", "m", "n", "--window", "8", "--context", "8"],
+            1,
+            "rows of 8 tokens cannot show this change",
+        ),
+        (["window", "m", "m", "--window", "8"], 1, "m exists; choose another name"),
+        (["window", "m", "n", "--window", "900", "--text", "text.txt"], 1, "the longest document has"),
+        (["context", "m", "n", "--method", "yarn"], 2, "--factor"),
+        (["context", "m", "n", "--method", "yarn", "--factor", "0.5"], 2, "--factor"),
+        (
+            ["context", "m", "n", "--method", "yarm", "--factor", "2"],
+            1,
+            "no method 'yarm' (did you mean \"yarn\"?)",
+        ),
+        (
+            ["context", "m", "n", "--method", "ntk", "--factor", "2", "--context", "32"],
+            1,
+            "begins beyond 32 tokens",
+        ),
+        (["longer", "m", "n"], 2, "No such command 'longer'"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(home, capsys, arguments, code, message):
+    before = sorted(home.iterdir())
+    assert run(["surgery", *arguments]) == code
+    assert message in capsys.readouterr().err
+    assert sorted(home.iterdir()) == before
+
+
+def test_a_model_without_rotary_is_refused_with_the_reason(home, capsys):
+    spec = ModelSpec.of("llama", vocab=280, width=16, layers=1, heads=4, hidden=24, positions=NoPositions())
+    save_folder("plain", spec.build(seed=0, dtype=torch.float32).eval())
+    assert run(["surgery", "context", "plain", "n", "--method", "ntk", "--factor", "2"]) == 1
+    assert "positions are NoPositions(), not rotary: there are no frequencies" in capsys.readouterr().err
+
+
+def test_a_text_needs_a_tokenizer(home, capsys):
+    (home / "m" / "tokenizer.json").unlink()
+    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"]) == 1
+    assert "tokenizer" in capsys.readouterr().err
+    assert not (home / "n").exists()

@@ -1,0 +1,201 @@
+"""Rows 22, 69, 70 and 76: sinusoids; schemes by layer; turned values; odd heads and prefixes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import RoFormerConfig
+from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
+
+from headway.attention import attend
+from headway.errors import ConfigError
+from headway.models import ModelSpec
+from headway.nn import Attention, Turns
+from headway.positions import (
+    DynamicNTK,
+    Learned,
+    Linear,
+    LinearBias,
+    PerLayer,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    SpecialOrthogonal,
+    T5Bias,
+    YaRN,
+)
+from headway.tokens import Tokens
+from tests.positions.small import EVERY, HEAD_DIM, HEADS, LENGTH, NONE, ROTARY, WIDTH, inputs, shifted, small
+
+# -- row 22 ----------------------------------------------------------------------------------------------------
+
+
+@given(p=st.integers(-(10**6), 10**6), k=st.integers(-5000, 5000), width=st.sampled_from([2, 10, 64]))
+def test_row_22_sinusoids_are_the_formula_and_turn_with_distance(p, k, width):
+    table = Sinusoidal().embedding(torch.tensor([p, p + k]), width, torch.float64)
+    for i in range(width // 2):
+        angle = p / 10000 ** (2 * i / width)
+        assert table[0, 2 * i : 2 * i + 2].tolist() == pytest.approx(
+            [math.sin(angle), math.cos(angle)], abs=1e-9
+        )
+    swap = table[0].unflatten(-1, (-1, 2)).flip(-1).flatten()  # (cos, sin): a turn by k is Rotary's by -k
+    moved = Rotary(pairing="adjacent").rotate(swap.view(1, 1, 1, -1), torch.tensor([k]))
+    torch.testing.assert_close(
+        moved.flatten().unflatten(-1, (-1, 2)).flip(-1).flatten(), table[1], rtol=0, atol=1e-9
+    )
+
+
+# -- row 69 ----------------------------------------------------------------------------------------------------
+
+
+def test_row_69_each_layer_has_its_own_scheme():
+    scheme = PerLayer((ROTARY, NONE, Rotary(500.0, pairing="halves")))
+    assert [scheme.at(i) for i in (0, 1, 2, 3, 7)] == [*scheme.schemes, ROTARY, NONE]
+    assert scheme.expand(6) == scheme.schemes * 2
+    assert ROTARY.expand(3) == (ROTARY,) * 3
+    assert ROTARY.at(5) is ROTARY
+    assert PerLayer([ROTARY, NONE]) == PerLayer((ROTARY, NONE))
+    assert hash(PerLayer((ROTARY,))) == hash(PerLayer((ROTARY,)))
+    assert (scheme.marks, PerLayer((NONE,)).marks) == ("queries and keys", "nothing")
+    assert PerLayer((T5Bias(), NONE)).marks == "scores"
+    assert PerLayer((T5Bias(), LinearBias())).shared
+    assert not PerLayer((T5Bias(), Relative(4))).shared
+    assert PerLayer((NONE, Rotary(pairing="halves", scaling=DynamicNTK(2, 8)))).length_dependent
+    assert not scheme.length_dependent
+
+
+def test_row_69_rotary_in_the_first_layer_only():
+    """The first layer is that of a model with rotary everywhere, the later ones those of a model without."""
+    first, everywhere, nowhere = (small(s) for s in (EVERY["rotary in the first layer"], ROTARY, NONE))
+    x, tokens = inputs(), Tokens.range(LENGTH)
+    for model in (first, everywhere, nowhere):
+        assert len(model.turns) == 2
+    for model in (everywhere, nowhere):
+        model.load_state_dict(first.state_dict())
+    everywhere.turns[1], nowhere.turns[0] = nowhere.turns[1], everywhere.turns[0]
+    assert torch.equal(first(x, tokens), everywhere(x, tokens))
+    assert torch.equal(first(x, tokens), nowhere(x, tokens))
+    everywhere.turns[1] = everywhere.turns[0]
+    assert not torch.allclose(first(x, tokens), everywhere(x, tokens), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: PerLayer(()), r"give a scheme for each layer, got \(\)"),
+        (lambda: PerLayer(ROTARY), r"give a scheme for each layer, got Rotary"),
+        (lambda: PerLayer((ROTARY, "none")), r"a layer's scheme is one such as NoPositions\(\), got 'none'"),
+        (lambda: PerLayer((PerLayer((ROTARY,)),)), r"got PerLayer"),
+        (
+            lambda: PerLayer((ROTARY, Learned(8))),
+            r"Learned\(size=8, offset=0\) is added to the embeddings, once",
+        ),
+        (lambda: PerLayer((ROTARY, T5Bias())), r"some layers mark queries and keys and others scores"),
+        (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not go evenly into 5 layers"),
+        (lambda: PerLayer((ROTARY, NONE)).at(-1), r"numbered from 0, got -1"),
+        (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"ask at\(layer\).scores"),
+        (lambda: Turns(PerLayer((ROTARY, NONE)), 8), r"make one for each different positions.at\(layer\)"),
+    ],
+)
+def test_row_69_what_cannot_be_by_layer_is_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+# -- row 70 ----------------------------------------------------------------------------------------------------
+
+
+def test_row_70_turned_values_are_those_of_transformers():
+    config = RoFormerConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, rotary_value=True, attention_probs_dropout_prob=0.0
+    )
+    torch.manual_seed(2)
+    theirs = RoFormerSelfAttention(config).double()
+    x = inputs()
+    angle = torch.arange(LENGTH)[:, None] * Rotary(pairing="adjacent").frequencies(HEAD_DIM)
+    sines = torch.cat((angle.sin(), angle.cos()), -1)[None, None]
+    expected = theirs(x, sinusoidal_pos=sines)[0]
+    scheme = Rotary(pairing="adjacent", values=True)
+    turn = Turns(scheme, HEAD_DIM)(Tokens.range(LENGTH), x.dtype)
+    assert turn is not None
+    assert turn.turns_values
+    parts = (theirs.query, theirs.key, theirs.value)
+    q, k, v = (turn.apply(p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)) for p in parts)
+    ours = attend(q, k, v, backend="dense").transpose(1, 2).flatten(2)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("by", [1, 1000])
+def test_row_70_turned_values_break_shift_invariance(by):
+    """Outputs of turned values turn with the shift: sum_j w_ij R_(j+s) v_j = R_s sum_j w_ij R_j v_j."""
+    q, k, v = torch.randn(3, 1, 2, LENGTH, HEAD_DIM, dtype=torch.float64)
+
+    def out(values: bool, by: int) -> Tensor:
+        turn = Turns(Rotary(pairing="adjacent", values=values), HEAD_DIM)(shifted(by), q.dtype)
+        return attend(
+            turn.apply(q), turn.apply(k), turn.apply(v) if turn.turns_values else v, backend="dense"
+        )
+
+    torch.testing.assert_close(out(False, by), out(False, 0), rtol=0, atol=1e-12)
+    assert not torch.allclose(out(True, by), out(True, 0), atol=0.1)
+    turned = ROTARY.rotate(out(True, 0), torch.full((LENGTH,), by))
+    torch.testing.assert_close(out(True, by), turned, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: Rotary(pairing="halves", values=True, scaling=DynamicNTK(2, 8)),
+            r"under DynamicNTK turns change as a row grows, and values in a cache are not turned again",
+        ),
+        (
+            lambda: Rotary(pairing="halves", values=True, scaling=YaRN(4.0, 32)),
+            r"YaRN has amplitude 1.13863, meant for scores",
+        ),
+        (lambda: Rotary(pairing="halves", values="yes"), r"values must be True or False, got 'yes'"),
+        (
+            lambda: Rotary(pairing="halves", values=True).with_pairing("adjacent"),
+            r"values=True puts values and the output projection into the basis",
+        ),
+    ],
+)
+def test_row_70_what_cannot_be_turned_is_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+def test_row_70_values_turn_under_a_scaling_without_amplitude():
+    scheme = Rotary(pairing="halves", values=True, scaling=Linear(2.0))
+    assert scheme.table(torch.arange(3), 8).turns_values
+    assert scheme.with_pairing("halves") == scheme
+
+
+# -- row 76 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda d: Turns(ROTARY, d), lambda d: Turns(SpecialOrthogonal(ROTARY), d)])
+def test_row_76_an_odd_head_is_refused(make):
+    with pytest.raises(ConfigError, match=r"head_dim 7 is odd, and coordinates turn in pairs; .*dims=6"):
+        make(7)
+
+
+@pytest.mark.parametrize("kind", [lambda r: r, SpecialOrthogonal])
+def test_row_76_a_prefix_of_an_odd_head_may_turn(kind):
+    x = torch.randn(1, 2, 5, 7, dtype=torch.float64)
+    table = Turns(kind(Rotary(pairing="halves", dims=4)), 7)(Tokens.range(5), x.dtype)
+    assert torch.equal(table.apply(x)[..., 4:], x[..., 4:])
+    assert not torch.allclose(table.apply(x)[..., 1:, :4], x[..., 1:, :4])
+
+
+def test_row_76_rotary_is_in_every_layer_of_a_decoder():
+    model = ModelSpec.of("llama", vocab=17, width=WIDTH, layers=3, heads=HEADS, hidden=40).build(
+        device="meta"
+    )
+    layers = [m for m in model.modules() if isinstance(m, Attention)]
+    assert len(layers) == 3
+    for layer in layers:
+        assert layer.positions == Rotary(pairing="halves")

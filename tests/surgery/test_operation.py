@@ -1,0 +1,213 @@
+"""A folder operated on: what is written, what is measured, and what is left alone when something fails."""
+
+import math
+
+import pytest
+import torch
+
+from headway.checkpoints import load_folder, load_model, save_folder
+from headway.data import TokenFile, encode_corpus
+from headway.errors import CheckpointError, DataError
+from headway.models import ModelSpec
+from headway.surgery import Text, compare_pools, operate, pool_heads, put_window, row_length, stretch_context
+from headway.text import Tokenizer, train_bpe
+from headway.train.evaluation import evaluate
+from tests.data import data_path
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve "
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder of a small model in bfloat16, with its tokenizer and one file more."""
+    tokenizer = train_bpe([WORDS], 280)
+    spec = ModelSpec.of("llama", vocab=300, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
+                        trained_context=32, max_context=32, tied=True)  # fmt: skip
+    save_folder(tmp_path / "m", spec.build(seed=0, dtype=torch.bfloat16).eval(), tokenizer=tokenizer,
+                generation={"temperature": 0.5})  # fmt: skip
+    (tmp_path / "m" / "README.md").write_text("mine")
+    (tmp_path / "words.txt").write_text(WORDS * 20)
+    return tmp_path / "m"
+
+
+def to_2(spec, state):
+    return pool_heads(spec, state, 2)
+
+
+def loss(folder, tokens, context):
+    return evaluate(load_model(folder, dtype=torch.float32), tokens, context)
+
+
+def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_path):
+    folder = load_folder(source)
+    with Text.read(tmp_path / "words.txt", folder) as text:
+        done = operate(folder, tmp_path / "n", to_2, text=text)
+    encode_corpus(tmp_path / "words.txt", Tokenizer.load(source), tmp_path / "words.tokens")
+    tokens = TokenFile(tmp_path / "words.tokens")
+    was, now = (loss(path, tokens, 32) for path in (source, tmp_path / "n"))
+    assert done.context == 32
+    assert done.tokens == was.tokens == len(tokens) - 1
+    for side, seen in ((done.before, was), (done.after, now)):
+        assert side.loss == pytest.approx(seen.loss, rel=1e-6)
+        assert side.bits_per_byte == pytest.approx(seen.bits_per_byte, rel=1e-6)
+        assert side.perplexity == pytest.approx(math.exp(seen.loss), rel=1e-6)
+    assert [(p.first, p.last, p.tokens) for p in done.positions] == [
+        (b.first, b.last, b.tokens) for b in was.positions
+    ]
+    assert [p.after for p in done.positions] == pytest.approx([b.loss for b in now.positions], rel=1e-6)
+    row = torch.from_numpy(tokens.tokens[:32].astype("int64"))[None]
+    with torch.no_grad():
+        old, new = (load_model(path, dtype=torch.float32)(row) for path in (source, tmp_path / "n"))
+    assert (done.probe, done.probed) == (32, 32)
+    assert done.difference == pytest.approx(float((new - old).abs().max()), rel=1e-4)
+    assert done.largest_logit == pytest.approx(float(old.abs().max()), rel=1e-4)
+    assert done.before.parameters - done.after.parameters == 2 * 2 * 2 * 4 * 16
+    assert (done.before.kv_bytes_per_token, done.after.kv_bytes_per_token) == (2 * 2 * 16 * 2, 2 * 2 * 8 * 2)
+    assert done.before.kv_bytes_stored == 32 * done.before.kv_bytes_per_token
+    assert done.changed == (("kv_heads", "4", "2"),)
+    assert (done.dtype, done.transformers) == ("bfloat16", "loads it")
+
+
+def test_the_new_folder_is_complete_and_the_old_one_untouched(source, tmp_path):
+    before = {p.name: p.read_bytes() for p in source.iterdir()}
+    operate(load_folder(source), tmp_path / "n", to_2)
+    assert {p.name: p.read_bytes() for p in source.iterdir()} == before
+    new = load_folder(tmp_path / "n")
+    assert new.spec.kv_heads == 2
+    assert {entry.dtype for entry in new.tensors.entries.values()} == {torch.bfloat16}
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        assert (tmp_path / "n" / name).read_bytes() == before[name]
+    assert not (tmp_path / "n" / "README.md").exists()
+    assert dict(new.generation) == dict(load_folder(source).generation)
+
+
+def test_transformers_computes_what_the_report_measured(source, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    operate(load_folder(source), tmp_path / "n", to_2)
+    ids = torch.randint(300, (1, 24))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "n", dtype=torch.float32)
+    with torch.no_grad():
+        ours = load_model(tmp_path / "n", dtype=torch.float32)(ids)
+        assert (theirs(ids).logits - ours).abs().max() <= 1e-5 * ours.abs().max()
+
+
+def test_what_is_there_is_not_replaced_unasked(source, tmp_path):
+    folder = load_folder(source)
+    operate(folder, tmp_path / "n", to_2)
+    with pytest.raises(CheckpointError, match="exists; choose another name, or say --overwrite"):
+        operate(folder, tmp_path / "n", to_2)
+    operate(folder, tmp_path / "n", lambda spec, state: pool_heads(spec, state, 1), overwrite=True)
+    assert load_folder(tmp_path / "n").spec.kv_heads == 1
+
+
+def test_a_folder_can_be_replaced_by_its_own_change(source):
+    done = operate(load_folder(source), source, to_2, overwrite=True)
+    assert load_folder(source).spec.kv_heads == 2
+    assert (source / "README.md").read_text() == "mine"
+    assert done.difference > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "error"),
+    [
+        (WORDS, 64, "the longest document has .* tokens, and the change begins beyond 40"),
+        (WORDS * 20, 40, "rows of 40 tokens cannot show this change, which begins beyond 40 tokens"),
+    ],
+)
+def test_a_measurement_that_shows_nothing_is_refused_and_nothing_is_written(
+    source, tmp_path, text, context, error
+):
+    (tmp_path / "words.txt").write_text(text)
+    folder = load_folder(source)
+    with Text.read(tmp_path / "words.txt", folder) as words, pytest.raises(DataError, match=error):
+        operate(
+            folder,
+            tmp_path / "n",
+            lambda spec, state: put_window(spec, state, 40),
+            text=words,
+            context=context,
+            beyond=40,
+        )
+    assert not list(tmp_path.glob("*n*/config.json"))
+    assert not (tmp_path / "n").exists()
+
+
+def test_a_failing_measurement_leaves_nothing(source, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise DataError("the measurement fails")
+
+    monkeypatch.setattr("headway.surgery.operation.load_model", fails)
+    with pytest.raises(DataError, match="the measurement fails"):
+        operate(load_folder(source), tmp_path / "n", to_2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "words.txt"]
+
+
+def test_longer_rows_are_measured_beyond_what_the_old_model_took(source, tmp_path):
+    folder = load_folder(source)
+    with Text.read(tmp_path / "words.txt", folder) as text:
+        done = operate(
+            folder,
+            tmp_path / "n",
+            lambda spec, state: stretch_context(spec, state, "linear", 4),
+            text=text,
+            beyond=32,
+        )
+    assert done.context == 128
+    assert [p.first for p in done.positions] == [0, 16, 32, 64]
+    assert all(p.before != p.after for p in done.positions)
+    assert ("max_context", "32", "128") in done.changed
+
+
+def test_windows_are_told_layer_by_layer_and_bound_what_is_stored(source, tmp_path):
+    done = operate(
+        load_folder(source), tmp_path / "n", lambda spec, state: put_window(spec, state, 6, sinks=2), beyond=8
+    )
+    assert done.changed == (("pattern of layers 0, 1", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
+    assert done.after.kv_bytes_stored == 8 * done.after.kv_bytes_per_token
+    assert done.transformers == "refuses it: it cannot say its patterns"
+    assert (
+        load_folder(tmp_path / "n").spec.patterns
+        == put_window(load_folder(source).spec, {}, 6, sinks=2)[0].patterns
+    )
+
+
+def test_rows_are_long_enough_to_show_the_change():
+    spec = ModelSpec.of_depth(1, 300, context=256)
+    assert row_length(spec, spec) == 256
+    assert row_length(spec, spec, beyond=255) == 256
+    assert row_length(spec, spec, beyond=256) == 512
+    long = ModelSpec.of_depth(1, 300, context=4096)
+    assert row_length(spec, long) == 2048
+    assert row_length(spec, long, beyond=2048) == 4096
+    assert row_length(spec, ModelSpec.of_depth(1, 300, context=256, max_context=300), beyond=256) == 300
+
+
+def test_pools_are_compared_on_one_text(source, tmp_path):
+    folder = load_folder(source)
+    with Text.read(tmp_path / "words.txt", folder) as text:
+        rows = compare_pools(folder.spec, folder.tensors, 2, text, 32, seeds=(5, 6))
+        done = operate(folder, tmp_path / "n", to_2, text=text)
+    assert [(r.pool, r.seed) for r in rows] == [("mean", None), ("first", None), ("random", 5), ("random", 6)]
+    assert len({r.loss for r in rows}) == 4
+    assert rows[0].loss == pytest.approx(done.after.loss, rel=2e-3)  # there float32, here stored in bfloat16
+
+
+@pytest.mark.slow
+def test_row_48_mean_before_first_before_random_on_a_trained_model(tmp_path):
+    """stories260K, 4 kv heads to 2, on what it samples itself."""
+    from headway.api import load
+    from headway.checkpoints import convert
+
+    home = data_path("weights/stories260K")
+    convert(home / "stories260K.bin", tmp_path / "m", tokenizer=Tokenizer.load(home / "tok512.bin"))
+    model = load(tmp_path / "m")
+    for seed in range(4):
+        story = model.generate("Once upon a time", max_new_tokens=200, temperature=1.0, seed=seed)
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / "text" / f"{seed}.txt").write_text(str(story))
+    folder = load_folder(tmp_path / "m")
+    with Text.read(tmp_path / "text", folder) as text:
+        mean, first, *drawn = compare_pools(folder.spec, folder.tensors, 2, text, 256)
+        whole = text.evaluate(load_model(tmp_path / "m"), 256)
+    assert whole.loss < mean.loss < first.loss < min(r.loss for r in drawn)

@@ -1,0 +1,57 @@
+"""Folders as people have them, put together from the published files; and texts that tell tokenizers apart."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.data import data_path
+
+TEXTS = [
+    "Hello world, this is a test.",
+    "  leading and   inner spaces ",
+    "def f(x):\n\treturn {x: 1}\n\n\n",
+    "我们看见一只猫。今天weather很好，３.5度",
+    "naïve café 🙂🙃 \U0001f9d1\u200d\U0001f680 x²",
+    "1234567890 3.14159 MiXeD ÀÉ I'll DON'T",
+    "",
+    "a\x00b\x07c\u00a0d\u3000e\u200bf\ufeffg",
+    "\r\n\t ",
+    "한글 עברית ไทย İstanbul ǅ ß ﬁ①Ａ a\u0301b",
+]
+BERT, GPT2, MERGES = "bert/bert_base_uncased_vocab.txt", "gpt2/encoder.json", "gpt2/vocab.bpe"
+ROBERTA = {"vocab.json": "roberta_longformer/vocab.json", "merges.txt": MERGES}
+Folder = tuple[dict[str, str], dict[str, Any]]
+# kind: (name in the folder -> file of the data, tokenizer_config.json); transformers reads all of them as they are
+READ_BY_BOTH: dict[str, Folder] = {
+    "bert": ({"vocab.txt": BERT}, {"tokenizer_class": "BertTokenizer"}),
+    "bert-cased": ({"vocab.txt": BERT}, {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+    "bert-chinese": ({"vocab.txt": "bert/bert_base_chinese_vocab.txt"}, {"tokenizer_class": "BertTokenizer"}),
+    "gpt2": ({"vocab.json": GPT2, "merges.txt": MERGES}, {"tokenizer_class": "GPT2Tokenizer"}),
+    "roberta": (ROBERTA, {"tokenizer_class": "RobertaTokenizer"}),
+    "longformer": (ROBERTA, {"tokenizer_class": "LongformerTokenizer", "add_prefix_space": True}),
+    "qwen2": ({"vocab.json": GPT2, "merges.txt": MERGES}, {"tokenizer_class": "Qwen2Tokenizer"}),
+}
+# transformers needs protobuf or tiktoken for these; it reads what we save of them
+SAVED_BY_US: dict[str, Folder] = {
+    "t5": ({"spiece.model": "t5/spiece.model"}, {"tokenizer_class": "T5Tokenizer"}),
+    "tiktoken": ({"tokenizer.model": "small/torchtune_tiktoken_small.model"}, {}),
+    "llama2": ({"tokenizer.model": "llama2/tokenizer.model"}, {"tokenizer_class": "LlamaTokenizer"}),
+    "open_llama": ({"tokenizer.model": "open_llama_3b/tokenizer.model"}, {}),
+    "unigram": ({"tokenizer.model": "small/torchtune_m.model"}, {}),
+    "unigram-chinese": ({"tokenizer.model": "chinese_llama_sp_20k/chinese_sp.model"}, {}),
+    "llama3": ({"tokenizer.model": "llama3/tokenizer.model"}, {}),
+    "llama2c": ({"tokenizer.bin": "small/stories_tok512.bin"}, {}),
+}
+SLOW = {"bert-cased", "longformer", "qwen2", "open_llama", "llama2", "llama3", "unigram-chinese"}
+
+
+def put(folder: Path, kind: str) -> Path:
+    """The folder of a kind; skips the test when its files are absent."""
+    files, config = {**READ_BY_BOTH, **SAVED_BY_US}[kind]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in files.items():
+        shutil.copyfile(data_path(f"tokenizers/{source}"), folder / name)
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,198 @@
+"""Tokenizers as people have them: ids, pairs and token types of `transformers`, from their files and from ours."""
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.text import Tokenizer
+from tests.text.folders import READ_BY_BOTH, SAVED_BY_US, SLOW, TEXTS, put
+
+
+def marked(kinds: Iterable[str]) -> list[Any]:
+    return [pytest.param(kind, marks=[pytest.mark.slow] if kind in SLOW else []) for kind in kinds]
+
+
+KINDS = marked([*READ_BY_BOTH, *SAVED_BY_US])
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("folders")
+
+
+@cache
+def both(kind: str) -> tuple[Tokenizer, Any]:
+    """Ours, read from the published files, and theirs, read from what ours saves."""
+    from transformers import AutoTokenizer
+
+    folder = put(Path(mkdtemp()), kind)
+    ours = Tokenizer.load(folder)
+    ours.save(folder / "saved")
+    return ours, AutoTokenizer.from_pretrained(folder / "saved")
+
+
+def same(ours: Tokenizer, theirs: Any, text: str, other: str) -> None:
+    assert ours.encode(text) == theirs(text)["input_ids"], text
+    assert ours.encode(text, bos=False) == theirs(text, add_special_tokens=False)["input_ids"], text
+    ids, types = ours.encode_pair(text, other)
+    pair = theirs(text, other, return_token_type_ids=True)
+    assert (ids, types) == (pair["input_ids"], pair["token_type_ids"]), (text, other)
+    assert ours.encode(text, other) == ids
+
+
+@pytest.mark.parametrize("kind", marked(READ_BY_BOTH))
+def test_ids_are_those_of_transformers_from_the_same_files(kind: str, root: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = put(root / kind, kind)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    for text in TEXTS:
+        same(ours, theirs, text, "b")
+        assert ours.decode(ours.encode(text)) == theirs.decode(
+            theirs(text)["input_ids"], skip_special_tokens=True
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_we_save_transformers_and_we_read_with_equal_ids(kind: str) -> None:
+    ours, theirs = both(kind)
+    for text in TEXTS:
+        same(ours, theirs, text, TEXTS[0])
+    for role in ("bos", "eos", "cls", "sep", "mask", "pad", "unk"):
+        assert getattr(theirs, f"{role}_token_id") == getattr(ours, role), role
+    again = Tokenizer.load(theirs.name_or_path)
+    assert again.fingerprint == ours.fingerprint
+    assert [again.encode_pair(t, "b") for t in TEXTS] == [ours.encode_pair(t, "b") for t in TEXTS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXT, other=TEXT.filter(bool))  # an empty pair is none to transformers
+def test_any_text(kind: str, text: str, other: str) -> None:
+    same(*both(kind), text, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXT)
+def test_offsets_are_places_of_the_text(kind: str, text: str) -> None:
+    ours, theirs = both(kind)
+    (found,) = ours.inputs([(text, "b c")])
+    expected = theirs(text, "b c", return_offsets_mapping=True)
+    assert found.ids == expected["input_ids"]
+    assert [o or (0, 0) for o in found.offsets] == expected["offset_mapping"]
+    assert found.texts == expected.sequence_ids()
+    assert all((o is None) == (which is None) for o, which in zip(found.offsets, found.texts, strict=True))
+
+
+@pytest.mark.parametrize("kind", marked(["gpt2", "roberta", "qwen2", "tiktoken", "llama2", "llama3"]))
+@given(text=TEXT)
+def test_lossless_kinds_give_the_text_back(kind: str, text: str) -> None:
+    ours, _ = both(kind)
+    if kind == "qwen2":
+        import unicodedata
+
+        text = unicodedata.normalize("NFC", text)
+    assert ours.decode(ours.encode(text)) == text.replace("▁", " " if kind == "llama2" else "▁")
+
+
+def test_an_answer_is_found_by_its_offsets() -> None:
+    ours, _ = both("bert")
+    context = "The Eiffel Tower, in Paris, was finished in 1889."
+    (found,) = ours.inputs([("When was it finished?", context)])
+    at = [i for i, (o, which) in enumerate(zip(found.offsets, found.texts, strict=True))
+          if which == 1 and o is not None and context[slice(*o)] == "1889"]  # fmt: skip
+    assert [ours.token(found.ids[i]) for i in at] == ["1889"]
+
+
+def test_templates() -> None:
+    bert, roberta, t5, llama = (both(kind)[0] for kind in ("bert", "roberta", "t5", "llama2c"))
+    a, b = bert.encode("a", bos=False), bert.encode("b", bos=False)
+    assert bert.encode_pair("a", "b") == ([101, *a, 102, *b, 102], [0, 0, 0, 1, 1])
+    a, b = roberta.encode("a", bos=False), roberta.encode("b", bos=False)
+    assert roberta.encode_pair("a", "b") == ([0, *a, 2, 2, *b, 2], [0] * 6)
+    assert t5.encode("a") == [*t5.encode("a", bos=False), 1]
+    assert llama.encode("a") == [1, *llama.encode("a", bos=False)]
+    for one in (bert, roberta, t5, llama):
+        assert one.encode("a", eos=False) + list(one.template.suffix) == one.encode("a")
+        assert list(one.template.prefix) + one.encode("a", bos=False, eos=True) == one.encode("a")
+        assert one.encode_batch(["a", ("a", "b")]) == [one.encode("a"), one.encode("a", "b")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bos_stands_once_whoever_writes_it(kind: str) -> None:
+    ours, _ = both(kind)
+    if not ours.template.prefix:
+        assert ours.encode("the", eos=False) == ours.encode("the", bos=False)
+        return
+    first = ours.template.prefix[0]
+    written = f"{ours.token(first)}the"
+    assert ours.encode("the").count(first) == 1
+    assert ours.encode(written, special=True)[0] == first
+    assert ours.encode(written, special=True).count(first) == 1
+    assert ours.inputs([written], special=True)[0].ids.count(first) == 1
+    assert first not in ours.encode(written, bos=False)
+
+
+def test_t5_has_sentinels_and_the_first_has_the_highest_id() -> None:
+    ours, _ = both("t5")
+    assert ours.vocab_size == 32_100
+    assert ours.sentinels == tuple(range(32_099, 31_999, -1))
+    assert ours.encode("<extra_id_0>", special=True) == [32_099, 1]
+    assert not set(ours.sentinels) & set(ours.encode("<extra_id_0>"))
+
+
+def test_a_mask_takes_the_space_before_it() -> None:
+    roberta, _ = both("roberta")
+    ids = roberta.encode("a <mask> b", special=True)
+    assert [roberta.token(i) for i in ids] == ["<s>", "a", "<mask>", "Ġb", "</s>"]
+
+
+def test_starcoder_s_digits_stand_alone(root: Path) -> None:
+    folder = put(root / "starcoder", "gpt2")
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "config.json").write_text('{"model_type": "gpt_bigcode"}')
+    ours = Tokenizer.load(folder)
+    assert [ours.token(i) for i in ours.encode("x = 1234")] == ["x", "Ġ=", "Ġ", "1", "2", "3", "4"]
+
+
+def test_tiktoken_s_merges_are_the_ranks_in_order() -> None:
+    """Against the definition: in each piece of text, the adjacent pair of least joint rank is merged until none is."""
+    import regex
+
+    from headway.text.bytelevel import SPLIT, read_ranks
+    from tests.data import data_path
+
+    ranks = {
+        t: i for i, t in enumerate(read_ranks(data_path("tokenizers/small/torchtune_tiktoken_small.model")))
+    }
+    ours, _ = both("tiktoken")
+    for text in TEXTS:
+        expected: list[int] = []
+        for word in regex.findall(SPLIT, text):
+            parts = [bytes([b]) for b in word.encode()]
+            while len(parts) > 1:
+                joint = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
+                at = joint.index(min(joint))
+                if joint[at] == len(ranks):
+                    break
+                parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            expected += [ranks[part] for part in parts]
+        assert ours.encode(text, bos=False) == expected
+    assert (ours.bos, ours.eos, ours.token(2006), ours.token(2009)) == (
+        2000, 2001, "<|start_header_id|>", "<|eot_id|>",
+    )  # fmt: skip
+
+
+def test_added_tokens_beside_a_vocabulary_have_their_ids(root: Path) -> None:
+    folder = put(root / "added", "gpt2")
+    (folder / "added_tokens.json").write_text('{"<|user|>": 50257}')
+    (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<|reply|>"]}')
+    ours = Tokenizer.load(folder)
+    assert (ours.backend.token_to_id("<|user|>"), ours.backend.token_to_id("<|reply|>")) == (50257, 50258)
