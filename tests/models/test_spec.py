@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.models import FAMILIES, ModelSpec, catalog
+from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Full, PerHead, Window
 from headway.positions import Learned, NoPositions, Rotary
 
@@ -88,11 +88,14 @@ def test_patterns_are_given_once_or_by_layer_or_repeated() -> None:
 
 def test_families_are_data() -> None:
     specs = {name: ModelSpec.of(name, **FIELDS) for name in FAMILIES}
-    assert [n for n, s in specs.items() if s.qkv_bias] == ["qwen2"]
+    llamas = [n for n, s in specs.items() if s.causal and s.gated and s.norm == "rms"]
+    assert llamas == ["llama", "mistral", "ministral", "qwen2", "qwen3"]
+    assert [n for n in llamas if specs[n].qkv_bias] == ["qwen2"]
     assert [n for n, s in specs.items() if s.qk_norm] == ["qwen3"]
+    assert [n for n, s in specs.items() if s.global_projections] == ["longformer"]
     assert specs["qwen2"].positions == Rotary(1e6, pairing="halves")
     assert ModelSpec.of("qwen2", **FIELDS, qkv_bias=False).qkv_bias is False
-    assert len({type(s.build(device="meta")) for s in specs.values()}) == 1
+    assert {type(build(s, device="meta")) for s in specs.values()} == {Decoder, Encoder}
 
 
 def test_specs_are_frozen_hashable_values() -> None:

@@ -79,5 +79,5 @@ def test_other_norms_and_feed_forwards_fit() -> None:
 
 
 def test_a_wrong_order_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"order is \"pre\" or \"post\".*got 'sandwich'"):
+    with pytest.raises(ValueError, match=r"order is one of pre, post.*got 'sandwich'"):
         block_of("sandwich")

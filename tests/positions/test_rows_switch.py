@@ -94,9 +94,10 @@ def test_row_74_schemes_make_the_steps_of_scores():
     assert isinstance(step.table, nn.Parameter)
     assert step.table.shape == (11, HEAD_DIM)
     (again,) = relative.scores(HEADS, HEAD_DIM, True)
-    assert again.parameters[0] is not step.table
+    assert again.table is not step.table
     (step,) = fixed.scores(HEADS, HEAD_DIM, False)
-    assert not isinstance(step.parameters[0], nn.Parameter)
+    assert not isinstance(step.table, nn.Parameter)
+    assert step.parameters == ()
     (step,) = t5.scores(HEADS, HEAD_DIM, False)
     assert isinstance(step, RelativeBias)
     assert isinstance(step.table, nn.Parameter)
@@ -127,7 +128,7 @@ def test_row_74_fixed_relative_keys_are_the_published_sinusoids():
     for row in range(9):
         for i in range(3):
             angle = row / 10000 ** (2 * i / 6)
-            found = step.parameters[0][row, 2 * i : 2 * i + 2].tolist()
+            found = step.table[row, 2 * i : 2 * i + 2].tolist()
             assert found == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-7)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.checkpoints import load_folder, save_state
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import DynamicNTK, Learned, Linear, Llama3, NoPositions, PerLayer, Rotary, YaRN

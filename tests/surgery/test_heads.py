@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 from headway.positions import Rotary, YaRN

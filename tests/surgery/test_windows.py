@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.checkpoints.folder import fill
+from headway.checkpoints.restore import fill
 from headway.errors import ConfigError, PatternError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window

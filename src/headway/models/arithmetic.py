@@ -74,9 +74,9 @@ class Arithmetic(Shape):
 
     def _head_parameters(self) -> int:
         head, m, e = self.head, self.width, self.columns
-        if head.kind == "lm":
+        if head.task == "lm":
             return self.vocab * (m * (not self.tied) + self.output_bias)
-        if head.kind == "masked-lm":
+        if head.task == "masked-lm":
             inner = e if head.dense is not None else m
             dense = (m * e + e + e * (1 + self.norm_bias)) if head.dense is not None else 0
             return dense + self.vocab * (inner * (not self.tied) + self.output_bias)

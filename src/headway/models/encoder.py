@@ -67,9 +67,9 @@ class Encoder(nn.Module):
             tokens = Tokens.range(ids.shape[1], device=ids.device)
         hidden = self.hidden(ids, tokens=tokens, types=types)
         if logits_for is not None:
-            if self.spec.head.kind in ("classify", "embed"):
+            if self.spec.head.task in ("classify", "embed"):
                 raise ConfigError(
-                    f"Encoder: Head({self.spec.head.kind!r}) gives one output for a row, so there are no slots to "
+                    f"Encoder: Head({self.spec.head.task!r}) gives one output for a row, so there are no slots to "
                     "choose; drop logits_for"
                 )
             hidden = select_slots(hidden, logits_for)
@@ -93,8 +93,8 @@ class HeadLayer(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         head, inner = spec.head, spec.width
-        self.kind, self.pool, self.unit = head.kind, head.pool, head.unit
-        masked = head.kind == "masked-lm"
+        self.task, self.pool, self.unit = head.task, head.pool, head.unit
+        masked = head.task == "masked-lm"
         if head.dense is not None:
             inner = spec.columns if masked else spec.width
         self.dense = nn.Linear(spec.width, inner) if head.dense is not None else None
@@ -113,14 +113,14 @@ class HeadLayer(nn.Module):
     def forward(self, hidden: Tensor, tokens: Tokens, embedding: Tensor) -> Tensor:
         """The last states [B, T, M] (or those that are wanted) -> what `Head` says."""
         x = hidden
-        if self.kind in ("classify", "embed"):
+        if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
-            x = self.drop(x) if self.kind == "classify" and self.dense is not None else x
+            x = self.drop(x) if self.task == "classify" and self.dense is not None else x
         if self.dense is not None:
             x = self.act(self.dense(x))
         if self.norm is not None:
             x = self.norm(x)
-        if self.kind == "masked-lm":
+        if self.task == "masked-lm":
             assert self.out is not None
             y: Tensor = self.out(x, embedding)
             return y

@@ -11,10 +11,10 @@ from typing import Literal
 from headway.errors import ConfigError, did_you_mean
 from headway.nn import ACTIVATIONS
 
-Kind = Literal["lm", "masked-lm", "classify", "tag", "answer", "embed", "states"]
+Task = Literal["lm", "masked-lm", "classify", "tag", "answer", "embed", "states"]
 Pool = Literal["first", "mean"]
 
-KINDS: dict[str, str] = {
+TASKS: dict[str, str] = {
     "lm": "logits of the token that follows, [B, T, V]",
     "masked-lm": "logits of the token that stands there, [B, T, V]",
     "classify": "logits of a row's label, [B, C]",
@@ -37,26 +37,26 @@ class Head:
         embed       pool(x), divided by its length where `unit`
         states      x
 
-    kind     one of `KINDS`
+    task     one of `TASKS`
     labels   names of the classes of "classify" and "tag"
     pool     "first": the row's first token; "mean": of its tokens (Reimers and Gurevych 2019, section 3)
     dense    activation behind W: "tanh" in BERT's pooler, "gelu" in its masked-lm head; None is no W
     unit     vectors of "embed" have length 1
 
-    Raises ConfigError for a kind, pool or activation that is not known, and for labels where none belong.
+    Raises ConfigError for a task, pool or activation that is not known, and for labels where none belong.
     """
 
-    kind: Kind = "lm"
+    task: Task = "lm"
     labels: tuple[str, ...] = ()
     pool: Pool = "first"
     dense: str | None = None
     unit: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.task not in TASKS:
             raise ConfigError(
-                f"Head: there is no kind {self.kind!r}{did_you_mean(str(self.kind), KINDS)}; "
-                f"there are {', '.join(KINDS)}"
+                f"Head: there is no task {self.task!r}{did_you_mean(str(self.task), TASKS)}; "
+                f"there are {', '.join(TASKS)}"
             )
         if self.pool not in ("first", "mean"):
             raise ConfigError(f'Head: pool is "first" or "mean", got {self.pool!r}')
@@ -65,20 +65,20 @@ class Head:
                 f"Head: there is no activation {self.dense!r}{did_you_mean(self.dense, [*ACTIVATIONS, 'tanh'])}"
             )
         object.__setattr__(self, "labels", tuple(self.labels))
-        if bool(self.labels) != (self.kind in ("classify", "tag")):
+        if bool(self.labels) != (self.task in ("classify", "tag")):
             what = "needs the names of its labels" if not self.labels else f"has no labels, got {self.labels}"
-            raise ConfigError(f"Head: {self.kind!r} {what}")
-        if self.dense is not None and self.kind not in ("masked-lm", "classify", "embed"):
-            raise ConfigError(f"Head: {self.kind!r} has no dense layer, got dense={self.dense!r}")
-        if self.unit and self.kind != "embed":
-            raise ConfigError(f'Head: unit is for "embed", got it with {self.kind!r}')
+            raise ConfigError(f"Head: {self.task!r} {what}")
+        if self.dense is not None and self.task not in ("masked-lm", "classify", "embed"):
+            raise ConfigError(f"Head: {self.task!r} has no dense layer, got dense={self.dense!r}")
+        if self.unit and self.task != "embed":
+            raise ConfigError(f'Head: unit is for "embed", got it with {self.task!r}')
 
     @property
     def outputs(self) -> int:
         """C, rows of the last matrix; 0 where there is none of its own."""
-        return 2 if self.kind == "answer" else len(self.labels)
+        return 2 if self.task == "answer" else len(self.labels)
 
     @property
     def needs_vocab(self) -> bool:
         """Whether the last matrix is over the vocab."""
-        return self.kind in ("lm", "masked-lm")
+        return self.task in ("lm", "masked-lm")

@@ -167,17 +167,17 @@ class Shape:
                 )
 
     def _check_roles(self) -> None:
-        kind, columns = self.head.kind, self.columns
-        if self.causal != (kind == "lm"):
+        task, columns = self.head.task, self.columns
+        if self.causal != (task == "lm"):
             role = (
                 "decoder predicts what follows (Head('lm'))" if self.causal else "encoder has no Head('lm')"
             )
-            raise ConfigError(f"ModelSpec: {'a' if self.causal else 'an'} {role}, got Head({kind!r})")
+            raise ConfigError(f"ModelSpec: {'a' if self.causal else 'an'} {role}, got Head({task!r})")
         if self.tied and not self.head.needs_vocab:
             raise ConfigError(
-                f"ModelSpec: tied joins output layer and embedding, and Head({kind!r}) has none"
+                f"ModelSpec: tied joins output layer and embedding, and Head({task!r}) has none"
             )
-        if columns != self.width and kind == "lm":
+        if columns != self.width and task == "lm":
             raise ConfigError(
                 f"ModelSpec: an embedding of {columns} columns is for encoders; a decoder's has {self.width}"
             )
@@ -201,7 +201,7 @@ class Shape:
             if self.shared_embedding:
                 raise ConfigError("ModelSpec: shared_embedding is the encoder's, and there is no encoder")
             return
-        if not self.causal or other.causal or other.encoder is not None or other.head.kind != "states":
+        if not self.causal or other.causal or other.encoder is not None or other.head.task != "states":
             raise ConfigError(
                 "ModelSpec: encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a "
                 "decoder"

@@ -64,7 +64,7 @@ class Block(nn.Module):
         self.cross_attn = cross_attn
         self.post_attention_layernorm = norm() if order != "joint" else None
         self.mlp = mlp
-        self.drop = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(
         self,
@@ -91,7 +91,7 @@ class Block(nn.Module):
             return y
 
         def mlp(x: Tensor) -> Tensor:
-            y: Tensor = self.drop(self.mlp(x))
+            y: Tensor = nn.functional.dropout(self.mlp(x), self.dropout, self.training)
             return y
 
         x, last = x_BTM, self.post_attention_layernorm

@@ -82,7 +82,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    if steps or held:
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     figure.savefig(path)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import CheckpointError
+from headway.nn import OutputLayer
 from headway.train.config import TrainConfig
 from headway.train.workers import Workers
 
@@ -48,7 +49,8 @@ def parameter_groups(model: nn.Module) -> Groups:
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     looked_up = {id(m.weight) for m in tables}
     sizes = {m.num_embeddings for m in tables}
-    heads = {id(m.weight) for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes}
+    heads = {id(m.weight) for m in model.modules() if isinstance(m, OutputLayer)}
+    heads |= {id(m.weight) for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes}
     groups = Groups({}, {}, {})
     for name, p in model.named_parameters():
         if not p.requires_grad:

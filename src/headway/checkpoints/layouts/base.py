@@ -125,10 +125,10 @@ class Layout:
     def config(self, spec: ModelSpec) -> dict[str, Any] | None:
         """The config of a spec of this family; None where its head has no class here."""
         kinds = {kind: name for name, kind in reversed(list(self.architectures.items()))}
-        if spec.head.kind not in kinds:
+        if spec.head.task not in kinds:
             return None
         return {
-            "architectures": [kinds[spec.head.kind]],
+            "architectures": [kinds[spec.head.task]],
             "model_type": self.family,
             **self.write(spec),
         }

@@ -105,7 +105,7 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
         "type_vocab_size": spec.token_types,
         "layer_norm_eps": spec.norm_eps,
         "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied or spec.head.kind != "masked-lm",
+        "tie_word_embeddings": spec.tied or spec.head.task != "masked-lm",
         **label_keys(spec.head),
     }
 
@@ -142,13 +142,13 @@ def masked_rules(spec: ModelSpec, names: dict[str, str]) -> list[Rule]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     rules = stack_rules(spec, "bert.")
-    if spec.head.kind == "masked-lm":
+    if spec.head.task == "masked-lm":
         top = "cls.predictions."
         names = {"dense": f"{top}transform.dense", "norm": f"{top}transform.LayerNorm", "bias": f"{top}bias"}
         return [*rules, *masked_rules(spec, {**names, "out": f"{top}decoder.weight"})]
     if spec.head.dense is not None:
         rules += sublayers("head.", "", {"dense": "bert.pooler.dense"}, WB)
-    out = "qa_outputs" if spec.head.kind == "answer" else "classifier"
+    out = "qa_outputs" if spec.head.task == "answer" else "classifier"
     return rules + (sublayers("head.", "", {"out": out}, WB) if spec.head.outputs else [])
 
 

@@ -22,7 +22,7 @@ def own_shapes(spec: ModelSpec) -> dict[str, Tensor]:
 
 def bare(spec: ModelSpec) -> bool:
     """Whether transformers' class is the stack alone, whose names have no prefix."""
-    return spec.head.kind in ("states", "embed") and spec.encoder is None
+    return spec.head.task in ("states", "embed") and spec.encoder is None
 
 
 def rules_of(layout: Layout, spec: ModelSpec, prefix: bool) -> list[Rule]:

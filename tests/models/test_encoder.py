@@ -1,0 +1,284 @@
+"""Encoders and encoder-decoders of the same blocks: what they see, what they cost, what they refuse."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.attention.linear import Linear
+from headway.errors import ConfigError, DataError
+from headway.models import Decoder, Encoder, EncoderDecoder, Head, ModelSpec, build
+from headway.patterns import Causal, Full, Global, Window
+from headway.positions import (
+    LinearBias,
+    NoPositions,
+    PerLayer,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    SpecialOrthogonal,
+    T5Bias,
+)
+from headway.tokens import Tokens
+
+SIZE: dict[str, Any] = {"vocab": 50, "width": 32, "layers": 2, "heads": 4, "hidden": 48}
+IDS = torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(0))
+HALVES = Rotary(pairing="halves")
+SCHEMES = [
+    NoPositions(),
+    Sinusoidal(),
+    HALVES,
+    Rotary(pairing="adjacent", trainable=True),
+    Rotary(pairing="halves", values=True),
+    SpecialOrthogonal(HALVES),
+    Relative(3),
+    Relative(3, sinusoidal=True),
+    LinearBias(),
+    T5Bias(8, 20),
+    PerLayer((HALVES, NoPositions())),
+]
+
+
+def encoder(family: str = "bert", **fields: Any) -> ModelSpec:
+    return ModelSpec.of(
+        family, **{**SIZE, "dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.3, **fields}
+    )
+
+
+def seq2seq(**fields: Any) -> ModelSpec:
+    size = {**SIZE, "dropout": 0.0, "init_std": 0.3}
+    own = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
+    return ModelSpec.of("transformer", **size, encoder=own, **fields)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        encoder("bert"),
+        encoder("roformer", embedding_width=16),
+        encoder("longformer").with_head(Head("classify", labels=("a", "b", "c"), dense="tanh")),
+        encoder("roberta").with_head(Head("tag", labels=("x",))),
+        encoder("nezha").with_head(Head("answer")),
+        encoder("bert").with_head(Head("embed", pool="mean")),
+        seq2seq(),
+        seq2seq(tied=True, shared_embedding=True),
+        ModelSpec.of("gpt2", **SIZE),
+        ModelSpec.of("falcon", **SIZE),
+        ModelSpec.of("t5", **SIZE),
+    ],
+    ids=lambda s: f"{s.family}-{s.head.task}-{s.tied}",
+)
+def test_parameters_are_counted(spec: ModelSpec) -> None:
+    assert spec.parameter_count == count(build(spec, device="meta"))
+    assert sum(spec.parameters().values()) == spec.parameter_count
+
+
+@pytest.mark.parametrize("positions", SCHEMES, ids=str)
+def test_every_scheme_decodes_as_it_sees_all_at_once(positions: Any) -> None:
+    spec = replace(ModelSpec.of_depth(2, 50, init_std=0.2), positions=positions)
+    model = spec.build(seed=1, dtype=torch.float64).eval()
+    assert spec.parameter_count == count(model)
+    with torch.no_grad():
+        whole = model(IDS)
+        cache = model.make_cache(2)
+        steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
+    assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+
+
+@pytest.mark.parametrize("positions", SCHEMES, ids=str)
+def test_every_scheme_in_an_encoder_ignores_padding(positions: Any) -> None:
+    model = build(encoder(positions=positions), seed=2, dtype=torch.float64).eval()
+    tokens = Tokens.from_lengths([7, 4])
+    with torch.no_grad():
+        both, alone = model(IDS, tokens=tokens), model(IDS[1:, :4])
+    assert float((both[1, :4] - alone[0]).abs().max()) < 1e-12 * float(alone.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["elu+1", "cosine"])
+def test_linear_attention_by_one_line(kind: str) -> None:
+    decoder = ModelSpec.of_depth(2, 50, init_std=0.2)
+    model = decoder.with_linear(Linear(kind)).build(seed=1, dtype=torch.float64).eval()
+    assert model.state_dict().keys() == decoder.build(device="meta").state_dict().keys()
+    with torch.no_grad():
+        whole, cache = model(IDS), model.make_cache(2)
+        steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
+    assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+    roformer = build(encoder("roformer").with_linear(Linear(kind)), seed=1).eval()
+    assert roformer(IDS).shape == (2, 7, 50)
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"),
+    [
+        (Head("masked-lm", dense="gelu"), (2, 7, 50)),
+        (Head("masked-lm"), (2, 7, 50)),
+        (Head("classify", labels=("a", "b", "c"), dense="tanh"), (2, 3)),
+        (Head("classify", labels=("a", "b"), pool="mean"), (2, 2)),
+        (Head("tag", labels=("a", "b")), (2, 7, 2)),
+        (Head("answer"), (2, 7, 2)),
+        (Head("embed", pool="mean", unit=True), (2, 32)),
+        (Head("embed", dense="tanh"), (2, 32)),
+        (Head("states"), (2, 7, 32)),
+    ],
+    ids=str,
+)
+def test_every_head(head: Head, shape: tuple[int, ...]) -> None:
+    model = build(encoder().with_head(head), seed=3).eval()
+    assert isinstance(model, Encoder)
+    assert model.spec.parameter_count == count(model)
+    out = model(IDS, tokens=Tokens.from_lengths([7, 4]))
+    assert out.shape == shape
+    if head.unit:
+        assert torch.allclose(out.norm(dim=-1), torch.ones(2))
+
+
+def test_pooling_is_over_tokens() -> None:
+    model = build(encoder().with_head(Head("embed", pool="mean")), seed=3, dtype=torch.float64).eval()
+    states = model.hidden(IDS[1:, :4])
+    left = Tokens.from_lengths([4], total=7, side="left")
+    pooled = model(torch.cat((IDS[1:, 4:], IDS[1:, :4]), 1), tokens=left)
+    assert torch.allclose(pooled, states.mean(1))
+    first = build(encoder().with_head(Head("embed")), seed=3, dtype=torch.float64).eval()
+    assert torch.allclose(first(torch.cat((IDS[1:, 4:], IDS[1:, :4]), 1), tokens=left), states[:, 0])
+    with pytest.raises(ConfigError, match="several documents"):
+        model(IDS[:1], tokens=Tokens.packed([3, 4]))
+
+
+def _global_reference(layer: Any, x: Tensor, is_global: list[int], w: int) -> Tensor:
+    """Longformer's layer, query by query: a global query uses the second projections and sees all."""
+
+    def heads(y: Tensor) -> Tensor:
+        return y.unflatten(-1, (4, 8))
+
+    q, k, v = (heads(p(x)) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    gq, gk, gv = (heads(p(x)) for p in (layer.q_global_proj, layer.k_global_proj, layer.v_global_proj))
+    rows = []
+    for i in range(len(x)):
+        keys = [j for j in range(len(x)) if i in is_global or j in is_global or abs(i - j) <= w]
+        a, b, c = (gq, gk, gv) if i in is_global else (q, k, v)
+        weight = (torch.einsum("hd,jhd->hj", a[i], b[keys]) * 8**-0.5).softmax(-1)
+        rows.append(torch.einsum("hj,jhd->hd", weight, c[keys]).flatten())
+    return layer.o_proj(torch.stack(rows))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("marked", [[[0], [0, 5]], [[], [3]], [[], []]], ids=str)
+def test_row_96_global_tokens_have_projections_of_their_own(marked: list[list[int]]) -> None:
+    spec = encoder("longformer", patterns=Window.around(1) | Global())
+    layer = build(spec, seed=4, dtype=torch.float64).eval().model.layers[0].self_attn  # type: ignore[union-attr,index]
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    tokens = Tokens.range(7).with_global(marked)
+    y = layer(x, tokens=tokens)  # type: ignore[operator]
+    for row in range(2):
+        assert torch.allclose(y[row], _global_reference(layer, x[row], marked[row], 1), atol=1e-12)
+    y.sum().backward()
+    used = any(marked)
+    assert (layer.q_global_proj.weight.grad is not None) == used  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ties", [{}, {"tied": True}, {"tied": True, "shared_embedding": True}], ids=str)
+def test_row_15_and_25_a_decoder_reads_the_encoder_s_last_states(ties: dict[str, bool]) -> None:
+    model = build(seq2seq(**ties), seed=5, dtype=torch.float64).eval()
+    assert isinstance(model, EncoderDecoder)
+    source = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1))
+    source_tokens = Tokens.from_lengths([9, 6])
+    seen: list[Tensor] = []
+    model.encoder.norm = None
+    handles = [
+        block.cross_attn.register_forward_pre_hook(  # type: ignore[union-attr]
+            lambda module, args, given: seen.append(given["memory"].k), with_kwargs=True
+        )
+        for block in model.decoder.blocks
+    ]
+    with torch.no_grad():
+        whole = model(source, IDS, source_tokens=source_tokens)
+        memory = model.encode(source, tokens=source_tokens)
+        for handle in handles:
+            handle.remove()
+        for block, keys in zip(model.decoder.blocks, seen, strict=True):
+            assert block.cross_attn is not None
+            own = block.cross_attn.k_proj(memory.states).unflatten(-1, (4, 8)).transpose(1, 2)
+            assert torch.equal(keys, own)
+        cache = model.make_cache(memory)
+        steps = torch.cat([model.decode(IDS[:, i : i + 1], cache) for i in range(7)], 1)
+        assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
+        alone = model(source[1:, :6], IDS[1:])
+        assert float((whole[1] - alone[0]).abs().max()) < 1e-12 * float(whole.abs().max())
+        cache.reorder([1, 1, 0])
+        assert cache.batch == 3
+        more = model.decode(torch.tensor([[1], [1], [2]]), cache)
+        assert torch.equal(more[0], more[1])
+
+
+def test_row_14_a_target_does_not_see_what_follows() -> None:
+    model = build(seq2seq(), seed=5, dtype=torch.float64).eval()
+    source, other = IDS, IDS.clone()
+    other[:, 4:] = 7
+    assert torch.equal(model(source, IDS)[:, :4], model(source, other)[:, :4])
+
+
+def test_row_21_three_matrices_are_one() -> None:
+    spec = seq2seq(tied=True, shared_embedding=True, embedding_scale=32**0.5)
+    model = build(spec, seed=6)
+    assert isinstance(model, EncoderDecoder)
+    names = [name for name, _ in model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
+    assert names == ["decoder.embed_tokens.weight"]
+    model(IDS, IDS).sum().backward()
+    grad = model.decoder.embed_tokens.weight.grad  # type: ignore[union-attr]
+    assert grad is not None
+    assert set(grad.abs().sum(1).nonzero().flatten().tolist()) == set(
+        range(50)
+    )  # every row by the output layer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: encoder(causal=True, patterns=Causal()), "a decoder predicts what follows"),
+        (lambda: encoder(head=Head()), "an encoder has no"),
+        (lambda: encoder(norm="batch"), "there is no norm 'batch'"),
+        (lambda: encoder(order="sandwich"), "there is no order 'sandwich'"),
+        (lambda: encoder(token_types=-1), "token_types counts rows"),
+        (lambda: encoder(embedding_scale=0.0), "embedding_scale must be a number above 0"),
+        (lambda: encoder(head=Head("states")), "tied joins output layer and embedding"),
+        (lambda: seq2seq(embedding_width=16), "an embedding of 16 columns is for encoders"),
+        (lambda: ModelSpec.of("llama", **SIZE, shared_embedding=True), "there is no encoder"),
+        (lambda: replace(seq2seq(), encoder=encoder()), "joins an encoder"),
+        (
+            lambda: ModelSpec.of("llama", **SIZE, global_projections=True),
+            "global_projections are for encoders",
+        ),
+        (lambda: encoder(linear=Linear(), patterns=Window.around(2)), "linear attention sums over all"),
+        (lambda: encoder(linear=Linear(), attention_dropout=0.1), "no weights to drop"),
+        (lambda: Head("classify"), "needs the names of its labels"),
+        (lambda: Head("answer", labels=("a",)), "has no labels"),
+        (lambda: Head("tag", labels=("a",), dense="gelu"), "has no dense layer"),
+        (lambda: Head("masked"), "did you mean"),
+        (lambda: encoder().build(), "headway.models.build"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_wrong_calls_are_refused() -> None:
+    model = build(encoder(), seed=0).eval()
+    assert isinstance(model, Encoder)
+    with pytest.raises(DataError, match=r"token types must lie in 0\.\.1"):
+        model(IDS, types=torch.full_like(IDS, 2))
+    with pytest.raises(DataError, match=r"token types \[2, 3\] do not fit"):
+        model(IDS, types=IDS[:, :3] * 0)
+    with pytest.raises(ConfigError, match="one output for a row"):
+        build(encoder().with_head(Head("embed")), seed=0)(IDS, logits_for=slice(0, 1))
+    with pytest.raises(ConfigError, match="has no token types"):
+        build(encoder(token_types=0), seed=0)(IDS, types=IDS * 0)
+    decoder = ModelSpec.of("llama", **SIZE).build(seed=0)
+    assert isinstance(decoder, Decoder)
+    with pytest.raises(ConfigError, match="counted for decoders with pre-norm RMSNorm"):
+        encoder().activation_bytes(16)
