@@ -149,9 +149,10 @@ def test_t5_has_sentinels_and_the_first_has_the_highest_id() -> None:
 
 
 def test_a_mask_takes_the_space_before_it() -> None:
-    roberta, _ = both("roberta")
+    roberta, theirs = both("roberta")
     ids = roberta.encode("a <mask> b", special=True)
     assert [roberta.token(i) for i in ids] == ["<s>", "a", "<mask>", "Ġb", "</s>"]
+    assert theirs("a <mask> b")["input_ids"] == ids
 
 
 def test_starcoder_s_digits_stand_alone(root: Path) -> None:
