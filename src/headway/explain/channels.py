@@ -84,7 +84,7 @@ def draw(figure: Any, report: Report) -> None:
         maps = [one.layer.weights(ids)[0, 0], *four.layer.weights(ids)[0]]
     titles = ["1 head", *(f"head {h} of 4: {far} back" for h, (far, _) in enumerate(looks(four), start=1))]
     for panel, weights, title in zip(axes[:5], maps, titles, strict=True):
-        panel.imshow(weights[:24, :24], cmap="Blues", vmin=0, vmax=1)
+        panel.imshow(weights[:24, :24].numpy(), cmap="Blues", vmin=0, vmax=1)
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("key", fontsize=8, color=GREY)
         panel.grid(visible=False)

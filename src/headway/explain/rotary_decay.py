@@ -29,9 +29,9 @@ def run() -> Report:
     curve, equal = decay(distance, frequencies), decay(distance, torch.full_like(frequencies, 1.0))
     tightest = torch.zeros(FARTHEST + 1, dtype=torch.float64)
     exceeds, alike = torch.zeros_like(tightest), torch.zeros_like(tightest)
+    chunks = PAIRS // AT_ONCE
     for seed in SEEDS:
         noise = torch.Generator().manual_seed(seed)
-        chunks = PAIRS // AT_ONCE
         for _ in range(chunks):
             q, k = torch.randn(2, AT_ONCE, 1, 1, HEAD_DIM, generator=noise, dtype=torch.float64)
             score = scores(rotary, q, k, distance).abs()
@@ -39,9 +39,10 @@ def run() -> Report:
             tightest = torch.maximum(
                 tightest, (score / bound(q[:, 0], k[:, 0], distance, frequencies)).amax(0)
             )
-            exceeds += (score > score[:, :1]).double().mean(0) / (chunks * len(SEEDS))
-            alike += (own / own[:, :1]).mean(0) / (chunks * len(SEEDS))
-    return judge(curve, equal, tightest, exceeds, alike)
+            exceeds += (score > score[:, :1]).double().mean(0)
+            alike += (own / own[:, :1]).mean(0)
+    count = chunks * len(SEEDS)
+    return judge(curve, equal, tightest, exceeds / count, alike / count)
 
 
 def scores(rotary: Rotary, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:

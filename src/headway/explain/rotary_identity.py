@@ -125,7 +125,7 @@ def draw(figure: Any, report: Report) -> None:
     places = torch.arange(DRAWN)
     scores = turn(q.expand(DRAWN, -1), places) @ turn(k.expand(DRAWN, -1), places).T
     most = float(scores.abs().max())
-    shown = right.imshow(scores, cmap="RdBu", vmin=-most, vmax=most)
+    shown = right.imshow(scores.numpy(), cmap="RdBu", vmin=-most, vmax=most)
     right.set(
         title="one q, one k: the score at (m, n)",
         xlabel="position n of the key",

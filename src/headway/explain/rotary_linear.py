@@ -72,11 +72,17 @@ def measure(form: str) -> tuple[float, float, float, float]:
 
 
 def context_weights(form: str) -> tuple[Tensor, Tensor]:
-    """Weights [CONTEXTS, KEYS] of the values, and denominators over those without rotation [CONTEXTS]."""
-    assert form in FORMS
+    """`weigh` on CONTEXTS random queries, each with KEYS random keys at random distances."""
     noise = torch.Generator().manual_seed(SEEDS[0])
     q, *keys = torch.randn(1 + KEYS, CONTEXTS, HEAD_DIM, generator=noise, dtype=torch.float64)
     apart = torch.randint(1, FARTHEST + 1, (KEYS, CONTEXTS), generator=noise)
+    return weigh(form, q, keys, list(apart))
+
+
+def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Weights [N, KEYS] of the values, and denominators over those without rotation [N], for queries and keys [N, D]
+    that stand `apart` tokens from one another."""
+    assert form in FORMS
     plain = torch.stack([(phi(q) * phi(k)).sum(-1) for k in keys], -1)
     turned = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)
     if form == FORMS[3]:

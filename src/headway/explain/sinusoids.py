@@ -100,7 +100,9 @@ def draw(figure: Any, report: Report) -> None:
     figure.set_size_inches(10.5, 4)
     left, right = figure.subplots(1, 2)
     table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
-    shown = left.imshow(table[:128], aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
+    shown = left.imshow(
+        table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
+    )
     left.set(title="PE", xlabel="feature (even: sine, odd: cosine)", ylabel="position p")
     left.grid(visible=False)
     figure.colorbar(shown, ax=left, shrink=0.85)
