@@ -65,20 +65,20 @@ GROWTHS = (
         quick=4096,
     ),
     Growth(
-        name="linear",
-        says="causal linear attention, rotary in the numerator: linear in time and memory",
-        pattern=Causal(),
-        lengths=powers(2048, 131072),
-        peers={"attend": 16384},
-        kind="linear",
-    ),
-    Growth(
         name="mistral",
         says="a training step of transformers' Mistral, window 512, with our attention and with torch's",
         pattern=Window.last(512),
         lengths=(8192,),
         peers={"sdpa": 8192},
         kind="mistral",
+    ),
+    Growth(
+        name="linear",
+        says="causal linear attention, rotary in the numerator: linear in time and memory",
+        pattern=Causal(),
+        lengths=powers(2048, 131072),
+        peers={"attend": 16384},
+        kind="linear",
     ),
 )
 NAMES = tuple(growth.name for growth in GROWTHS)
