@@ -65,7 +65,7 @@ class _Given:
             raise ConfigError(f'config.json lacks "{key}"')
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
-        return value
+        return checked_sizes({key: value})[key]
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
