@@ -140,9 +140,9 @@ class Tokenizer(Vocabulary):
         for size in sizes:
             own = [next(ids) for _ in range(size)]
             parts = self.template.parts(own, bos=bos, eos=bos if eos is None else eos)
-            row = [
-                i for part in parts for i in ([part.token] if part.token is not None else own[part.text or 0])
-            ]
+            row: list[int] = []
+            for part in parts:
+                row += [part.token] if part.token is not None else own[part.text or 0]
             self._warn_two_bos(own[0])
             rows.append(row)
         return rows
@@ -162,10 +162,12 @@ class Tokenizer(Vocabulary):
     def _flat(self, texts: Sequence[Text]) -> tuple[list[str], list[int]]:
         flat: list[str] = []
         for i, text in enumerate(texts):
-            own = list(text) if isinstance(text, (tuple, list)) else [text]
-            if len(own) not in (1, 2) or not all(isinstance(t, str) for t in own):
-                got = type(text).__name__ if own == [text] else str([type(t).__name__ for t in own])
-                raise DataError(f"text {i} must be a str, or a pair of them, got {got}")
+            own = list(text) if isinstance(text, tuple) else [text]
+            for one in own:
+                if not isinstance(one, str):
+                    raise DataError(f"text {i} must be a str, got {type(one).__name__}")
+            if len(own) not in (1, 2):
+                raise DataError(f"text {i} must be a str, or a pair of them, got {len(own)}")
             flat += own
         return flat, [1 if isinstance(text, str) else len(text) for text in texts]
 
