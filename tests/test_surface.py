@@ -54,6 +54,7 @@ SUBCOMMANDS = [
     "surgery",
     "show",
     "inspect",
+    "tokenize",
     "plan",
     "explain",
     "bench",

@@ -46,7 +46,10 @@ class Small(nn.Module):
         super().__init__()
         self.pattern, self.schemes = pattern, scheme.expand(layers)
         self.marks = PositionEmbedding(scheme, WIDTH)
-        self.turns = nn.ModuleList(Turns(own, HEAD_DIM) for own in self.schemes)
+        each = {
+            own: Turns(own, HEAD_DIM) for own in self.schemes
+        }  # layers of one scheme share what it trains
+        self.turns = nn.ModuleList(each[own] for own in self.schemes)
         self.steps = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
         tables = [t for steps in self.steps for step in steps for t in step.parameters if t.requires_grad]
         self.tables = nn.ParameterList(tables)

@@ -1,13 +1,19 @@
 """Rows 62, 65, 67, 68 and 73: which frequencies, what they do to far tokens, and training them."""
 
+import gzip
 import math
 
 import pytest
 import torch
+from torch import nn
 
 from headway.errors import ConfigError
-from headway.positions import DynamicNTK, Linear, Rotary
+from headway.patterns import Causal
+from headway.positions import DynamicNTK, Linear, PositionScheme, Rotary
 from headway.positions.decay import decay
+from headway.tokens import Tokens
+from tests.data import data_path
+from tests.positions.small import NONE, ROTARY, WIDTH, Small
 from tests.positions.test_schemes import GOLDEN
 
 DISTANCE = torch.arange(257)
@@ -109,6 +115,43 @@ def test_row_62_gradients_reach_the_frequencies(pairing):
     f = rotary.frequencies(8).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
     assert torch.autograd.gradgradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
+
+
+@pytest.mark.slow
+def test_row_62_training_the_frequencies_hardly_changes_the_loss():
+    """Characters of Shakespeare, 300 steps, context 64: fixed and trained frequencies end closer to each other than
+    a quarter of what positions are worth. (Su et al. 2021 fix theirs, having seen no difference.)
+    """
+    text = gzip.decompress(data_path("tinyshakespeare/input.txt.gz").read_bytes()).decode()[:200_000]
+    symbols = sorted(set(text))
+    ids = torch.tensor([symbols.index(symbol) for symbol in text])
+
+    def run(scheme: PositionScheme, tokens: int = 64, steps: int = 300) -> tuple[float, Small]:
+        torch.manual_seed(0)
+        embed, model = nn.Embedding(len(symbols), WIDTH), Small(scheme, pattern=Causal())
+        nn.init.normal_(embed.weight, std=0.3)
+        optimizer = torch.optim.Adam([*embed.parameters(), *model.parameters()], lr=3e-3)
+        noise, losses = torch.Generator().manual_seed(0), []
+        for _ in range(steps):
+            start = torch.randint(0, len(ids) - tokens - 1, (16, 1), generator=noise)
+            rows = ids[start + torch.arange(tokens + 1)]
+            logits = model(embed(rows[:, :-1]), Tokens.range(tokens)) @ embed.weight.T
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return sum(losses[-50:]) / 50, model
+
+    (fixed, _), (trained, model), (none, _) = map(
+        run, (ROTARY, Rotary(pairing="adjacent", trainable=True), NONE)
+    )
+    turns = model.turns[0]
+    print(f"loss: fixed {fixed:.3f}, trained {trained:.3f}, without positions {none:.3f}")
+    for start, drift in zip(ROTARY.frequencies(turns.head_dim).tolist(), turns.drift.tolist(), strict=True):
+        print(f"frequency {start:.4f}: drift {drift:+.4f} radians per position")
+    assert turns.drift.abs().min() > 0
+    assert 4 * abs(trained - fixed) < none - fixed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,16 @@ from headway.checkpoints import load_folder, load_model, save_folder
 from headway.data import TokenFile, encode_corpus
 from headway.errors import CheckpointError, DataError
 from headway.models import ModelSpec
-from headway.surgery import Text, compare_pools, operate, pool_heads, put_window, row_length, stretch_context
+from headway.surgery import (
+    Text,
+    compare_pools,
+    operate,
+    pool_heads,
+    put_window,
+    row_length,
+    stretch_context,
+    verdict,
+)
 from headway.text import Tokenizer, train_bpe
 from headway.train.evaluation import evaluate
 from tests.data import data_path
@@ -66,6 +75,16 @@ def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_pa
     assert done.before.kv_bytes_stored == 32 * done.before.kv_bytes_per_token
     assert done.changed == (("kv_heads", "4", "2"),)
     assert (done.dtype, done.transformers) == ("bfloat16", "loads it")
+
+
+def test_the_way_back_differs_by_as_much(source, tmp_path):
+    folder = load_folder(source)
+    there = operate(folder, tmp_path / "n", to_2)
+    back = operate(
+        load_folder(tmp_path / "n"), tmp_path / "o", lambda *_: (folder.spec, dict(folder.tensors))
+    )
+    assert back.difference == there.difference > 0
+    assert (back.before, back.after) == (there.after, there.before)
 
 
 def test_the_new_folder_is_complete_and_the_old_one_untouched(source, tmp_path):
@@ -194,20 +213,21 @@ def test_pools_are_compared_on_one_text(source, tmp_path):
 
 
 @pytest.mark.slow
-def test_row_48_mean_before_first_before_random_on_a_trained_model(tmp_path):
-    """stories260K, 4 kv heads to 2, on what it samples itself."""
+def test_row_48_a_trained_model_whose_table_says_otherwise(tmp_path):
+    """stories260K, 4 kv heads to 2, on what it samples itself: one head of two serves better than their mean."""
     from headway.api import load
     from headway.checkpoints import convert
 
     home = data_path("weights/stories260K")
     convert(home / "stories260K.bin", tmp_path / "m", tokenizer=Tokenizer.load(home / "tok512.bin"))
-    model = load(tmp_path / "m")
+    model, stories = load(tmp_path / "m"), tmp_path / "stories"
+    stories.mkdir()
     for seed in range(4):
         story = model.generate("Once upon a time", max_new_tokens=200, temperature=1.0, seed=seed)
-        (tmp_path / "text").mkdir(exist_ok=True)
-        (tmp_path / "text" / f"{seed}.txt").write_text(str(story))
+        (stories / f"{seed}.txt").write_text(str(story))
     folder = load_folder(tmp_path / "m")
-    with Text.read(tmp_path / "text", folder) as text:
-        mean, first, *drawn = compare_pools(folder.spec, folder.tensors, 2, text, 256)
+    with Text.read(stories, folder) as text:
+        rows = compare_pools(folder.spec, folder.tensors, 2, text, 256)
         whole = text.evaluate(load_model(tmp_path / "m"), 256)
-    assert whole.loss < mean.loss < first.loss < min(r.loss for r in drawn)
+    assert whole.loss < min(row.loss for row in rows)
+    assert verdict(rows) == "the table says otherwise: first < mean < random"

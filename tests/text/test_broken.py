@@ -158,8 +158,10 @@ def test_special_tokens_that_are_not_there() -> None:
         tokenizer.need("msk")
     with pytest.raises(DataError, match="no special token is called 'msk'"):
         Tokenizer(tokenizer.backend, special={"msk": 1})
-    with pytest.raises(DataError, match=r"text 0 must be a str, or a pair of them, got \['str', 'int'\]"):
+    with pytest.raises(DataError, match="text 0 must be a str, got int"):
         tokenizer.encode_batch([("a", 1)])  # type: ignore[list-item]
+    with pytest.raises(DataError, match="text 0 must be a str, or a pair of them, got 3"):
+        tokenizer.encode_batch([("a", "b", "c")])  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text 1 has a lone surrogate"):
         tokenizer.encode("a", "b\ud800")
 

@@ -112,7 +112,7 @@ def test_ids_out_of_range() -> None:
 
 
 def test_text_that_is_none() -> None:
-    with pytest.raises(DataError, match="text 1 must be a str, or a pair of them, got NoneType"):
+    with pytest.raises(DataError, match="text 1 must be a str, got NoneType"):
         BYTE_LEVEL.encode_batch(["a", None])  # type: ignore[list-item]
     with pytest.raises(DataError, match=r"text 0 has a lone surrogate \(U\+D800 at character 1\)"):
         BYTE_LEVEL.encode("a\ud800")

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from headway import hardware
 from headway.attention import attend
+from headway.attention.linear import Linear, linear_attend
 from headway.bench.cases import TRAIN, Case, named
 from headway.bench.inputs import make
 from headway.bench.layers import mistral_step
 from headway.bench.peers import PEERS
 from headway.patterns import parse
+from headway.positions import Rotary
 
 WARM = 256
 """Tokens of a step that is run before, so that libraries are loaded and threads started."""
@@ -28,8 +30,9 @@ WARM = 256
 
 @dataclass(frozen=True)
 class Ask:
-    """Which step: `side` is "headway" (with `backend`), a peer of `peers.PEERS`, "stored" (scores kept n x n), or, for
-    "mistral", an attention implementation of transformers."""
+    """Which step: `side` is "headway" (with `backend`), a peer of `peers.PEERS`, "stored" (scores kept n x n); for
+    "linear", "headway" is linear attention and "attend" is the other; for "mistral", an attention implementation of
+    transformers."""
 
     side: str
     pattern: str
@@ -74,7 +77,14 @@ def _attention(ask: Ask, case: Case) -> tuple[Callable[[], object], int, int]:
     outputs = inputs
     if ask.side == "stored":
         return at.run(lambda: _stored(at.q, at.k, at.v)), inputs, outputs
-    if ask.side == "headway":
+    if ask.kind == "linear" and ask.side == "headway":
+        rotation = Rotary(pairing="halves").table(torch.arange(case.tokens), case.width, dtype=at.dtype)
+        return (
+            at.run(lambda: linear_attend(at.q, at.k, at.v, Linear(), case.pattern, rotation=rotation)),
+            inputs,
+            outputs,
+        )
+    if ask.side in ("headway", "attend"):
         return (
             at.run(lambda: attend(at.q, at.k, at.v, case.pattern, backend=ask.backend)),
             inputs,

@@ -72,6 +72,14 @@ GROWTHS = (
         peers={"sdpa": 8192},
         kind="mistral",
     ),
+    Growth(
+        name="linear",
+        says="causal linear attention, rotary in the numerator: linear in time and memory",
+        pattern=Causal(),
+        lengths=powers(2048, 131072),
+        peers={"attend": 16384},
+        kind="linear",
+    ),
 )
 NAMES = tuple(growth.name for growth in GROWTHS)
 

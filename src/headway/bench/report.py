@@ -36,7 +36,7 @@ def text(rows: Sequence[Row]) -> str:
     for bench in dict.fromkeys(row.bench for row in rows):
         some = [row for row in rows if row.bench == bench]
         parts.append(_where(some))
-        parts.append(_rates(some) if bench == "attention" else _held(some))
+        parts.append(_held(some) if bench == "memory" else _rates(some))
         parts.append(_notes(some))
     return "\n\n".join(part for part in parts if part)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headway.checkpoints.sizes import checked_sizes
 from headway.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ class Given:
             raise ConfigError(f'config.json lacks "{key}"')
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
-        return value
+        return checked_sizes({key: value})[key]
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)

@@ -14,10 +14,13 @@ import torch
 
 from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.dtypes import choose_dtype, dtype_name
-from headway.checkpoints.files import read_json
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
+from headway.checkpoints.reading import read_json
+from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Rotary
+
+LONGEST_TOKENIZER = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,18 @@ def _tokenizer(folder: Folder) -> dict[str, Any] | None:
         return None
     facts: dict[str, Any] = {"files": names}
     if "tokenizer.json" in names:
-        content = read_json(folder.path / "tokenizer.json")
-        model = content.get("model") or {}
-        vocab = model.get("vocab") or ()
-        added = [token.get("id", -1) for token in content.get("added_tokens") or ()]
-        largest = max(
-            [*added, len(vocab) - 1, *(vocab.values() if isinstance(vocab, dict) else ())], default=-1
-        )
+        file = folder.path / "tokenizer.json"
+        content = read_json(file, most=LONGEST_TOKENIZER)
+        model = content.get("model")
+        vocab = model.get("vocab") if isinstance(model, dict) else None
+        added = content.get("added_tokens") or []
+        if not isinstance(model, dict) or not isinstance(vocab, dict | list) or not isinstance(added, list):
+            raise CheckpointError(f"{file} has no model with a vocab: it is not a tokenizer of tokenizers")
+        ids: list[Any] = [token.get("id") if isinstance(token, dict) else None for token in added]
+        ids += list(vocab.values()) if isinstance(vocab, dict) else range(len(vocab))
+        if not all(type(number) is int for number in ids):
+            raise CheckpointError(f"{file}: the ids of its tokens must be whole numbers")
+        largest = max(ids, default=-1)
         facts |= {"kind": model.get("type"), "tokens": largest + 1, "fits": largest < folder.spec.vocab}
     facts["chat_template"] = any(name.startswith("chat_template") for name in names)
     if "tokenizer_config.json" in names and not facts["chat_template"]:

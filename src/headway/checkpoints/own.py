@@ -42,6 +42,12 @@ FACTS: Mapping[str, tuple[type, ...]] = {
     "trained_context": (int,),
     "max_context": (int, type(None)),
 }
+_PLAIN: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+}
 SCHEMES = (
     NoPositions,
     Sinusoidal,
@@ -95,6 +101,14 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
     for key in facts:
         if key not in known:
             raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
+    for field in fields(ModelSpec):
+        wanted = _PLAIN.get(str(field.type).removesuffix(" | None"))
+        if wanted is None or field.name not in facts:
+            continue
+        value = facts[field.name]
+        optional = value is None and str(field.type).endswith(" | None")
+        if not optional and (not isinstance(value, wanted) or isinstance(value, bool) != (bool in wanted)):
+            raise ConfigError(f'config.json: "{OURS}.{field.name}" must be {field.type}, got {value!r}')
     try:
         return ModelSpec(**checked_sizes({key: _read(value) for key, value in facts.items()}))
     except TypeError as error:

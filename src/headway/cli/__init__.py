@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "show": ("headway.cli.show", "Draw an attention pattern and say what it costs"),
     "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
+    "tokenize": ("headway.cli.tokenize", "Which pieces a text is cut into, with ids and places"),
     "plan": ("headway.cli.plan", "Does it fit, what does it move, how fast: before anything runs"),
     "explain": ("headway.cli.explain", "Answer a question about attention by a run"),
     "bench": ("headway.cli.bench", "What attention costs on this machine, beside its peers"),

@@ -1,4 +1,4 @@
-"""`headway bench attention | memory`: what attention costs on this machine, beside its peers."""
+"""`headway bench attention | linear | memory`: what attention costs on this machine, beside its peers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -85,6 +85,39 @@ def attention(
         seconds=QUICK_SECONDS if quick else None,
     )
     return show(rows_of(wish, note), out, save, json)
+
+
+@app.command()
+def linear(
+    feature: Annotated[
+        str, typer.Option("--feature", help="phi, or cosine; a wrong name lists them")
+    ] = "elu+1",
+    direction: Annotated[
+        str | None, typer.Option("--pass", help="forward or forward+backward [default: both]")
+    ] = None,
+    quick: QuickOption = False,
+    tokens: Annotated[int | None, typer.Option("--tokens", min=512, help="no length above this one")] = None,
+    save: SaveOption = False,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+) -> int:
+    """Linear attention at growing lengths, beside softmax attention, and the power that its time grows with."""
+    from headway.attention.linear import Linear
+    from headway.bench.linear import USUAL, Growth
+    from headway.bench.linear import linear as rows_of
+    from headway.bench.memory import powers
+    from headway.bench.timing import QUICK
+
+    known("--pass", [direction] if direction else (), PASSES)
+    set_threads(threads)
+    most = tokens or (8192 if quick else 131072)
+    growth = Growth(
+        linear=Linear(feature),
+        lengths=powers(min(2048, most // 4), most),
+        passes=(direction,) if direction else PASSES,
+        effort=QUICK if quick else USUAL,
+    )
+    return show(rows_of(growth, note), None, save, json)
 
 
 @app.command()

@@ -31,7 +31,45 @@ TOPICS: dict[str, tuple[str, str]] = {
     ),
     "cache": ("headway.explain.cache", "What does the KV cache save, and does it change the result?"),
     "memory": ("headway.explain.memory", "Why does attention eat memory, and what does a window change?"),
+    "channels": ("headway.explain.channels", "Why several heads? One head has one place to look at"),
+    "sinusoids": ("headway.explain.sinusoids", "What do sinusoids tell of positions and distances?"),
+    "rotary-identity": (
+        "headway.explain.rotary_identity",
+        "Why do vectors turned by absolute positions give scores of relative ones?",
+    ),
+    "rotary-forms": (
+        "headway.explain.rotary_forms",
+        "Are the printed ways of turning the same, and what does each cost?",
+    ),
+    "rotary-expansion": (
+        "headway.explain.rotary_expansion",
+        "What does the second term of a turned product mean, and does it decay without it?",
+    ),
     "rotary-decay": ("headway.explain.rotary_decay", "Do rotary positions make far tokens matter less?"),
+    "rotary-frequencies": (
+        "headway.explain.rotary_frequencies",
+        "Why d/2 angles instead of one, and does any other choice of them decay?",
+    ),
+    "rotary-values": ("headway.explain.rotary_values", "Why are values not turned?"),
+    "rotary-shift": (
+        "headway.explain.rotary_shift",
+        "All positions moved by 1000 change the output a little: is rotary not invariant?",
+    ),
+    "rotary-linear": (
+        "headway.explain.rotary_linear",
+        "What breaks when linear attention turns queries and keys in its denominator too?",
+    ),
+    "norms": ("headway.explain.norms", "What do BatchNorm, LayerNorm and RMSNorm average over?"),
+    "residual-order": (
+        "headway.explain.residual_order",
+        "Norm before or after the residual: what happens to the gradients of a deep stack?",
+    ),
+    "swish": ("headway.explain.swish", "What is Swish between beta = 0 and beta = infinity?"),
+    "complexity": (
+        "headway.explain.complexity",
+        "Why self-attention? Operations, sequential steps and path lengths of four kinds of layer",
+    ),
+    "field": ("headway.explain.field", "How far does a stack of windows see?"),
 }
 
 Cell = float | int | str | bool | None

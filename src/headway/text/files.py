@@ -244,7 +244,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write(
-    folder: Path, tokenizer: str, config: dict[str, Any], names: dict[str, str], template: str | None
+    folder: Path, tokenizer: str, config: dict[str, Any], names: dict[str, Any], template: str | None
 ) -> None:
     """Writes the files that `find` reads. A template goes to its own file, as `transformers` writes it."""
     folder.mkdir(parents=True, exist_ok=True)

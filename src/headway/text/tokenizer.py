@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Encoding
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import CheckpointError, DataError, did_you_mean
+from headway.errors import DataError
 from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
-from headway.text.pieces import ByteTable, byte_table
 from headway.text.shield import Shield
-from headway.text.stream import StreamDecoder
 from headway.text.template import Encoded, Template, fill, roles
+from headway.text.vocabulary import ROLES, Vocabulary
 
 Text = str | tuple[str, str]  # one text, or a pair
-_USUAL = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
-          "unk": ["[UNK]", "<unk>"]}  # fmt: skip
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """A `tokenizers.Tokenizer` with three promises of its own.
 
     - BOS stands at the beginning exactly once, when the tokenizer is one that begins texts with it.
@@ -37,12 +32,6 @@ class Tokenizer:
     `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None where the tokenizer has no such token.
     `template` is what it puts around a text and between two.
     """
-
-    cls: int | None
-    sep: int | None
-    mask: int | None
-    pad: int | None
-    unk: int | None
 
     def __init__(
         self,
@@ -60,29 +49,10 @@ class Tokenizer:
         usual name, if there is one. `begins_with_bos`, `ends_with_eos`: overrule the post-processor."""
         backend.no_truncation()
         backend.no_padding()
-        special = {**roles(backend), **(special or {})}
-        for role in special:
-            if role not in _USUAL:
-                raise DataError(f"no special token is called {role!r}{did_you_mean(role, _USUAL)}")
-        named = [i for i in (bos, eos, *special.values()) if i is not None]
-        for i in named:
-            if backend.id_to_token(i) is None:
-                raise DataError(
-                    f"special token id {i} is not in the vocabulary of {backend.get_vocab_size()}"
-                )
-        controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        backend.add_special_tokens(
-            [AddedToken(str(backend.id_to_token(i)), special=True, normalized=False)
-             for i in dict.fromkeys(named) if i not in controls]
-        )  # fmt: skip
-        self.backend = backend
-        for role, usual in _USUAL.items():
-            there = (self.backend.token_to_id(name) for name in usual)
-            setattr(self, role, special.get(role, next((i for i in there if i in self.special_ids), None)))
+        super().__init__(backend, bos=bos, eos=eos, special={**roles(backend), **(special or {})})
         template = Template.of(backend)
         first = template.prefix[0] if len(template.prefix) == 1 else None
         self.bos = bos if bos is not None or first == self.cls else first
-        self.eos = eos
         if begins_with_bos is not None and self.bos is not None:
             template = template.beginning(self.bos, begins_with_bos)
         if ends_with_eos is not None and self.eos is not None:
@@ -113,8 +83,8 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat template, each
         atomically, in the form that `transformers` reads."""
-        names = {f"{role}_token": self._name(getattr(self, role)) for role in ("bos", "eos", *_USUAL)}
-        there = {key: name for key, name in names.items() if name is not None}
+        ids = {f"{role}_token": getattr(self, role) for role in ("bos", "eos", *ROLES)}
+        there = {key: self._described(i) for key, i in ids.items() if i is not None}
         files.write(
             Path(folder),
             self.backend.to_str(pretty=True),
@@ -123,65 +93,16 @@ class Tokenizer:
             self.chat_template.source if self.chat_template else None,
         )
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id."""
-        return len(self._names)
-
-    @cached_property
-    def _names(self) -> list[str | None]:
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        names: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-        for name, i in vocabulary.items():
-            names[i] = name
-        return names
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Ids of control tokens: BOS, EOS, chat markers."""
-        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
-
-    @cached_property
-    def sentinels(self) -> tuple[int, ...]:
-        """Ids of T5's <extra_id_0>, <extra_id_1>, ...; () where there are none."""
-        found = {int(m[1]): i for i, n in enumerate(self._names) if (m := _SENTINEL.fullmatch(n or ""))}
-        return tuple(found[k] for k in sorted(found))
-
-    def need(self, role: str) -> int:
-        """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
-        none."""
-        roles = ("bos", "eos", *_USUAL)
-        if role not in roles:
-            raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
-        found: int | None = getattr(self, role)
-        if found is None:
-            has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
-            raise DataError(
-                f"this tokenizer has no {role} token (it has {has}); it is not made for that task"
-            )
-        return found
-
-    @cached_property
-    def fingerprint(self) -> bytes:
-        """32 bytes that tell tokenizers apart: sha256 of what decides ids."""
-        return hashlib.sha256(self.backend.to_str().encode()).digest()
-
-    def require_fits(self, embedding_rows: int) -> None:
-        """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
-        if self.vocab_size > embedding_rows:
-            raise CheckpointError(
-                f"the tokenizer has ids up to {self.vocab_size - 1} ({self.vocab_size} tokens) but the "
-                f"model's embedding has {embedding_rows} rows: this is not its tokenizer, or tokens were "
-                "added without resizing the embedding"
-            )
-
-    def unused_ids(self, embedding_rows: int) -> list[int]:
-        """Rows of the embedding that stand for no token (padding of the vocabulary): never to be sampled."""
-        return [*self._gaps, *range(self.vocab_size, embedding_rows)]
-
-    @cached_property
-    def _gaps(self) -> list[int]:
-        return [i for i, name in enumerate(self._names) if name is None]
+    def _described(self, token: int) -> str | dict[str, Any]:
+        """A special token's name, or an object where it takes the space beside it (RoBERTa's mask)."""
+        added = self.backend.get_added_tokens_decoder()[token]
+        if not (added.lstrip or added.rstrip):
+            return self.token(token)
+        flags = {
+            name: getattr(added, name)
+            for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
+        }
+        return {"__type": "AddedToken", "content": added.content, **flags}
 
     # -- text to ids -------------------------------------------------------------------------------------
 
@@ -219,9 +140,9 @@ class Tokenizer:
         for size in sizes:
             own = [next(ids) for _ in range(size)]
             parts = self.template.parts(own, bos=bos, eos=bos if eos is None else eos)
-            row = [
-                i for part in parts for i in ([part.token] if part.token is not None else own[part.text or 0])
-            ]
+            row: list[int] = []
+            for part in parts:
+                row += [part.token] if part.token is not None else own[part.text or 0]
             self._warn_two_bos(own[0])
             rows.append(row)
         return rows
@@ -241,10 +162,12 @@ class Tokenizer:
     def _flat(self, texts: Sequence[Text]) -> tuple[list[str], list[int]]:
         flat: list[str] = []
         for i, text in enumerate(texts):
-            own = list(text) if isinstance(text, (tuple, list)) else [text]
-            if len(own) not in (1, 2) or not all(isinstance(t, str) for t in own):
-                got = type(text).__name__ if own == [text] else str([type(t).__name__ for t in own])
-                raise DataError(f"text {i} must be a str, or a pair of them, got {got}")
+            own = list(text) if isinstance(text, tuple) else [text]
+            for one in own:
+                if not isinstance(one, str):
+                    raise DataError(f"text {i} must be a str, got {type(one).__name__}")
+            if len(own) not in (1, 2):
+                raise DataError(f"text {i} must be a str, or a pair of them, got {len(own)}")
             flat += own
         return flat, [1 if isinstance(text, str) else len(text) for text in texts]
 
@@ -301,50 +224,8 @@ class Tokenizer:
     def _shield(self) -> Shield:
         return Shield(self.backend, {str(self._name(i)): i for i in self.special_ids})
 
-    # -- ids to text -------------------------------------------------------------------------------------
-
-    def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
-        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
-        if self.table is None:
-            for i in (*after, *ids):
-                self.token(i)
-            before = self.backend.decode(list(after), skip_special_tokens=not special) if after else ""
-            whole = self.backend.decode([*after, *ids], skip_special_tokens=not special)
-            return str(whole[len(before) :])
-        stream = self.stream(after=after, special=special)
-        return "".join([*map(stream.push, ids), stream.flush()])
-
-    def stream(self, *, after: Sequence[int] = (), special: bool = False) -> StreamDecoder:
-        """Decodes one token at a time; see StreamDecoder."""
-        return StreamDecoder(self, after=after, special=special)
-
-    def token(self, token: int) -> str:
-        """The name of an id; DataError when the tokenizer has no such id."""
-        name = self._name(token) if token >= 0 else None
-        if name is None:
-            raise DataError(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens")
-        return name
-
-    @cached_property
-    def table(self) -> ByteTable | None:
-        """What bytes each token stands for, for byte-level and SentencePiece tokenizers."""
-        return byte_table(self.backend)
-
-    def text_bytes(self, token: int, *, special: bool) -> bytes | None:
-        assert self.table is not None
-        found = self.table.bytes_of[token] if 0 <= token < len(self.table.bytes_of) else None
-        if found is None:
-            self.token(token)
-        return None if token in self.special_ids and not special else found
-
-    def _name(self, token: int | None) -> str | None:
-        return None if token is None or not 0 <= token < len(self._names) else self._names[token]
-
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, bos={self.bos}, eos={self.eos})"
-
-
-_SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 def _lone_surrogate(text: str) -> str | None:

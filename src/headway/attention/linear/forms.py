@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.attention.linear.scan import scan
 from headway.attention.linear.state import LinearState
 
-SIZE = 128
+SIZE = 64
 """Slots of a block of the chunked form. Any number gives the same; docs/linear.md says how this one was found."""
 
 

@@ -1,0 +1,102 @@
+"""A task that only positions solve, and a layer small enough to be trained in a second.
+
+Each target is the token that stands `offset` places before. One attention layer without anything else sees
+which symbols there are, and where only through the angles that its queries and keys are turned by.
+
+Legend: B rows, T tokens, V symbols, H heads, D per head, M = H D.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.attention import attend, attention_weights
+from headway.patterns import Causal
+from headway.positions import Rotary
+
+SYMBOLS, WIDTH, TOKENS, BATCH, RATE = 16, 32, 48, 16, 0.02
+
+
+class Layer(nn.Module):
+    """softmax(R_m q . R_n k / sqrt(D)) over earlier tokens; then a guess for every offset.
+
+    Args:
+        heads: H; the width and so the number of parameters stay the same.
+        rotary: how queries and keys are turned, and values where it says so.
+        offsets: how many targets there are.
+        back: the output at m is turned back by R_m^T.
+    """
+
+    def __init__(self, heads: int, rotary: Rotary, offsets: int, back: bool = False) -> None:
+        super().__init__()
+        self.heads, self.rotary, self.offsets, self.back = heads, rotary, offsets, back
+        self.embed = nn.Embedding(SYMBOLS, WIDTH)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(WIDTH, WIDTH) for _ in "qkv")
+        self.guess = nn.Linear(WIDTH, offsets * SYMBOLS)
+
+    def turned(self, ids: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [B, H, T, D] of ids [B, T] that stand at start, start + 1, ..."""
+        x, position = self.embed(ids), torch.arange(start, start + ids.shape[1])
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projections)
+        table = self.rotary.table(position, WIDTH // self.heads)
+        return table.apply(q), table.apply(k), table.apply(v) if self.rotary.values else v
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Logits [B, T, offsets, V]."""
+        q, k, v = self.turned(ids, start)
+        out = attend(q, k, v, Causal(), backend="dense")
+        if self.back:
+            out = self.rotary.rotate(out, -torch.arange(start, start + ids.shape[1]))
+        logits: Tensor = self.guess(out.transpose(1, 2).flatten(2)).unflatten(-1, (self.offsets, SYMBOLS))
+        return logits
+
+    def weights(self, ids: Tensor) -> Tensor:
+        """Attention weights [B, H, T, T]."""
+        q, k, _ = self.turned(ids)
+        return attention_weights(q, k, Causal())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained layer and its share of right guesses on tokens that it has not seen."""
+
+    layer: Layer
+    offsets: tuple[int, ...]
+    losses: tuple[float, ...]
+
+    def accuracy(self, start: int = 0) -> float:
+        """Over all offsets, at positions start, start + 1, ..; guessing at random gives 1 / V."""
+        ids = sample(64, torch.Generator().manual_seed(10_000))
+        with torch.no_grad():
+            found = self.layer(ids, start).argmax(-1)
+        far = max(self.offsets)
+        right = [(found[:, far:, i] == ids[:, far - o : TOKENS - o]) for i, o in enumerate(self.offsets)]
+        return float(torch.stack(right).float().mean())
+
+
+def sample(rows: int, noise: torch.Generator) -> Tensor:
+    """Random symbols [rows, T]."""
+    return torch.randint(0, SYMBOLS, (rows, TOKENS), generator=noise)
+
+
+def train(
+    rotary: Rotary, offsets: tuple[int, ...], *, heads: int = 1, back: bool = False, steps: int, seed: int
+) -> Trained:
+    """A layer after `steps` steps of Adam on fresh random rows; equal seeds give equal rows and weights."""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = Layer(heads, rotary, len(offsets), back)
+    adam, far, losses = torch.optim.Adam(layer.parameters(), RATE), max(offsets), []
+    for _ in range(steps):
+        ids = sample(BATCH, noise)
+        wanted = torch.stack([ids[:, far - o : TOKENS - o] for o in offsets], -1)
+        loss = F.cross_entropy(layer(ids)[:, far:].flatten(0, 2), wanted.flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    return Trained(layer, offsets, tuple(losses))

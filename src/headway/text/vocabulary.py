@@ -1,0 +1,153 @@
+"""What the ids of a tokenizer are: names, special tokens by role, and the text that they give back."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import CheckpointError, DataError, did_you_mean
+from headway.text.pieces import ByteTable, byte_table
+from headway.text.stream import StreamDecoder
+
+# Special tokens by role, with their usual names; bos and eos have none.
+ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
+          "unk": ["[UNK]", "<unk>"]}  # fmt: skip
+
+_SENTINEL = re.compile(r"<extra_id_(\d+)>")
+
+
+class Vocabulary:
+    """The ids of a `tokenizers.Tokenizer`. `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None."""
+
+    cls: int | None
+    sep: int | None
+    mask: int | None
+    pad: int | None
+    unk: int | None
+
+    def __init__(
+        self, backend: Backend, *, bos: int | None, eos: int | None, special: Mapping[str, int]
+    ) -> None:
+        """`special`: ids by role; a role that is absent takes the special token with its usual name, if there is one.
+        Raises DataError for a role or an id that is not known."""
+        for role in special:
+            if role not in ROLES:
+                raise DataError(f"no special token is called {role!r}{did_you_mean(role, ROLES)}")
+        named = [i for i in (bos, eos, *special.values()) if i is not None]
+        for i in named:
+            if backend.id_to_token(i) is None:
+                raise DataError(
+                    f"special token id {i} is not in the vocabulary of {backend.get_vocab_size()}"
+                )
+        controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        backend.add_special_tokens(
+            [AddedToken(str(backend.id_to_token(i)), special=True, normalized=False)
+             for i in dict.fromkeys(named) if i not in controls]
+        )  # fmt: skip
+        self.backend = backend
+        for role, usual in ROLES.items():
+            there = (self.backend.token_to_id(name) for name in usual)
+            setattr(self, role, special.get(role, next((i for i in there if i in self.special_ids), None)))
+        self.bos, self.eos = bos, eos
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self._names)
+
+    @cached_property
+    def _names(self) -> list[str | None]:
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        names: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+        for name, i in vocabulary.items():
+            names[i] = name
+        return names
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of control tokens: BOS, EOS, chat markers."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def sentinels(self) -> tuple[int, ...]:
+        """Ids of T5's <extra_id_0>, <extra_id_1>, ...; () where there are none."""
+        found = {int(m[1]): i for i, n in enumerate(self._names) if (m := _SENTINEL.fullmatch(n or ""))}
+        return tuple(found[k] for k in sorted(found))
+
+    def need(self, role: str) -> int:
+        """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
+        none."""
+        roles = ("bos", "eos", *ROLES)
+        if role not in roles:
+            raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
+        found: int | None = getattr(self, role)
+        if found is None:
+            has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
+            raise DataError(
+                f"this tokenizer has no {role} token (it has {has}); it is not made for that task"
+            )
+        return found
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that tell tokenizers apart: sha256 of what decides ids."""
+        return hashlib.sha256(self.backend.to_str().encode()).digest()
+
+    def require_fits(self, embedding_rows: int) -> None:
+        """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
+        if self.vocab_size > embedding_rows:
+            raise CheckpointError(
+                f"the tokenizer has ids up to {self.vocab_size - 1} ({self.vocab_size} tokens) but the "
+                f"model's embedding has {embedding_rows} rows: this is not its tokenizer, or tokens were "
+                "added without resizing the embedding"
+            )
+
+    def unused_ids(self, embedding_rows: int) -> list[int]:
+        """Rows of the embedding that stand for no token (padding of the vocabulary): never to be sampled."""
+        return [*self._gaps, *range(self.vocab_size, embedding_rows)]
+
+    @cached_property
+    def _gaps(self) -> list[int]:
+        return [i for i, name in enumerate(self._names) if name is None]
+
+    def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
+        """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
+        if self.table is None:
+            for i in (*after, *ids):
+                self.token(i)
+            before = self.backend.decode(list(after), skip_special_tokens=not special) if after else ""
+            whole = self.backend.decode([*after, *ids], skip_special_tokens=not special)
+            return str(whole[len(before) :])
+        stream = self.stream(after=after, special=special)
+        return "".join([*map(stream.push, ids), stream.flush()])
+
+    def stream(self, *, after: Sequence[int] = (), special: bool = False) -> StreamDecoder:
+        """Decodes one token at a time; see StreamDecoder."""
+        return StreamDecoder(self, after=after, special=special)
+
+    def token(self, token: int) -> str:
+        """The name of an id; DataError when the tokenizer has no such id."""
+        name = self._name(token) if token >= 0 else None
+        if name is None:
+            raise DataError(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens")
+        return name
+
+    @cached_property
+    def table(self) -> ByteTable | None:
+        """What bytes each token stands for, for byte-level and SentencePiece tokenizers."""
+        return byte_table(self.backend)
+
+    def text_bytes(self, token: int, *, special: bool) -> bytes | None:
+        assert self.table is not None
+        found = self.table.bytes_of[token] if 0 <= token < len(self.table.bytes_of) else None
+        if found is None:
+            self.token(token)
+        return None if token in self.special_ids and not special else found
+
+    def _name(self, token: int | None) -> str | None:
+        return None if token is None or not 0 <= token < len(self._names) else self._names[token]

@@ -1,0 +1,221 @@
+"""The topics of what stands around attention (rows 17, 22 to 24, 27, 32, 104), and that their verdicts can differ."""
+
+import math
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from headway.explain import (
+    Report,
+    channels,
+    complexity,
+    field,
+    norms,
+    residual_order,
+    sinusoids,
+    swish,
+)
+from headway.models import ModelSpec
+from headway.patterns import Causal, Window
+from headway.positions import Sinusoidal
+
+MODULES = (channels, complexity, field, norms, residual_order, sinusoids, swish)
+
+
+@pytest.fixture(scope="module")
+def reports() -> Iterator[dict[ModuleType, Report]]:
+    """Every topic run once: heads trained with one seed, stacks up to 16 layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "SEEDS", (0,))
+        patch.setattr(residual_order, "DEPTHS", (4, 8, 16))
+        yield {module: module.run() for module in MODULES}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_every_topic_is_seen_and_drawn_with_labels(
+    module: ModuleType, reports: dict[ModuleType, Report]
+) -> None:
+    found = reports[module]
+    assert found.seen, found.verdict
+    figure = Figure()
+    module.draw(figure, found)
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert panels
+    assert all(axes.get_title(loc="left") or axes.get_title() for axes in panels)
+    assert any(axes.get_xlabel() for axes in panels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [channels, residual_order], ids=lambda m: m.__name__)
+def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
+    found = module.run()
+    assert found.seen, found.verdict
+    assert found == module.run(), "the same seeds must give the same report"
+
+
+# -- norms and their place ---------------------------------------------------------------------------------
+
+
+def test_each_norm_is_normal_over_its_own_axes(reports: dict[ModuleType, Report]) -> None:
+    """Row 23."""
+    found = {row[0]: row[1:] for row in reports[norms].rows}
+    assert max(found["BatchNorm"][2:4]) < 1e-9 < 0.05 < min(found["BatchNorm"][:2])
+    assert max(found["LayerNorm"][:2]) < 1e-9 < 0.05 < min(found["LayerNorm"][2:4])
+    assert found["LayerNorm"][4] == found["RMSNorm"][4] == 0, "no row sees another"
+    assert found["BatchNorm"][4] > 0.05
+    assert found["RMSNorm"][6] > 0.05, "not invariant to re-centring"
+
+
+def test_norms_would_notice_rows_that_see_one_another(reports: dict[ModuleType, Report]) -> None:
+    batch, layer, rms = reports[norms].rows
+    assert norms.judge([batch, layer, rms]).seen
+    assert not norms.judge([batch, (*layer[:5], 1e-3, *layer[6:]), rms]).seen
+    assert not norms.judge([layer, layer, rms]).seen
+
+
+def test_dividing_by_the_variance_is_not_normal() -> None:
+    """E13."""
+    x = 3 * torch.randn(4000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert float(((x - x.mean()) / x.std()).var()) == pytest.approx(1, rel=1e-9)
+    assert float(((x - x.mean()) / x.var()).var()) == pytest.approx(1 / float(x.var()), rel=1e-9)
+
+
+def test_both_orders_are_their_formulas(reports: dict[ModuleType, Report]) -> None:
+    """Row 27."""
+    assert set(reports[residual_order].column("from the formula")) == {0.0}
+    one, two = (residual_order.stack(2, order, 0) for order in residual_order.ORDERS)
+    for a, b in zip(one[0], two[0], strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    with torch.no_grad():
+        assert float((one[0][0](one[1]) - two[0][0](two[1])).abs().max()) > 0.1
+
+
+def test_depth_shows_in_the_gradient_of_one_order_only(
+    reports: dict[ModuleType, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residual_order, "DEPTHS", (4, 8, 16))
+    rows = [tuple(row) for row in reports[residual_order].rows]
+    swapped = [({"pre": "post", "post": "pre"}[str(row[0])], *row[1:]) for row in rows]
+    assert residual_order.judge(rows).seen
+    assert not residual_order.judge(swapped).seen
+
+
+# -- Swish, sinusoids --------------------------------------------------------------------------------------
+
+
+def test_swish_has_the_golden_values(reports: dict[ModuleType, Report]) -> None:
+    """Row 32 and E16: Swish_0(2) = 1, Swish_100(-1) about 0."""
+    found = reports[swish]
+    value = {row[0]: row for row in found.rows}
+    assert value[0.0][2] == 1.0
+    assert abs(value[100.0][1]) < 1e-40
+    assert value[1.0][3] == pytest.approx(-1.2784645, abs=0.006), "the grid's step is 0.01"
+    assert value[1.0][4] == pytest.approx(-0.2784645, abs=1e-4)
+    assert found.column("falls and rises") == [False, False, True, True, True]
+    for beta, *_, from_relu in found.rows[1:]:
+        assert from_relu <= 0.27847 / beta + 1e-3
+    wrong = [(0.0, -1.0, 2.0, *found.rows[0][3:6], 3.0, 0.0, *found.rows[0][8:]), *found.rows[1:]]
+    assert not swish.judge(wrong).seen, "at beta = 0 it is not x"
+
+
+def test_a_sinusoid_is_moved_by_one_matrix(reports: dict[ModuleType, Report]) -> None:
+    """Row 22, by a matrix fitted to the rows instead of the formula."""
+    table = Sinusoidal().embedding(torch.arange(600), 16, torch.float64)
+    fit = torch.linalg.lstsq(table[:-37], table[37:]).solution
+    assert float((table[:-37] @ fit - table[37:]).abs().max()) < 1e-9
+    found = reports[sinusoids]
+    product = dict(zip(found.column("k"), found.column("PE(p).PE(p+k) / (M/2)"), strict=True))
+    assert product[1] == pytest.approx(
+        sum(math.cos(10000 ** (-2 * i / 512)) for i in range(256)) / 256, abs=1e-12
+    )
+    assert "|PE(p)| = 16.000" in found.picture
+    assert "22.627" in found.picture
+    rows = list(found.rows)
+    assert not sinusoids.judge([(*rows[0][:1], 1e-3, *rows[0][2:]), *rows[1:]], 0.0).seen
+    assert not sinusoids.judge(rows, 1e-3).seen
+
+
+# -- complexity, fields, heads -----------------------------------------------------------------------------
+
+
+def test_operations_grow_as_the_table_says(reports: dict[ModuleType, Report]) -> None:
+    """Row 24: n^2 d, n d^2, k n d^2, r n d, counted while the layers run."""
+    count = {row[:3]: row[3] for row in reports[complexity].rows}
+    doubled = {
+        "self-attention": (4, 2),
+        "recurrent": (2, 4),
+        "convolution": (2, 4),
+        "convolution, dilated": (2, 4),
+        "restricted attention": (2, 2),
+    }
+    for name, (with_n, with_d) in doubled.items():
+        assert count[name, 64, 32] == with_n * count[name, 32, 32]
+        assert count[name, 32, 64] == with_d * count[name, 32, 32]
+
+
+def test_paths_are_found_by_gradients(reports: dict[ModuleType, Report]) -> None:
+    hops = {row[0]: row[7] for row in reports[complexity].rows if row[1:3] == (64, 32)}
+    assert hops == {
+        "self-attention": 1,
+        "recurrent": 63,
+        "convolution": 32,
+        "convolution, dilated": 4,
+        "restricted attention": 9,
+    }
+    rows = list(reports[complexity].rows)
+    assert not complexity.judge([(*rows[0][:7], 2), *rows[1:]]).seen
+    assert not complexity.judge([(*rows[0][:3], 1, *rows[0][4:]), *rows[1:]]).seen
+
+
+def test_the_layers_of_the_table_are_the_layers_they_are_called() -> None:
+    x, w = complexity._inputs(12, 8)
+    one = complexity.attention(x, w, 0)
+    near = complexity.restricted(x, w, 0)
+    torch.testing.assert_close(near[: complexity.NEAR], one[: complexity.NEAR], rtol=0, atol=1e-12)
+    assert float((near[complexity.NEAR :] - one[complexity.NEAR :]).abs().max()) > 1e-3
+    state = torch.zeros(8, dtype=torch.float64)
+    for token, found in zip(x, complexity.recurrent(x, w, 0), strict=True):
+        state = torch.tanh(state @ w[0] + token @ w[1])
+        torch.testing.assert_close(found, state, rtol=0, atol=1e-12)
+
+
+def test_fields_are_predicted_for_any_stack(reports: dict[ModuleType, Report]) -> None:
+    """Row 104."""
+    found = reports[field]
+    assert set(found.column("differing pairs")) == {0}
+    assert found.column("tokens, by gradient") == found.column("tokens, predicted")
+    assert found.column("tokens, by gradient")[0] == 13, "4 layers of 3 others, and the token itself"
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        before, after, step = torch.randint(0, 4, (3, 3), generator=generator).tolist()
+        stack = [Window(b, a, s + 1) for b, a, s in zip(before, after, step, strict=True)]
+        assert torch.equal(field.predicted(stack), field.measured(stack))
+
+
+def test_the_reach_of_a_stack_is_the_receptive_field_of_its_spec() -> None:
+    stack = (Window.last(4), Window.last(3, step=2), Window.last(2))
+    spec = ModelSpec.of("llama", vocab=16, width=16, layers=3, heads=2, hidden=16, patterns=stack)
+    assert field.reach(stack) == spec.receptive_field() == 3 + 4 + 1
+    assert field.reach((*stack, Causal())) is None
+
+
+def test_a_field_that_differs_is_not_seen(reports: dict[ModuleType, Report]) -> None:
+    rows = list(reports[field].rows)
+    assert not field.judge([(*rows[0][:7], 1), *rows[1:]]).seen
+    assert not field.judge([(*rows[0][:4], 11, *rows[0][5:]), *rows[1:]]).seen
+
+
+def test_more_heads_name_more_tokens_with_as_many_parameters(reports: dict[ModuleType, Report]) -> None:
+    """Row 17."""
+    found = reports[channels]
+    right = dict(zip(found.column("heads"), found.column("right"), strict=True))
+    assert right[1] < right[2] < right[4]
+    assert len(set(found.column("parameters"))) == 1
+    assert sorted(found.rows[-1][5].split(), key=int) == ["1", "3", "6", "10"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channels, "SEEDS", (0,))
+        rows = list(found.rows)
+        assert not channels.judge([*rows[:2], (*rows[2][:3], 0.3, *rows[2][4:])]).seen

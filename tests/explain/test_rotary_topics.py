@@ -1,0 +1,301 @@
+"""The topics of the rotary rows (54 to 60, 64 to 68, 70 to 73, 79): golden numbers, and verdicts that can differ."""
+
+import math
+from types import ModuleType
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from headway.attention.linear import Linear, linear_weights
+from headway.explain import (
+    Report,
+    offset_task,
+    rotary_decay,
+    rotary_expansion,
+    rotary_forms,
+    rotary_frequencies,
+    rotary_identity,
+    rotary_linear,
+    rotary_shift,
+    rotary_values,
+)
+from headway.positions import Rotary
+from headway.positions.decay import bound, decay, product
+from headway.positions.forms import angles
+from tests.positions.test_schemes import GOLDEN
+
+TRAINED = (rotary_frequencies, rotary_values)
+MODULES = (
+    rotary_decay,
+    rotary_expansion,
+    rotary_forms,
+    rotary_frequencies,
+    rotary_identity,
+    rotary_linear,
+    rotary_shift,
+    rotary_values,
+)
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[ModuleType, Report]:
+    """Every topic run once, the trained ones with one seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in TRAINED:
+            patch.setattr(module, "SEEDS", (0,))
+        patch.setattr(rotary_decay, "PAIRS", 128)
+        return {module: module.run() for module in MODULES}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_every_topic_is_seen_and_drawn_with_labels(
+    module: ModuleType, reports: dict[ModuleType, Report]
+) -> None:
+    found = reports[module]
+    assert found.seen, found.verdict
+    assert found.verdict.startswith("seen at this size (")
+    figure = Figure()
+    with pytest.MonkeyPatch.context() as patch:
+        if module in TRAINED:
+            patch.setattr(module, "SEEDS", (0,))
+        module.draw(figure, found)
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    assert panels
+    for axes in panels:
+        assert axes.get_title(loc="left") or axes.get_title()
+        assert axes.get_xlabel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [rotary_decay, *TRAINED], ids=lambda m: m.__name__)
+def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
+    found = module.run()
+    assert found.seen, found.verdict
+    assert found == module.run(), "the same seeds must give the same report"
+
+
+# -- identity and forms ------------------------------------------------------------------------------------
+
+
+def test_every_law_of_the_derivation_holds(reports: dict[ModuleType, Report]) -> None:
+    """Rows 54, 56 to 60, and 113: absolute and relative."""
+    found = reports[rotary_identity]
+    assert all(found.column("holds"))
+    exact = dict(zip(found.column("law"), found.column("largest difference"), strict=True))
+    assert exact["f(q, 0) = q"] == 0
+    assert exact["theta_i, i from 0 or from 1"] == 0
+    assert "relative: a score depends on m - n alone" in found.verdict
+
+
+def test_a_broken_law_or_one_vector_for_two_positions_is_not_seen(reports: dict[ModuleType, Report]) -> None:
+    laws = [row[:3] for row in reports[rotary_identity].rows]
+    broken = rotary_identity.judge([(laws[0][0], 1, 1e-6), *laws[1:]], 0.3)
+    assert not broken.seen
+    assert "not: f(q, 0) = q" in broken.verdict
+    assert not rotary_identity.judge(laws, 0.0).seen
+
+
+def test_phase_steps_are_the_frequencies() -> None:
+    """Row 56: phi(m) is an arithmetic progression; and the nearest place is the smallest |q - R_k q|."""
+    steps = rotary_identity.steps()
+    assert float(rotary_identity.wrapped(steps - steps[0]).abs().max()) < rotary_identity.ALLOWED
+    assert float(rotary_identity.wrapped(torch.tensor(2 * math.pi + 0.1))) == pytest.approx(0.1, abs=1e-6)
+    unit = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(32)
+    far = torch.arange(1, rotary_identity.FARTHEST)[:, None] * Rotary(pairing="adjacent").frequencies(64)
+    closed = (2 - 2 * far.cos()).mean(-1).sqrt().min()
+    assert rotary_identity.nearest(unit) == pytest.approx(float(closed), rel=1e-9)
+
+
+def test_forms_agree_and_angles_have_half_a_head(reports: dict[ModuleType, Report]) -> None:
+    """Rows 55 and 60 (E7: [tokens, D/2], D of one head)."""
+    found = reports[rotary_forms]
+    assert max(found.column("difference from R_m")) <= 1e-12
+    assert found.column("products / vector") == [128**2] * 2 + [256] * 6
+    assert angles(torch.arange(5), 64).shape == (5, 32)
+    rows = list(found.rows)
+    assert not rotary_forms.judge([*rows[:3], (*rows[3][:3], 1e-3, 1.0), *rows[4:]]).seen
+
+
+# -- expansion, decay, frequencies -------------------------------------------------------------------------
+
+
+def test_expansion_prints_the_golden_numbers(reports: dict[ModuleType, Report]) -> None:
+    """Row 72 and E10: 1.0612 = 1.0612, and 1.2307 with the printed sign."""
+    found = reports[rotary_expansion]
+    assert found.picture.splitlines()[1] == (
+        "score 1.0612   with sin(m - n) 1.0612   with sin(n - m), as printed 1.2307"
+    )
+    for d, score, right, printed, _ in found.rows:
+        assert score == pytest.approx(right, abs=1e-12)
+        assert (abs(printed - right) < 1e-12) == (d == 0)
+
+
+def test_half_and_half_is_a_cosine_that_rises_again(reports: dict[ModuleType, Report]) -> None:
+    """Row 73."""
+    found = reports[rotary_expansion]
+    for d, value in zip(found.column("D = m - n"), found.column("q = [1/2, 1/2], k = [1, 1]"), strict=True):
+        assert value == pytest.approx(math.cos(d), abs=1e-12)
+    assert "rises at 6 of 12 distances" in found.verdict
+    q, k = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
+    assert rotary_expansion.expansion(q, k, 1.0)[0] == rotary_expansion.expansion(q, k, 1.0)[1]
+
+
+def test_expansion_is_not_seen_with_the_printed_sign(reports: dict[ModuleType, Report]) -> None:
+    swapped = [(d, s, wrong, right, alone) for d, s, right, wrong, alone in reports[rotary_expansion].rows]
+    assert not rotary_expansion.judge(swapped).seen
+
+
+def test_decay_prints_the_golden_numbers_to_their_digits(reports: dict[ModuleType, Report]) -> None:
+    """Rows 65 and 67."""
+    found = reports[rotary_decay]
+    told = dict(part.split(" = ") for part in found.picture.split("   "))
+    assert told["f(0)"] == "32.500000"
+    for m, value in GOLDEN.items():
+        assert told[f"f({m})"] == f"{value:.6f}"
+    assert "rises at 115 of 256 steps and is lowest at m = 236" in found.verdict
+
+
+def test_decay_measures_what_the_bound_bounds() -> None:
+    """Row 66: the modulus itself stays below, and a score is no larger than it."""
+    noise = torch.Generator().manual_seed(3)
+    q, k = torch.randn(2, 500, 1, 1, 128, generator=noise, dtype=torch.float64)
+    rotary, m = Rotary(pairing="adjacent"), torch.tensor([0, 1, 17, 256])
+    frequencies = rotary.frequencies(128)
+    modulus = product(q[:, 0], k[:, 0], -m, frequencies)
+    assert (rotary_decay.scores(rotary, q, k, m).abs() <= modulus + 1e-9).all()
+    assert (modulus <= bound(q[:, 0], k[:, 0], m, frequencies)).all()
+
+
+def test_schedules_have_the_golden_ends(reports: dict[ModuleType, Report]) -> None:
+    """Row 68: 0.70, 5.5, 6.8 at 256, and 32.5 at every distance when all are equal."""
+    found = reports[rotary_frequencies]
+    end = dict(zip(found.column("frequencies"), found.column("f(256)"), strict=True))
+    assert end["powers"] == pytest.approx(6.543097, abs=5e-7)
+    assert end["linear"] == pytest.approx(0.70, abs=0.005)
+    assert end["quadratic"] == pytest.approx(5.5, abs=0.05)
+    assert end["cosine"] == pytest.approx(6.8, abs=0.05)
+    for name in ("equal", "equal, 1/base"):
+        flat = decay(torch.arange(257), rotary_frequencies.schedules(128)[name].frequencies(128))
+        assert torch.allclose(flat, torch.full_like(flat, 32.5), rtol=1e-12, atol=0)
+
+
+def test_one_angle_gives_two_curves_and_different_angles_give_more() -> None:
+    """Row 71: cos(m theta) and sin(m theta) for every different theta."""
+    assert rotary_frequencies.rank(torch.full((64,), 0.7)) == 2
+    two = torch.tensor([0.7, 0.2]).repeat(32)
+    assert rotary_frequencies.rank(two) == 4
+
+
+def test_equal_angles_must_be_learned_worse(reports: dict[ModuleType, Report]) -> None:
+    rows = list(reports[rotary_frequencies].rows)
+    at = reports[rotary_frequencies].columns.index("right, mean")
+    better = (*rows[-2][:at], 1.0, 1.0, 1.0)
+    assert not rotary_frequencies.judge([*rows[:-2], better, rows[-1]]).seen
+    flat = (rows[0][0], *[32.5] * 5, *rows[0][6:])
+    assert not rotary_frequencies.judge([flat, *rows[1:]]).seen
+
+
+# -- values, shift, linear attention -----------------------------------------------------------------------
+
+
+def test_turned_values_are_turned_as_a_whole_by_a_shift(reports: dict[ModuleType, Report]) -> None:
+    """Row 70: out(s) = R_s out; plain values, and values turned back at the query, do not notice."""
+    found = {row[0]: row[1:] for row in reports[rotary_values].rows}
+    assert max(found["plain"][:4]) < 1e-12
+    assert max(found["turned and back"][:4]) < 1e-12
+    assert found["turned"][4] < 1e-12
+    rows = list(reports[rotary_values].rows)
+    assert not rotary_values.judge([rows[0], (*rows[0][:1], *rows[0][1:5], 0.0, *rows[0][6:]), rows[2]]).seen
+
+
+def test_values_turned_and_back_are_the_sum_of_relative_turns() -> None:
+    noise = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 1, 1, 6, 8, generator=noise, dtype=torch.float64)
+    position = torch.arange(3, 9)
+    rotary = Rotary(pairing="adjacent")
+    scores = (rotary.rotate(q, position) @ rotary.rotate(k, position).mT)[0, 0] / 8**0.5
+    weights = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
+    out = rotary_values.layer(q, k, v, position, "turned and back")
+    for m in range(6):
+        turned = rotary.rotate(v, torch.arange(6) - m)[0, 0]
+        torch.testing.assert_close(out[0, 0, m], weights[m] @ turned, rtol=0, atol=1e-12)
+
+
+def test_a_shift_leaves_rounding_only_while_angles_are_exact(reports: dict[ModuleType, Report]) -> None:
+    """Row 64."""
+    found = reports[rotary_shift]
+    change = {(row[0], row[1]): row for row in found.rows}
+    assert {name for name, _ in change} == {"float64", "float32", "bfloat16", "float16"}
+    at = found.columns.index("s = 1000")
+    for name in ("float32", "bfloat16", "float16"):
+        exact, eps = change[name, "float64"][at], change[name, "float64"][2]
+        assert exact < 20 * eps
+        assert change[name, name][at] > 4 * exact
+    assert change["float16", "float16"][-1] is None, "100000 is beyond float16"
+    assert found.to_json()["rows"][-1][-1] is None
+    rows = [row if row[1] != "bfloat16" else (*row[:3], *[1e-3] * 6) for row in found.rows]
+    assert not rotary_shift.judge(rows).seen
+
+
+def test_the_stack_in_float64_is_attention() -> None:
+    """The naive layers of rotary-shift are those of `Rotary` with exact angles, and angles of the same dtype too."""
+    here = torch.arange(rotary_shift.TOKENS)
+    exact = rotary_shift.stack(here, torch.float64, "float64")
+    assert torch.equal(exact, rotary_shift.stack(here, torch.float64, "float64"))
+    assert float((rotary_shift.stack(here, torch.float32, "float64") - exact).abs().max()) < 1e-4
+
+
+def test_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> None:
+    """Row 79: elu + 1, d = 64."""
+    assert int((rotary_linear.products(*rotary_linear.pairs(0)) < 0).sum()) == 37
+    assert reports[rotary_linear].picture.splitlines()[0] == "seed 0: 37 of 300 random pairs negative"
+    q, k, _ = rotary_linear.pairs(0)
+    assert (rotary_linear.products(q, k, torch.zeros(300, dtype=torch.int64)) > 0).all(), (
+        "unturned: all positive"
+    )
+
+
+def test_only_the_turned_denominator_blows_up(reports: dict[ModuleType, Report]) -> None:
+    found = {row[0]: row[1:] for row in reports[rotary_linear].rows}
+    assert found["turned above and below"][3] > 100
+    assert found["turned above only"][2] > 0.1, "no distribution"
+    assert found["turned above only"][3] <= 2
+    assert found["1 + cosine, turned"][0] == found["not turned"][0] == 0
+    assert found["1 + cosine, turned"][2] < 1e-12
+    rows = list(reports[rotary_linear].rows)
+    assert not rotary_linear.judge([0, 30, 40], rows).seen
+    assert not rotary_linear.judge([37, 30, 40], [rows[0], rows[0], *rows[2:]]).seen
+
+
+@pytest.mark.parametrize(
+    ("form", "linear"),
+    [
+        ("turned above and below", Linear(rotary="both")),
+        ("turned above only", Linear(rotary="numerator")),
+        ("1 + cosine, turned", Linear("cosine")),
+    ],
+)
+def test_the_topics_own_formulas_are_those_of_the_engine(form: str, linear: Linear) -> None:
+    noise = torch.Generator().manual_seed(7)
+    q, k = torch.randn(2, 20, 1, 2, 64, generator=noise, dtype=torch.float64)
+    position = torch.randint(0, 2048, (20, 2), generator=noise)
+    table = Rotary(pairing="adjacent").table(position, 64, dtype=torch.float64)
+    expected = linear_weights(q, k, linear, rotation=table)[:, 0, 1]
+    apart = [position[:, 1] - position[:, j] for j in range(2)]
+    found, _ = rotary_linear.weigh(form, q[:, 0, 1], [k[:, 0, j] for j in range(2)], apart)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+# -- the task ----------------------------------------------------------------------------------------------
+
+
+def test_the_offset_task_leaves_the_global_generator_alone_and_repeats() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, two = (offset_task.train(Rotary(pairing="adjacent"), (2,), steps=3, seed=1) for _ in range(2))
+    assert torch.equal(torch.rand(1), expected)
+    assert one.losses == two.losses
+    assert one.accuracy() == two.accuracy() < 0.5
+    assert one.layer.weights(offset_task.sample(1, torch.Generator())).shape == (1, 1, 48, 48)
