@@ -26,7 +26,7 @@ import sys, torch
 from pathlib import Path
 torch.set_num_threads(1)
 import headway.checkpoints as c
-from headway.checkpoints import folder, meta, llama2c, lazy
+from headway.checkpoints import folder, meta, llama2c, lazy, restore
 from headway.models import ModelSpec
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -46,10 +46,10 @@ LOADS = {
     "as it is": "return c.load_model(folder_path)",
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
-    "return folder.fill(spec, state, dtype=torch.float32)",
+    "return restore.fill(spec, state, dtype=torch.float32)",
     "Meta's": "m = meta.read_pickled(folder_path, layout='meta', allow_pickle=True); "
-    "return folder.fill(m.spec, m.state(), dtype=next(iter(lazy.forms(m.weights).values())).dtype)",
-    "llama2.c's": "m = llama2c.read(folder_path + '/m.bin'); return folder.fill(m.spec, m.state())",
+    "return restore.fill(m.spec, m.state(), dtype=next(iter(lazy.forms(m.weights).values())).dtype)",
+    "llama2.c's": "m = llama2c.read(folder_path + '/m.bin'); return restore.fill(m.spec, m.state())",
 }
 
 

@@ -14,7 +14,7 @@ from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import DataError
 from headway.models.core import Core, check_call, make_past
-from headway.nn import OutputLayer
+from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -73,11 +73,10 @@ class Decoder(nn.Module):
         self, ids: Tensor, *, tokens: Tokens | None = None, cache: DecoderCache | None = None
     ) -> Tensor:
         """The states [B, T, M] that logits are computed from; arguments as in `forward`."""
-        if tokens is None and ids.dim() == 2:
+        check_ids(ids)
+        if tokens is None:
             count = ids.shape[1]
             tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
-        if tokens is None:
-            raise DataError(f"token ids must be whole numbers [batch, tokens], got shape {list(ids.shape)}")
         check_call(self.spec, ids, tokens, cache)
         redo = self.checkpoint_blocks and cache is None and self.training and torch.is_grad_enabled()
         hidden: Tensor = self.model(ids, tokens, cache=cache, checkpoint_blocks=redo)

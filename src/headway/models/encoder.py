@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.models.core import Core, check_call
 from headway.models.decoder import select_slots
-from headway.nn import OutputLayer, make_norm, named_activation
+from headway.nn import OutputLayer, check_ids, make_norm, named_activation
 from headway.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Encoder(nn.Module):
             DataError: ids or types that are not in their tables. ConfigError: tokens that do not fit ids, rows
             beyond the context limit, logits_for with a head that gives one output for a row.
         """
-        if tokens is None and ids.dim() == 2:
-            tokens = Tokens.range(ids.shape[1], device=ids.device)
+        check_ids(ids)
+        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self.hidden(ids, tokens=tokens, types=types)
         if logits_for is not None:
             if self.spec.head.task in ("classify", "embed"):
@@ -73,14 +73,13 @@ class Encoder(nn.Module):
                     "choose; drop logits_for"
                 )
             hidden = select_slots(hidden, logits_for)
-        assert tokens is not None
         out: Tensor = self.head(hidden, tokens, self.model.embedding)
         return out
 
     def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
         """The last states [B, T, M]; arguments as in `forward`."""
-        if tokens is None:
-            tokens = Tokens.range(ids.shape[-1], device=ids.device)
+        check_ids(ids)
+        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         check_call(self.spec, ids, tokens)
         redo = self.checkpoint_blocks and self.training and torch.is_grad_enabled()
         states: Tensor = self.model(ids, tokens, types=types, checkpoint_blocks=redo)

@@ -18,7 +18,7 @@ from headway.cache.choose import Kind
 from headway.errors import ConfigError
 from headway.models.core import Core, check_call, make_past
 from headway.models.decoder import select_slots
-from headway.nn import OutputLayer
+from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -83,14 +83,16 @@ class EncoderDecoder(nn.Module):
             raise ConfigError(
                 f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
             )
-        tokens = Tokens.range(ids.shape[-1], device=ids.device) if tokens is None else tokens
+        check_ids(ids)
+        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self._decode(ids, tokens, self.memory_keys(memory))
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:
         """The encoder's last states of `source` [B, S]."""
         assert self.spec.encoder is not None
-        tokens = Tokens.range(source.shape[-1], device=source.device) if tokens is None else tokens
+        check_ids(source)
+        tokens = Tokens.range(source.shape[1], device=source.device) if tokens is None else tokens
         check_call(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
         states = self.encoder(source, tokens, embedding=table, checkpoint_blocks=self._redo)
@@ -103,8 +105,8 @@ class EncoderDecoder(nn.Module):
 
     def decode(self, ids: Tensor, cache: MemoryCache, *, tokens: Tokens | None = None) -> Tensor:
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
-        tokens = cache.own.next_tokens(ids.shape[-1]) if tokens is None else tokens
-        check_call(self.spec, ids, tokens, cache.own)
+        check_ids(ids)
+        tokens = cache.own.next_tokens(ids.shape[1]) if tokens is None else tokens
         return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
 
     def make_cache(

@@ -2,7 +2,7 @@
 
 from headway.nn.attention import Attention
 from headway.nn.block import ORDERS, Block, Order
-from headway.nn.embeddings import PositionEmbedding, TokenEmbedding
+from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.global_attention import GlobalAttention
 from headway.nn.linear import LinearAttention
@@ -31,6 +31,7 @@ __all__ = [
     "Table",
     "TokenEmbedding",
     "Turns",
+    "check_ids",
     "make_norm",
     "named_activation",
     "swish",

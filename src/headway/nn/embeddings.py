@@ -22,11 +22,7 @@ class TokenEmbedding(nn.Embedding):
 
         Raises DataError when the id of a token is not in 0..vocab-1, or `ids` are not whole numbers [B, T].
         """
-        if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise DataError(
-                f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
-                + ("; add the batch axis: ids[None]" if ids.dim() == 1 else "")
-            )
+        check_ids(ids)
         if tokens is not None and tokens.start is None:
             ids = torch.where(tokens.valid, ids, 0)
         if not torch.compiler.is_compiling() and not ids.is_meta and ids.numel():
@@ -43,6 +39,15 @@ class TokenEmbedding(nn.Embedding):
             f"token id {int(ids[row, slot])} (row {row}, slot {slot}{f', and {more} more' if more else ''}) is "
             f"not in 0..{self.num_embeddings - 1}: the model's vocab is {self.num_embeddings}; use the "
             "tokenizer that the model was trained with, and mark padding in `tokens` instead of by an id"
+        )
+
+
+def check_ids(ids: Tensor) -> None:
+    """DataError unless `ids` are whole numbers [B, T]."""
+    if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise DataError(
+            f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}"
+            + ("; add the batch axis: ids[None]" if ids.dim() == 1 else "")
         )
 
 
