@@ -120,9 +120,11 @@ def choose_form(
 ) -> Choice:
     """The form that "auto" takes, by the floating-point operations of one kv head:
 
-    parallel    2 G T S (F + E)
-    chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks of C slots, and sums
-                                2 (G T + S) F E      bidirectional: one sum, read by all
+        parallel    2 G T S (F + E)
+        chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks, and the sums
+                    2 (G T + S) F E                        bidirectional: one sum, read by all
+
+    with C = `forms.SIZE`. One causal query reads its sums once: recurrent.
     """
     t, s, f, e = queries, keys, features, value_dim
     sums = 2.0 * f * e * (group * t + s)
