@@ -246,3 +246,26 @@ def test_bfloat16_in_and_out() -> None:
     assert (got.double() - want).norm() < 0.02 * want.norm()
     got.float().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("count", [1, 40, 200])
+def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
+    layer = layer_of().float()
+    x = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = layer(x)
+        q, k, v = layer._project(x, x)
+    assert q.dtype == got.dtype == torch.bfloat16
+    rotation = ROTARY.table(torch.arange(count), D, dtype=torch.float64)
+    exact = linear_attend(q.double(), k.double(), v.double(), layer.linear, Causal(), rotation=rotation)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inner = linear_attend(q, k, v, layer.linear, Causal(), rotation=ROTARY.table(torch.arange(count), D))
+    assert (inner.double() - exact).abs().max() <= 2**-8 * exact.abs().max(), "one rounding"
+    got.float().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+def test_shapes_are_known_without_numbers() -> None:
+    layer = LinearAttention(WIDTH, HEADS, KV_HEADS, head_dim=D, positions=ROTARY).to("meta")
+    x = torch.empty(2, 100, WIDTH, device="meta")
+    assert layer(x, tokens=Tokens.range(100, device="meta")).shape == x.shape

@@ -46,11 +46,13 @@ class Small(nn.Module):
         super().__init__()
         self.pattern, self.schemes = pattern, scheme.expand(layers)
         self.marks = PositionEmbedding(scheme, WIDTH)
-        each = {
-            own: Turns(own, HEAD_DIM) for own in self.schemes
-        }  # layers of one scheme share what it trains
-        self.turns = nn.ModuleList(each[own] for own in self.schemes)
-        self.steps = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
+        turns = {own: Turns(own, HEAD_DIM) for own in self.schemes}
+        self.turns = nn.ModuleList(turns[own] for own in self.schemes)
+        every = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
+        shared = dict(zip(self.schemes, every, strict=True))
+        self.steps = [
+            shared[own] if own.shared else steps for own, steps in zip(self.schemes, every, strict=True)
+        ]
         tables = [t for steps in self.steps for step in steps for t in step.parameters if t.requires_grad]
         self.tables = nn.ParameterList(tables)
         self.project = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(layers))

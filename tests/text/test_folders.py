@@ -205,3 +205,28 @@ def test_added_tokens_beside_a_vocabulary_have_their_ids(root: Path) -> None:
     (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<|reply|>"]}')
     ours = Tokenizer.load(folder)
     assert (ours.backend.token_to_id("<|user|>"), ours.backend.token_to_id("<|reply|>")) == (50257, 50258)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        ("bert-chinese", "roformer"),
+        ("roberta", "longformer"),
+        ("t5", "t5"),
+        ("llama2", "llama"),
+        ("qwen2", "qwen2"),
+    ],
+)
+def test_beside_a_model_s_config_too(kind: str, model: str, root: Path) -> None:
+    """transformers picks another class when it knows the model; ids stay the same."""
+    from transformers import CONFIG_MAPPING, AutoTokenizer
+
+    ours = Tokenizer.load(put(root / f"model-{kind}", kind))
+    ours.save(root / model)
+    CONFIG_MAPPING[model]().save_pretrained(root / model)
+    theirs, again = AutoTokenizer.from_pretrained(root / model), Tokenizer.load(root / model)
+    for text in TEXTS:
+        same(ours, theirs, text, "b")
+        assert again.encode(text, "b") == ours.encode(text, "b")
+    assert (again.mask, again.pad, again.bos, again.eos) == (ours.mask, ours.pad, ours.bos, ours.eos)

@@ -80,8 +80,8 @@ class SpecialOrthogonal(PositionScheme):
 def turns(generator: Tensor, position: Tensor) -> Tensor:
     """exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
 
-    exp is taken once; p = 64 a + b, and powers 64 a and b are products of squares. Angles err by about
-    p 2^-53, as p f_i in float64 does, and matrices are orthogonal to rounding at any p. Raises ConfigError for
+    exp is taken once; p = 64 a + b, and powers 64 a and b are products of squares. Angles err by a few p 2^-52
+    (p f_i in float64: by p 2^-53), and matrices are orthogonal to rounding at any p. Raises ConfigError for
     positions that are no integers.
     """
     if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:

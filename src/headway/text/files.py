@@ -249,10 +249,14 @@ def write(
     """Writes the files that `find` reads. A template goes to its own file, as `transformers` writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {k: v for k, v in config.items() if k != "chat_template"}
+    untyped = {
+        role: {k: v for k, v in name.items() if k != "__type"} if isinstance(name, dict) else name
+        for role, name in names.items()
+    }
     texts = {
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
-        "special_tokens_map.json": json.dumps(names, indent=2, ensure_ascii=False) + "\n",
+        "special_tokens_map.json": json.dumps(untyped, indent=2, ensure_ascii=False) + "\n",
     }
     if template is not None:
         texts["chat_template.jinja"] = template

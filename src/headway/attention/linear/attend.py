@@ -6,7 +6,9 @@ Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per hea
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,7 +97,8 @@ def linear_weights(
     """What multiplies each value, [B, H, T, S]: quadratic, for looking. Rows are a distribution where
     `linear.is_distribution`, or without a rotation; otherwise they may be negative and sum to anything."""
     call = prepare(q, k, k, linear, pattern, q_tokens, k_tokens, rotation)
-    weights, den = products(call.sums(None))
+    with exactly(q):
+        weights, den = products(call.sums(None))
     return call.k_order.restore(call.divided(weights, den).mT).mT
 
 
@@ -115,11 +118,13 @@ def check_form(form: str, pattern: Pattern) -> None:
 def choose_form(
     pattern: Pattern, queries: int, keys: int, features: int, value_dim: int, group: int = 1
 ) -> Choice:
-    """The form that "auto" takes, by the floating-point operations of one kv head.
+    """The form that "auto" takes, by the floating-point operations of one kv head:
 
-    parallel    2 G T S (F + E)
-    chunked     2 G T C (F + E) + 2 G T F E + 2 S F E          causal: products in blocks of C, and sums
-                2 G T F E + 2 S F E                                    bidirectional: one sum, read by all
+        parallel    2 G T S (F + E)
+        chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks, and the sums
+                    2 (G T + S) F E                        bidirectional: one sum, read by all
+
+    with C = `forms.SIZE`. One causal query reads its sums once: recurrent.
     """
     t, s, f, e = queries, keys, features, value_dim
     sums = 2.0 * f * e * (group * t + s)
@@ -162,7 +167,8 @@ class Prepared:
         if form == "auto":
             t, features = self.q.shape[3:]
             form = choose_form(pattern, t, self.k.shape[2], features, self.v.shape[3], self.q.shape[2]).what
-        out = self.divided(*FORMS[form](self.sums(past)))
+        with exactly(self.q):
+            out = self.divided(*FORMS[form](self.sums(past)))
         return out.to(self.dtype)
 
     def sums(self, past: LinearState | None) -> Sums:
@@ -189,7 +195,8 @@ class Prepared:
                 'linear attention: "softmax over tokens" divides by a sum over all keys, so states of it do not add'
             )
         count = self.k_valid.sum(1).expand(self.k.shape[0])
-        return LinearState(self.k.mT @ self.v, self.zk.sum(2), count)
+        with exactly(self.k):
+            return LinearState(self.k.mT @ self.v, self.zk.sum(2), count)
 
     def divided(self, num: Tensor, den: Tensor) -> Tensor:
         """num / den as heads [B, H, T, E], slots where they were, 0 for empty ones."""
@@ -225,9 +232,11 @@ def prepare(
         )
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
     q_in, k_in, v_in = (order.zeroed(t.to(work)) for t, order in ((q, q_order), (k, k_order), (v, k_order)))
-    assert linear.key_feature is not None and linear.rotary is not None  # noqa: PT018  (set when it was made)
-    fq, zq = _once(q_order.arrange, *marked(q_in, linear.feature, linear.rotary, rotation, q_tokens))
-    fk, zk = _once(k_order.placed, *marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens))
+    assert linear.key_feature is not None
+    assert linear.rotary is not None
+    with exactly(q_in):
+        fq, zq = _once(q_order.arrange, *marked(q_in, linear.feature, linear.rotary, rotation, q_tokens))
+        fk, zk = _once(k_order.placed, *marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens))
     return Prepared(
         linear,
         fq.unflatten(1, (heads.kv_heads, heads.group)),
@@ -242,6 +251,11 @@ def prepare(
         linear.is_safe or rotation is None,
         q.dtype,
     )
+
+
+def exactly(t: Tensor) -> AbstractContextManager[Any]:
+    """No autocast: the sums over all keys grow, and 8 bits do not hold them."""
+    return nullcontext() if t.is_meta else torch.autocast(t.device.type, enabled=False)
 
 
 def _once(change: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from headway.tokens import Tokens
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
-    "elu+1": lambda x: F.elu(x) + 1,
+    "elu+1": lambda x: F.elu(x).add_(1),
     "relu": torch.relu,
     "square": torch.square,
     "exp": torch.exp,
