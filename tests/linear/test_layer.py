@@ -56,7 +56,7 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     layer = layer_of(linear, pattern=pattern, **more)
     assert list(layer.state_dict()) == list(softmax.state_dict())
     layer.load_state_dict(softmax.state_dict())
-    q, k, v = softmax._project(X, X)
+    q, k, v = softmax._project(X)
     rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
     want = softmax.o_proj(out.transpose(1, 2).flatten(2))
@@ -202,7 +202,8 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     memory = X[:, :7].flip(1)
     at = Tokens.from_lengths([7, 4, 0])
     got = layer(X, memory=memory, memory_tokens=at)
-    q, k, v = layer._project(X, memory)
+    q, keys = layer._project(X)[0], layer.keys(memory)
+    k, v = keys.k, keys.v
     for b, n in enumerate((7, 4, 0)):
         out = linear_attend(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], layer.linear)
         want = layer.o_proj(out.transpose(1, 2).flatten(2))
@@ -218,7 +219,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
             other(X, memory=memory, **given_)
     with pytest.raises(ConfigError, match="memory_tokens describe"):
         layer(X, memory_tokens=at)
-    with pytest.raises(ConfigError, match=r"memory must be \[3, keys, 24\]"):
+    with pytest.raises(ConfigError, match=r"memory has 2 rows, x has 3"):
         layer(X, memory=memory[:2])
     with pytest.raises(ConfigError, match=r"x must be \[batch, tokens, 24\]"):
         layer(X[0])
@@ -228,7 +229,7 @@ def test_values_turn_where_the_scheme_says_so() -> None:
     positions = Rotary(100.0, pairing="halves", values=True)
     layer, plain = layer_of(positions=positions), layer_of()
     plain.load_state_dict(layer.state_dict())
-    q, k, v = layer._project(X, X)
+    q, k, v = layer._project(X)
     rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, rotation.apply(v), layer.linear, Causal(), rotation=rotation)
     want = layer.o_proj(out.transpose(1, 2).flatten(2))
@@ -254,7 +255,7 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
     x = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(4))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = layer(x)
-        q, k, v = layer._project(x, x)
+        q, k, v = layer._project(x)
     assert q.dtype == got.dtype == torch.bfloat16
     rotation = ROTARY.table(torch.arange(count), D, dtype=torch.float64)
     exact = linear_attend(q.double(), k.double(), v.double(), layer.linear, Causal(), rotation=rotation)

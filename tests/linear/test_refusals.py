@@ -140,10 +140,12 @@ def test_layers_that_cannot_be() -> None:
             LinearAttention(24, 4, **given)  # type: ignore[arg-type]
 
 
-def test_trained_turns_are_kept_beside_the_layers() -> None:
+def test_trained_turns_are_the_layer_s_own() -> None:
     positions = SpecialOrthogonal(Rotary(pairing="halves"))
     layer, x = LinearAttention(24, 4, positions=positions), torch.randn(1, 5, 24)
-    with pytest.raises(ConfigError, match="has trained numbers, which layers share"):
-        layer(x)
-    turns = Turns(positions, 6)
-    assert torch.isfinite(layer(x, rotation=turns(Tokens.range(5), x.dtype))).all()
+    y = layer(x)
+    assert torch.equal(y, layer(x, rotation=Turns(positions, 6)(Tokens.range(5), x.dtype)))
+    y.square().sum().backward()
+    assert layer.turns.drift is not None
+    assert layer.turns.drift.grad is not None
+    assert float(layer.turns.drift.grad.abs().max()) > 0
