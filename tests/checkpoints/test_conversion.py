@@ -149,6 +149,18 @@ def test_a_dtype_is_the_source_rounded_and_says_what_that_changed(tmp_path, dtyp
         assert f"rounding to {name} changed logits by up to" in capsys.readouterr().out
 
 
+def test_a_folder_is_converted_in_place(tmp_path):
+    start = save(tmp_path / "0", kv_heads=1)
+    want = load_model(start, dtype=torch.float64)
+    apart = convert(start, tmp_path / "1", dtype=torch.bfloat16, kv_heads=4, to_pairing="adjacent")
+    result = convert(start, start, dtype=torch.bfloat16, kv_heads=4, to_pairing="adjacent", overwrite=True)
+    assert result.rounding == apart.rounding > 0
+    assert (start / WEIGHTS).read_bytes() == (tmp_path / "1" / WEIGHTS).read_bytes()
+    ids = torch.arange(20)[None]
+    change = off(load_model(start, dtype=torch.float64)(ids).detach(), want(ids).detach())
+    assert 0 < change < 0.2
+
+
 def test_a_number_that_the_dtype_cannot_hold_is_not_converted(tmp_path):
     start = save(tmp_path / "0")
     model = load_model(start)

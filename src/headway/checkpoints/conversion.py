@@ -135,6 +135,7 @@ def convert(
         state = cast(state, dtype)
     rounded = dtype if narrowed else None
     ids = _probe(spec)
+    rounding = _rounding(found, ids, rounded)
     checks: list[Check] = []
 
     def compare(folder: Path) -> None:
@@ -169,7 +170,7 @@ def convert(
         target_pairing=_pairing(spec),
         source_kv_heads=found.spec.kv_heads,
         dtype=", ".join(sorted({dtype_name(form.dtype) for form in forms(state).values()})),
-        rounding=_rounding(found, ids, rounded),
+        rounding=rounding,
         transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
         checks=tuple(checks),
     )
