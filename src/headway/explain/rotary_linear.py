@@ -1,4 +1,4 @@
-"""Linear attention with rotary positions: what a turned denominator does. (Su et al. 2021, section 3.4.4.)"""
+"""Linear attention with rotary positions: what a turned denominator does. (Su et al. 2021, section 3.3.)"""
 
 import random
 from typing import Any
