@@ -360,6 +360,10 @@ def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
         ("norm_eps", True, '"headway.norm_eps" must be float, got True'),
         ("family", 1, '"headway.family" must be str, got 1'),
         ("patterns", [[]], "must be Pattern values"),
+        ("encoder", 0.5, '"headway.encoder" must be ModelSpec . None, got 0.5'),
+        ("encoder", {"kind": "ModelSpec", "layers": 10**9}, "layers is 1,000,000,000, and at most 10,000"),
+        ("head", "states", '"headway.head" must be Head, got .states.'),
+        ("positions", None, '"headway.positions" must be PositionScheme, got None'),
     ):
         changed = {**config, "headway": {**config["headway"], field: value}}
         (tmp_path / "m" / "config.json").write_text(json.dumps(changed))

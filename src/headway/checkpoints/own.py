@@ -48,6 +48,12 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
     "float": (int, float),
     "str": (str,),
 }
+_VALUES: Mapping[str, tuple[type, ...]] = {
+    "encoder": (ModelSpec,),
+    "head": (Head,),
+    "linear": (LinearAttention,),
+    "positions": (PositionScheme,),
+}
 SCHEMES = (
     NoPositions,
     Sinusoidal,
@@ -101,18 +107,23 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
     for key in facts:
         if key not in known:
             raise ConfigError(f'config.json: unknown key "{OURS}.{key}"{did_you_mean(key, known)}')
+    try:
+        return _spec({key: _read(value) for key, value in facts.items()})
+    except TypeError as error:
+        raise ConfigError(f"config.json: {OURS}: {error}") from error
+
+
+def _spec(facts: Mapping[str, Any]) -> ModelSpec:
+    """The spec of fields that are read. Raises ConfigError for one of another type, and for sizes of no model."""
     for field in fields(ModelSpec):
-        wanted = _PLAIN.get(str(field.type).removesuffix(" | None"))
+        wanted = _VALUES.get(field.name) or _PLAIN.get(str(field.type).removesuffix(" | None"))
         if wanted is None or field.name not in facts:
             continue
         value = facts[field.name]
         optional = value is None and str(field.type).endswith(" | None")
         if not optional and (not isinstance(value, wanted) or isinstance(value, bool) != (bool in wanted)):
             raise ConfigError(f'config.json: "{OURS}.{field.name}" must be {field.type}, got {value!r}')
-    try:
-        return ModelSpec(**checked_sizes({key: _read(value) for key, value in facts.items()}))
-    except TypeError as error:
-        raise ConfigError(f"config.json: {OURS}: {error}") from error
+    return ModelSpec(**checked_sizes(facts))
 
 
 def own_config(spec: ModelSpec) -> dict[str, Any]:
@@ -151,4 +162,5 @@ def _read(value: Any) -> Any:
     kind = value.get("kind")
     if kind not in KINDS:
         raise ConfigError(f"config.json: {OURS}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
-    return KINDS[kind](**{key: _read(item) for key, item in value.items() if key != "kind"})
+    inner = {key: _read(item) for key, item in value.items() if key != "kind"}
+    return _spec(inner) if KINDS[kind] is ModelSpec else KINDS[kind](**inner)
