@@ -31,7 +31,8 @@ from headway.positions import Pairing, Rotary
 SHARD_BYTES = 4_000_000_000
 _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated).*\.(safetensors|bin|pth|index\.json)$")
 TOKENIZER_FILES = re.compile(
-    r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|vocab\..*|merges\.txt)$"
+    r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
+    r"spiece\.model|(source|target)\.spm)$"
 )
 
 
@@ -163,7 +164,12 @@ def save_state(
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = {**config, **ids, "dtype": named, "torch_dtype": named}
+    config = {
+        **ids,
+        **config,
+        "dtype": named,
+        "torch_dtype": named,
+    }  # where a layout says an id, positions need it
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
     layout = LAYOUTS.get(config["model_type"])
     if layout is not None:

@@ -88,7 +88,7 @@ def command(
     from headway.generate.loop import collect
 
     lm = load(model, dtype=dtype, backend=backend)
-    ids = lm.tokenizer.encode(prompt, special=special) if lm.tokenizer else None
+    ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     deltas = []
     for delta in lm.stream(
         prompt if ids is None else ids,

@@ -15,7 +15,7 @@ def prompt_sampler(config: TrainConfig, tokenizer: Tokenizer) -> Every | None:
     Raises ConfigError at once for a prompt that does not leave room for `sample_tokens` in the context."""
     if not config.sample_prompts:
         return None
-    prompts = [tokenizer.encode(text) for text in config.sample_prompts]
+    prompts = [tokenizer.encode(text, eos=False) for text in config.sample_prompts]
     for text, ids in zip(config.sample_prompts, prompts, strict=True):
         if not ids or len(ids) + config.sample_tokens > config.context:
             raise ConfigError(
