@@ -50,3 +50,17 @@ def test_an_unknown_activation_is_answered_with_the_known_ones() -> None:
         ValueError, match=r"no activation 'gelu_tanh' \(did you mean \"gelu_pytorch_tanh\"\?\).*silu"
     ):
         GatedFeedForward(8, 20, "gelu_tanh")
+
+
+def test_dropout_of_the_hidden_layer_is_on_average_nothing_and_only_in_training() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 8, dtype=torch.float64)
+    for kind in (FeedForward, GatedFeedForward):
+        plain = kind(8, 20).double().eval()
+        dropped = kind(8, 20, dropout=0.5).double()
+        dropped.load_state_dict(plain.state_dict())
+        assert torch.equal(dropped.eval()(x), plain(x))
+        many = dropped.train()(x.expand(1, 40000, 8))
+        assert not torch.equal(many[:, 0], many[:, 1])
+        error = many.std(1) / 40000**0.5
+        assert ((many.mean(1) - plain(x)[:, 0]).abs() < 5 * error).all()

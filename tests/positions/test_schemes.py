@@ -43,6 +43,14 @@ def test_sinusoids_of_half_precision_are_rounded_once_at_any_position():
         assert torch.equal(Sinusoidal().embedding(at, 16, dtype), exact.to(dtype))
 
 
+def test_sinusoids_in_halves_are_the_same_numbers_with_all_sines_first():
+    at = torch.tensor([0, 3, 5000])
+    adjacent = Sinusoidal().embedding(at, 10, torch.float64)
+    halves = Sinusoidal(pairing="halves").embedding(at, 10, torch.float64)
+    assert torch.equal(halves, torch.cat((adjacent[:, 0::2], adjacent[:, 1::2]), -1))
+    assert Sinusoidal(pairing="halves") != Sinusoidal()
+
+
 @pytest.mark.parametrize("shift", [1, 7, 1000])
 def test_sinusoidal_row_is_a_linear_map_of_an_earlier_row(shift):
     """One map for all positions: each (sin, cos) pair turned by the angle of `shift`."""
@@ -67,6 +75,7 @@ def test_learned_reads_row_position_plus_offset():
     [
         (lambda: Learned(0), r"size must be >= 1 and offset >= 0, got 0 and 0"),
         (lambda: Learned(8, -1), r"got 8 and -1"),
+        (lambda: Sinusoidal(pairing="half"), r"Sinusoidal: pairing is .* got 'half'"),
         (lambda: Sinusoidal(0), r"theta must be a finite number >= 1, got 0"),
         (lambda: Sinusoidal().embedding(torch.arange(3), 5), r"width must be even .* got 5"),
         (lambda: Sinusoidal().embedding(torch.arange(3).half(), 4), r"got torch.float16"),

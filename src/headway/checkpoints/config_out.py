@@ -31,7 +31,7 @@ BLOCKS = (
         "embedding_norm",
     ),
     *("embedding_width", "embedding_scale", "logit_scale", "token_types", "output_bias", "attention_scale"),
-    *("global_projections", "linear", "gated", "dropout"),
+    *("global_projections", "linear", "gated", "dropout", "activation_dropout"),
 )
 
 

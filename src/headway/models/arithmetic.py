@@ -242,7 +242,7 @@ class Arithmetic(Shape):
     def _must_be_llama_like(self, what: str) -> None:
         usual = {"order": "pre", "norm": "rms", "norm_bias": False, "gated": True, "final_norm": True, "causal": True,
                  "embedding_norm": False, "embedding_width": None, "encoder": None, "linear": None, "dropout": 0.0,
-                 "token_types": 0}  # fmt: skip
+                 "token_types": 0, "activation_dropout": 0.0}  # fmt: skip
         other = [
             f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value
         ]

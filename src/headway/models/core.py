@@ -68,7 +68,7 @@ class Core(nn.Module):
             Block(
                 _attention(spec, pattern, NoPositions() if together else own, backend),
                 (GatedFeedForward if spec.gated else FeedForward)(
-                    spec.width, spec.hidden, spec.activation, spec.mlp_bias
+                    spec.width, spec.hidden, spec.activation, spec.mlp_bias, spec.activation_dropout
                 ),
                 partial(norm, spec.width),
                 spec.order,

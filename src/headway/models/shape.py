@@ -68,6 +68,7 @@ class Shape:
         max_context: rows longer than this are refused; None is no limit.
         dropout: probability for embeddings and the output of every sub-layer, in training mode.
         attention_dropout: probability for attention weights in training mode.
+        activation_dropout: probability for the hidden layer of the feed-forward, in training mode.
         init_std: standard deviation of fresh weights.
     """
 
@@ -110,6 +111,7 @@ class Shape:
     max_context: int | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ class Shape:
             raise ConfigError(
                 f"ModelSpec: token_types counts rows of a table, 0 or more, got {self.token_types!r}"
             )
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(
                     f"ModelSpec: {name} is a probability from 0 to below 1, got {getattr(self, name)!r}"

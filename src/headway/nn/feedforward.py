@@ -39,25 +39,35 @@ def named_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M)."""
+    """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M).
 
-    def __init__(self, width: int, hidden: int, activation: str = "relu", bias: bool = False) -> None:
+    `dropout`: probability for act(up(x)), in training mode."""
+
+    def __init__(
+        self, width: int, hidden: int, activation: str = "relu", bias: bool = False, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout)
         self.act = named_activation(activation)
         self.up_proj = nn.Linear(width, hidden, bias=bias)
         self.down_proj = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        y: Tensor = self.down_proj(self.act(self.up_proj(x)))
+        y: Tensor = self.down_proj(self.drop(self.act(self.up_proj(x))))
         return y
 
 
 class GatedFeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M)."""
+    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
 
-    def __init__(self, width: int, hidden: int, activation: str = "silu", bias: bool = False) -> None:
+    `dropout`: probability for act(gate(x)) * up(x), in training mode."""
+
+    def __init__(
+        self, width: int, hidden: int, activation: str = "silu", bias: bool = False, dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout)
         self.act = named_activation(activation)
         self.gate_proj = nn.Linear(width, hidden, bias=bias)
         self.up_proj = nn.Linear(width, hidden, bias=bias)
@@ -65,5 +75,5 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        y: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        y: Tensor = self.down_proj(self.drop(self.act(self.gate_proj(x)) * self.up_proj(x)))
         return y

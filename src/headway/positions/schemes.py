@@ -67,15 +67,22 @@ class Sinusoidal(PositionScheme):
 
         PE(p, 2i) = sin(p / theta^(2i/M))        PE(p, 2i + 1) = cos(p / theta^(2i/M))        0 <= i < M/2
 
+    theta     as above
+    pairing   where a sine's cosine stands: "adjacent" as above; "halves" has all sines before all cosines, i and
+              i + M/2 (Marian)
+
     Row p + k is one fixed linear map of row p, whatever p is: a rotation of each (sin, cos) pair by k /
     theta^(2i/M).
     """
 
     theta: float = 10000.0
+    pairing: Literal["adjacent", "halves"] = "adjacent"
     marks = "embeddings"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "theta", checked_theta(self.theta, "Sinusoidal"))
+        if self.pairing not in ("adjacent", "halves"):
+            raise ConfigError(f'Sinusoidal: pairing is "adjacent" or "halves", got {self.pairing!r}')
 
     def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows to add: [..., T] positions (integers) give [..., T, width] in `dtype`; angles are float64.
@@ -86,6 +93,8 @@ class Sinusoidal(PositionScheme):
             raise ConfigError(f"Sinusoidal: the width must be even (pairs of sine and cosine), got {width}")
         frequency = powers(self.theta, width, position.device)
         angle = exact_positions(position)[..., None] * frequency
+        if self.pairing == "halves":
+            return torch.cat((angle.sin(), angle.cos()), -1).to(dtype)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(dtype)
 
 
