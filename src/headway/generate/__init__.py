@@ -1,6 +1,8 @@
-"""From prompts to text: sampling, stop strings, the loop, batched and streamed."""
+"""From prompts to text: sampling, beam search, stop strings, the loop, batched and streamed."""
 
-from headway.generate.loop import Delta, Generation, generate, stream
+from headway.generate.beams import Beams, Steps, search
+from headway.generate.loop import generate, stream
+from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import (
     MinP,
     RepetitionPenalty,
@@ -14,17 +16,21 @@ from headway.generate.settings import Settings
 from headway.generate.stop import StopScanner
 
 __all__ = [
+    "Beams",
     "Delta",
     "Generation",
+    "Hypothesis",
     "MinP",
     "RepetitionPenalty",
     "Sampling",
     "Settings",
+    "Steps",
     "StopScanner",
     "Temperature",
     "TopK",
     "TopP",
     "generate",
+    "search",
     "stream",
     "uniform",
 ]

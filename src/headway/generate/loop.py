@@ -11,64 +11,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headway.cache import kv_dtype
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
+from headway.generate.beams import Beams, search
 from headway.generate.reader import Reader
-from headway.generate.sampling import uniform
+from headway.generate.results import Delta, Generation, Hypothesis, Reason
+from headway.generate.sampling import check_logits, uniform
 from headway.generate.settings import Settings, check_prompts, rooms
 from headway.generate.stop import StopScanner
 from headway.models import Decoder
 from headway.text import StreamDecoder, Tokenizer
-
-Reason = Literal["stop", "length", "eos"]
-
-
-@dataclass(frozen=True)
-class Delta:
-    """One new token of one request.
-
-    text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
-    finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
-    seconds: since the call began.   token: None only in the single delta of a request that gets no token.
-    """
-
-    request: int
-    token: int | None
-    text: str
-    finish_reason: Reason | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What became of one prompt.
-
-    ids: all new tokens, an EOS included.   text: without EOS and stop string ("" without a tokenizer).
-    """
-
-    request: int
-    prompt_tokens: int
-    ids: list[int]
-    text: str
-    finish_reason: Reason
-    seconds_to_first_token: float | None
-    seconds: float = field(repr=False)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """New tokens after the first, per second of decoding; None for fewer than two."""
-        if self.seconds_to_first_token is None or len(self.ids) < 2:
-            return None
-        return (len(self.ids) - 1) / max(self.seconds - self.seconds_to_first_token, 1e-9)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class _Row:
@@ -120,19 +77,11 @@ def stream(
     naming the step when the model returns logits that are no numbers.
     """
     settings = settings or Settings()
-    ids = check_prompts(prompts, model.spec.vocab)
-    numbers = list(range(len(ids))) if requests is None else list(requests)
-    if len(numbers) != len(ids):
-        raise ConfigError(f"requests: {len(numbers)} numbers for {len(ids)} prompts")
-    if settings.stop and tokenizer is None:
-        raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
-    bad = [i for i in settings.forbidden if not 0 <= i < model.spec.vocab]
-    if bad:
+    if settings.beams is not None:
         raise ConfigError(
-            f"forbidden: token id {bad[0]} is outside the model's vocabulary of {model.spec.vocab}"
+            "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    room = rooms(ids, settings, model.spec)
-    return _run(model, ids, numbers, room, settings, tokenizer)
+    return _run(model, *_checked(model, prompts, settings, tokenizer, requests), settings, tokenizer)
 
 
 def generate(
@@ -144,24 +93,27 @@ def generate(
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> list[Generation]:
-    """`stream`, collected: one Generation per prompt, in their order.
+    """One Generation per prompt, in their order: `stream`, collected, or the outcome of a search with
+    `settings.beams`.
 
     `batch_size`: at most so many prompts at once (all unless given); it does not change any text.
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
     settings = settings or Settings()
-    ids = check_prompts(prompts, model.spec.vocab)
-    rooms(ids, settings, model.spec)
-    numbers = list(range(len(ids))) if requests is None else list(requests)
+    ids, numbers, room = _checked(model, prompts, settings, tokenizer, requests)
     size = batch_size or len(ids)
     found: list[Generation] = []
     for at in range(0, len(ids), size):
         part, names = ids[at : at + size], numbers[at : at + size]
-        deltas: dict[int, list[Delta]] = {n: [] for n in names}
-        if len(deltas) != len(part):
+        if len(set(names)) != len(part):
             raise ConfigError(f"requests must differ from each other, one per prompt, got {names}")
-        for delta in stream(model, part, settings, tokenizer=tokenizer, requests=names):
+        work = (model, part, names, room[at : at + size], settings, tokenizer)
+        if settings.beams is not None:
+            found += _search(*work, settings.beams)
+            continue
+        deltas: dict[int, list[Delta]] = {n: [] for n in names}
+        for delta in _run(*work):
             deltas[delta.request].append(delta)
         found += [collect(deltas[n], len(prompt)) for n, prompt in zip(names, part, strict=True)]
     return found
@@ -183,6 +135,90 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
     )
 
 
+def _checked(
+    model: Decoder,
+    prompts: Sequence[Sequence[int] | Tensor],
+    settings: Settings,
+    tokenizer: Tokenizer | None,
+    requests: Sequence[int] | None,
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """The prompts' ids, their numbers, and how many new tokens each may get."""
+    vocab = model.spec.vocab
+    ids = check_prompts(prompts, vocab)
+    numbers = list(range(len(ids))) if requests is None else list(requests)
+    if len(numbers) != len(ids):
+        raise ConfigError(f"requests: {len(numbers)} numbers for {len(ids)} prompts")
+    if settings.stop and tokenizer is None:
+        raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
+    named = {"forbidden": settings.forbidden}
+    if settings.beams is not None:
+        for name in ("forced_first", "forced_last"):
+            token = getattr(settings.beams, name)
+            named[f"beams: {name}"] = () if token is None else (token,)
+    for name, tokens in named.items():
+        bad = [i for i in tokens if not 0 <= i < vocab]
+        if bad:
+            raise ConfigError(f"{name}: token id {bad[0]} is outside the model's vocabulary of {vocab}")
+    return ids, numbers, rooms(ids, settings, model.spec)
+
+
+def _reader(model: Decoder, rows: int, settings: Settings) -> Reader:
+    stored = kv_dtype(settings.kv_cache_dtype)
+    return Reader(model, rows, use_cache=settings.use_cache, kv_dtype=stored)
+
+
+def _search(
+    model: Decoder,
+    prompts: list[list[int]],
+    requests: list[int],
+    room: list[int],
+    settings: Settings,
+    tokenizer: Tokenizer | None,
+    beams: Beams,
+) -> list[Generation]:
+    begun = time.perf_counter()
+    texts = [[Hypothesis((), (), 0.0, "length")] for _ in prompts]
+    live = [i for i, n in enumerate(room) if n > 0]
+    if live:
+        started = [prompts[i] for i in live]
+        reader = _reader(model, len(live), settings)
+        found = search(
+            reader,
+            reader.read(started, settings.prefill_chunk),
+            started,
+            beams,
+            room=[room[i] for i in live],
+            eos=settings.eos,
+            forbidden=settings.forbidden,
+            repetition_penalty=settings.sampling.repetition_penalty,
+            requests=[requests[i] for i in live],
+        )
+        for i, best in zip(live, found, strict=True):
+            texts[i] = [_told(text, prompts[i], settings, tokenizer) for text in best]
+    seconds = time.perf_counter() - begun
+    return [
+        Generation(
+            request=request,
+            prompt_tokens=len(prompt),
+            ids=list(best[0].ids),
+            text=best[0].text,
+            finish_reason=best[0].finish_reason,
+            seconds_to_first_token=None,
+            seconds=seconds,
+            hypotheses=tuple(best),
+        )
+        for request, prompt, best in zip(requests, prompts, texts, strict=True)
+    ]
+
+
+def _told(text: Hypothesis, prompt: list[int], settings: Settings, tokenizer: Tokenizer | None) -> Hypothesis:
+    """With its text."""
+    if tokenizer is None:
+        return text
+    ids = [i for i in text.ids if i not in settings.eos]
+    return replace(text, text=tokenizer.decode(ids, after=prompt))
+
+
 def _run(
     model: Decoder,
     prompts: list[list[int]],
@@ -201,8 +237,7 @@ def _run(
         return
     rows = [_Row(requests[i], prompts[i], room[i], settings, tokenizer) for i in live]
     history = _History(model, [prompts[i] for i in live], settings)
-    stored = kv_dtype(settings.kv_cache_dtype)
-    reader = Reader(model, len(rows), use_cache=settings.use_cache, kv_dtype=stored)
+    reader = _reader(model, len(rows), settings)
     logits = reader.read([prompts[i] for i in live], settings.prefill_chunk)
     while True:
         tokens = history.choose(logits, rows)
@@ -216,7 +251,7 @@ def _run(
             return
         if len(going) < len(rows):
             rows = [rows[i] for i in going]
-            reader.keep(going)
+            reader.reorder(going)
             history.keep(going)
         logits = reader.read([[row.last] for row in rows])
 
@@ -236,13 +271,7 @@ class _History:
             seen[torch.tensor(prompt, device=device)] = True
 
     def choose(self, logits: Tensor, rows: list[_Row]) -> list[int]:
-        peak = logits.amax(-1)
-        if not bool(peak.isfinite().all()):
-            row = rows[int((~peak.isfinite()).nonzero()[0])]
-            raise HeadwayError(
-                f"the model's logits for request {row.request} at step {row.count} are not numbers (NaN or "
-                "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
-            )
+        check_logits(logits, [(row.request, row.count) for row in rows])
         logits = logits.index_fill(-1, self.forbidden, float("-inf"))
         if bool((logits.amax(-1) == float("-inf")).any()):
             raise ConfigError("forbidden: no token is left to choose")

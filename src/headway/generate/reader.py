@@ -35,20 +35,24 @@ class Reader:
         logits: Tensor | None = None
         for at in range(0, longest, size):
             part = [list(piece[at : at + size]) for piece in pieces]
-            now = self._step(part)
+            now = self._forward(part)
             ends = torch.tensor([at < len(p) <= at + size for p in pieces], device=self.device)
             logits = now if logits is None else torch.where(ends.unsqueeze(1), now, logits)
         assert logits is not None
         return logits
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with these rows only."""
+    def step(self, ids: Tensor) -> Tensor:
+        """Logits [B, V] of the token after ids [B, T]."""
+        return self.read(ids.tolist())
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was; there may be more rows or fewer than before."""
         with torch.inference_mode():
             if self.cache is not None:
                 self.cache.reorder(rows)
         self._texts = [self._texts[i] for i in rows]
 
-    def _step(self, pieces: list[list[int]]) -> Tensor:
+    def _forward(self, pieces: list[list[int]]) -> Tensor:
         if self.cache is None:
             self._texts = [text + piece for text, piece in zip(self._texts, pieces, strict=True)]
             pieces = self._texts

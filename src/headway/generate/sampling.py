@@ -5,8 +5,7 @@
 Legend: R rows, V vocab.
 
 The draw inverts the cumulative distribution at one uniform number, which is a pure function of (seed,
-request,
-step). So the text of a request does not depend on what else is in the batch, and no generator has a state.
+request, step). So the text of a request does not depend on what else is in the batch, and no generator has a state.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.data.order import keyed
-from headway.errors import ConfigError
+from headway.errors import ConfigError, HeadwayError
 
 
 class Step(Protocol):
@@ -195,6 +194,17 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
     # the last token with weight is where the total is first reached
     last = torch.searchsorted(cumulative, total)
     return torch.minimum(torch.searchsorted(cumulative, at, right=True), last).squeeze(1)
+
+
+def check_logits(logits: Tensor, places: Sequence[tuple[int, int]]) -> None:
+    """Raises HeadwayError when a row of logits [R, V] has NaN or infinity, naming its (request, step)."""
+    good = logits.amax(-1).isfinite()
+    if not bool(good.all()):
+        request, step = places[int((~good).nonzero()[0])]
+        raise HeadwayError(
+            f"the model's logits for request {request} at step {step} are not numbers (NaN or "
+            "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
+        )
 
 
 def uniform(seed: int, request: int, step: int) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headway.cache import kv_dtype
 from headway.errors import ConfigError, DataError
+from headway.generate.beams import Beams
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
 from headway.models import ModelSpec
@@ -22,6 +23,7 @@ class Settings:
 
     max_new_tokens: at most so many; None is 128, or what the context has room for if that is less.
     sampling, seed: how tokens are chosen; equal settings, seed and request number give equal text.
+    beams: look for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
     stop: strings that end a text (and are not part of it), also when they are split across tokens.
     forbidden: ids that are never chosen.
@@ -35,6 +37,7 @@ class Settings:
     max_new_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
+    beams: Beams | None = None
     eos: Sequence[int] = ()
     stop: Sequence[str] = ()
     forbidden: Sequence[int] = ()
@@ -64,6 +67,27 @@ class Settings:
                 f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]"
             )
         StopScanner(self.stop)
+        if self.beams is not None:
+            self._check_beams(self.beams)
+
+    def _check_beams(self, beams: Beams) -> None:
+        if not isinstance(beams, Beams):
+            raise ConfigError(f"beams must be a Beams, got {beams!r}; write Beams({beams!r})")
+        plain = Sampling(repetition_penalty=self.sampling.repetition_penalty)
+        if self.sampling != plain:
+            raise ConfigError(
+                f"beams: a beam search draws nothing, but {self.sampling} was given; leave out temperature, "
+                "top_k, top_p and min_p, or the beams"
+            )
+        if self.stop:
+            raise ConfigError(
+                f"beams: a beam search ends texts by eos alone, but stop strings {list(self.stop)} were given; "
+                "leave out either"
+            )
+        if self.max_new_tokens is not None and beams.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"beams: min_new_tokens is {beams.min_new_tokens}, but max_new_tokens {self.max_new_tokens}"
+            )
 
 
 def _whole(value: object) -> bool:

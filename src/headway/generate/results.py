@@ -1,0 +1,75 @@
+"""What comes out of a generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Reason = Literal["stop", "length", "eos"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One new token of one request.
+
+    text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
+    finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
+    seconds: since the call began.   token: None only in the single delta of a request that gets no token.
+    """
+
+    request: int
+    token: int | None
+    text: str
+    finish_reason: Reason | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished text of a beam search.
+
+    ids: all new tokens, an EOS included.   log_probs: of each of them, after what `Rules` changes.
+    score: their sum / (number of ids) ** length_penalty; what hypotheses are ranked by.
+    text: without EOS ("" without a tokenizer).
+    """
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...] = field(repr=False)
+    score: float
+    finish_reason: Reason
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What became of one prompt.
+
+    ids: all new tokens, an EOS included.   text: without EOS and stop string ("" without a tokenizer).
+    seconds_to_first_token: None when there is no token, and for a beam search, where none is certain before the
+        end.
+    hypotheses: of a beam search, the best first; this text is the first of them. Else none.
+    """
+
+    request: int
+    prompt_tokens: int
+    ids: list[int]
+    text: str
+    finish_reason: Reason
+    seconds_to_first_token: float | None
+    seconds: float = field(repr=False)
+    hypotheses: tuple[Hypothesis, ...] = field(default=(), repr=False)
+
+    @property
+    def score(self) -> float | None:
+        """The score of a beam search's best hypothesis; None for any other text."""
+        return self.hypotheses[0].score if self.hypotheses else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens after the first, per second of decoding; None for fewer than two."""
+        if self.seconds_to_first_token is None or len(self.ids) < 2:
+            return None
+        return (len(self.ids) - 1) / max(self.seconds - self.seconds_to_first_token, 1e-9)
+
+    def __str__(self) -> str:
+        return self.text
