@@ -87,7 +87,9 @@ FAMILIES: Mapping[str, Family] = {
         theta=1e6,
     ),
     "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", _GPT2),
-    "gpt_bigcode": Family("gpt2 with one key and value for all heads (SantaCoder, StarCoder)", _GPT2),
+    "gpt_bigcode": Family(
+        "gpt2 with one key and value for all heads (SantaCoder, StarCoder)", {**_GPT2, "kv_heads": 1}
+    ),
     "falcon": Family(
         "rotary positions, attention and feed-forward side by side behind one LayerNorm, one kv head",
         {

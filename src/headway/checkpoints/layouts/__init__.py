@@ -7,7 +7,18 @@ from types import MappingProxyType
 
 from headway.checkpoints.layouts.base import Layout
 from headway.checkpoints.layouts.bert import BERT
+from headway.checkpoints.layouts.falcon import FALCON
+from headway.checkpoints.layouts.gpt2 import GPT2
+from headway.checkpoints.layouts.gpt_bigcode import GPT_BIGCODE
+from headway.checkpoints.layouts.starcoder2 import STARCODER2
 
-LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.family: layout for layout in (BERT,)})
+_ALL = (
+    BERT,
+    GPT2,
+    GPT_BIGCODE,
+    FALCON,
+    STARCODER2,
+)
+LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.family: layout for layout in _ALL})
 
 __all__ = ["LAYOUTS", "Layout"]

@@ -60,6 +60,21 @@ def fused(ours: Sequence[str], theirs: str, sizes: Sequence[int], transpose: boo
     return Rule(tuple(ours), theirs, join, split)
 
 
+def interleaved(ours: Sequence[str], theirs: str, heads: int, kv_heads: int, head_dim: int) -> Rule:
+    """Queries, keys and values (three names) group by group: the queries of a kv head, then its key, its value."""
+    group = heads // kv_heads
+
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        by_head = [part.unflatten(0, (kv_heads, -1, head_dim)) for part in parts]
+        return torch.cat(by_head, 1).flatten(0, 2)
+
+    def split(whole: Tensor) -> Sequence[Tensor]:
+        by_head = whole.unflatten(0, (kv_heads, group + 2, head_dim))
+        return [part.flatten(0, 2) for part in by_head.split([group, 1, 1], 1)]
+
+    return Rule(tuple(ours), theirs, join, split)
+
+
 def sublayers(ours: str, theirs: str, names: Mapping[str, str], leaves: Sequence[str]) -> list[Rule]:
     """`same` for every module of a layer: ours + name + leaf is theirs + names[name] + leaf."""
     return [same(f"{ours}{a}.{leaf}", f"{theirs}{b}.{leaf}") for a, b in names.items() for leaf in leaves]
@@ -81,6 +96,7 @@ class Layout:
         architectures: class of transformers -> the kind of head that it has; the first is written.
         translated: keys of `config.json` that `read` looks at.
         only: keys that change nothing at these values, and are refused at others.
+        harmless: keys that change nothing that this family computes, whatever they are.
         defaults: what transformers takes for a key that is absent.
         read: the spec's fields from the config (typed access, and the head's kind), without family, head.
         write: config keys from a spec; what it cannot say is noticed by reading it again.
@@ -100,6 +116,7 @@ class Layout:
     write: Callable[[ModelSpec], dict[str, Any]]
     rules: Callable[[ModelSpec], Sequence[Rule]]
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    harmless: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
@@ -150,12 +167,21 @@ class Layout:
                         f'config.json: "{key}" is {value!r}, which headway does not have for model_type '
                         f"{self.family}; accepted is {' or '.join(map(repr, self.only[key]))}"
                     )
-            elif key not in self.translated and key not in always and key not in HARMLESS:
-                hint = did_you_mean(key, [*self.translated, *self.only, *HARMLESS])
+            elif key not in (*self.translated, *self.harmless, *always, *HARMLESS):
+                hint = did_you_mean(key, [*self.translated, *self.only, *self.harmless, *HARMLESS])
                 raise ConfigError(
                     f'config.json: unknown key "{key}"{hint} for model_type {self.family}; remove it if it does '
                     "not change what the model computes"
                 )
+
+
+def one_number(given: Given, *keys: str) -> float:
+    """The number that all these keys have. Raises ConfigError where they differ, since a spec has one for all."""
+    values = {key: given.number(key) for key in keys}
+    if len(set(values.values())) > 1:
+        said = ", ".join(f"{key} {value}" for key, value in values.items())
+        raise ConfigError(f"config.json: {said}: headway has one number for these; make them equal")
+    return next(iter(values.values()))
 
 
 def labels(given: Given) -> tuple[str, ...]:
