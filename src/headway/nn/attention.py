@@ -189,7 +189,7 @@ class Attention(nn.Module):
             q,
             keys.k,
             keys.v,
-            self.pattern,
+            self.asked,
             q_tokens=q_tokens,
             k_tokens=keys.tokens,
             k_scale=keys.k_scale,
@@ -201,6 +201,11 @@ class Attention(nn.Module):
         )
         y: Tensor = self.drop_output(self.o_proj(out_BHTE.transpose(1, 2).flatten(2)))
         return y
+
+    @property
+    def asked(self) -> Pattern:
+        """The pattern of what is asked with this layer's own projections: all of it."""
+        return self.pattern
 
     def _cross(
         self,

@@ -16,7 +16,7 @@ from headway.attention import attend
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
 from headway.nn.turns import Table
-from headway.patterns import Full
+from headway.patterns import Full, GlobalQueries, Or, Pattern, PerHead
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -28,8 +28,9 @@ class GlobalAttention(Attention):
         global query   attend(x Wq', x Wk', x Wv', Full())
 
     (Beltagy et al. 2020, section 3.1, "Linear Projections for Global Attention".) That is a choice of rows, not
-    a merge: no query mixes the two sets. Parameters beside those of `Attention`: q_global_proj, k_global_proj,
-    v_global_proj, of the shapes and with the biases of q_proj, k_proj and v_proj.
+    a merge: no query mixes the two sets. A local query reads global keys by its own projections, as in the
+    published code. Parameters beside those of `Attention`: q_global_proj, k_global_proj, v_global_proj, of the
+    shapes and with the biases of q_proj, k_proj and v_proj.
     """
 
     def __init__(self, width: int, heads: int, kv_heads: int | None = None, **options: Any) -> None:
@@ -63,7 +64,27 @@ class GlobalAttention(Attention):
             return y_BTM
         at_BN, chosen = _global_slots(tokens, x_BTM.shape[0])
         index = at_BN.unsqueeze(-1).expand(-1, -1, self.width)
-        q = self._heads(self.q_global_proj(x_BTM.gather(1, index)), self.head_dim, self.q_norm)
+        y_BNM = self._ask_all(x_BTM, x_BTM.gather(1, index), tokens, at_BN, chosen, rotation, score)
+        there = chosen.valid.unsqueeze(-1)
+        return y_BTM.scatter(1, index, torch.where(there, y_BNM, y_BTM.gather(1, index)).to(y_BTM.dtype))
+
+    @property
+    def asked(self) -> Pattern:
+        """The pattern without what global queries see, whose answers come from the other projections."""
+        return _without_global_queries(self.pattern)
+
+    def _ask_all(
+        self,
+        x_BTM: Tensor,
+        x_BNM: Tensor,
+        tokens: Tokens,
+        at_BN: Tensor,
+        chosen: Tokens,
+        rotation: Table | None,
+        score: Sequence[Score],
+    ) -> Tensor:
+        """What global tokens [B, N, M] see in all tokens, [B, N, M]."""
+        q = self._heads(self.q_global_proj(x_BNM), self.head_dim, self.q_norm)
         k = self._heads(self.k_global_proj(x_BTM), self.head_dim, self.k_norm)
         v = self._heads(self.v_global_proj(x_BTM), self.value_dim)
         if rotation is None:
@@ -73,21 +94,39 @@ class GlobalAttention(Attention):
             assert own is not None
             q, k = own.apply(q), rotation.apply(k)
             v = rotation.apply(v) if rotation.turns_values else v
+        slots, q_tokens = None, chosen
+        pattern: Pattern = Full()
+        if self.backend == "diagonal":  # which takes queries only at the slots of their keys
+            slots = at_BN[:, None, :, None]
+            spread = slots.expand(-1, q.shape[1], -1, q.shape[3])
+            q = q.new_zeros(*q.shape[:2], tokens.count, q.shape[3]).scatter(2, spread, q)
+            pattern, q_tokens = GlobalQueries(), tokens
         out = attend(
             q,
             k,
             v,
-            Full(),
-            q_tokens=chosen,
+            pattern,
+            q_tokens=q_tokens,
             k_tokens=tokens,
             score=[*score, *self.score()],
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
         )
-        y_BNM = self.drop_output(self.o_proj(out.transpose(1, 2).flatten(2)))
-        there = chosen.valid.unsqueeze(-1)
-        return y_BTM.scatter(1, index, torch.where(there, y_BNM, y_BTM.gather(1, index)).to(y_BTM.dtype))
+        if slots is not None:
+            out = out.gather(2, slots.expand(-1, out.shape[1], -1, out.shape[3]))
+        y_BNM: Tensor = self.drop_output(self.o_proj(out.transpose(1, 2).flatten(2)))
+        return y_BNM
+
+
+def _without_global_queries(pattern: Pattern) -> Pattern:
+    """The same for local queries: `GlobalQueries` allows none of them anything. Alone, it stays."""
+    if isinstance(pattern, PerHead):
+        return PerHead(*map(_without_global_queries, pattern.parts))
+    if not isinstance(pattern, Or):
+        return pattern
+    left = tuple(part for part in pattern.parts if part != GlobalQueries())
+    return left[0] if len(left) == 1 else Or(left)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:

@@ -1,0 +1,313 @@
+"""Longformer folders: what transformers computes, for every window by layer and any global tokens; both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from headway.checkpoints import load_folder, save_folder
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.layouts.tensors import exported
+from headway.checkpoints.restore import build_model
+from headway.errors import ConfigError
+from headway.models import Encoder, Head, ModelSpec, build
+from headway.patterns import Global, PerHead, Window
+from headway.positions import Learned
+from headway.tokens import Tokens
+
+from .hf import off
+
+VOCAB, PAD = 61, 1
+CONFIG: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 42,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-5,
+    "attention_window": [4, 8],
+    "num_labels": 3,
+}
+CLASSES = {
+    "LongformerForMaskedLM": "masked-lm",
+    "LongformerForSequenceClassification": "classify",
+    "LongformerForTokenClassification": "tag",
+    "LongformerForQuestionAnswering": "answer",
+    "LongformerModel": "states",
+}
+GLOBALS: dict[str, list[list[int]]] = {
+    "none": [[], []],
+    "one for all": [[0], [0]],
+    "others in each row": [[0, 9, 10], [6]],
+    "none in one row": [[3], []],
+    "all": [list(range(19)), list(range(11))],
+}
+
+
+def peer(name: str, **changes: Any) -> Any:
+    """A model of transformers whose parameters are normal with standard deviation 0.3 (norm gains around 1)."""
+    kind = getattr(transformers, name)
+    more = {"add_pooling_layer": False} if name == "LongformerModel" else {}
+    settings = {**CONFIG, **changes}
+    if name == "LongformerForQuestionAnswering":
+        settings["num_labels"] = 2
+    model = kind(transformers.LongformerConfig(**settings), **more)
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            gain = "norm" in key.lower() and key.endswith("weight")
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3 + (1.0 if gain else 0.0))
+    return model.eval()
+
+
+def ours(model: Any, path: Path, head: Head | None = None) -> Encoder:
+    """The same model, read from the folder that transformers writes."""
+    model.save_pretrained(path)
+    loaded = build_model(load_folder(path, head=head))
+    assert isinstance(loaded, Encoder)
+    return loaded
+
+
+def rows(lengths: list[int], total: int) -> tuple[Tensor, Tokens, Tensor]:
+    """Ids [B, total] with padding on the right, their tokens, and transformers' mask."""
+    ids = torch.randint(2, VOCAB, (len(lengths), total), generator=torch.Generator().manual_seed(1))
+    tokens = Tokens.from_lengths(lengths, total)
+    mask = tokens.valid.expand(len(lengths), -1).long()
+    return torch.where(mask.bool(), ids, PAD), tokens, mask
+
+
+def theirs(model: Any, ids: Tensor, mask: Tensor, glob: Tensor, types: Tensor) -> Tensor:
+    out = model(ids, attention_mask=mask, global_attention_mask=glob, token_type_ids=types)
+    if hasattr(out, "start_logits"):
+        return torch.stack((out.start_logits, out.end_logits), -1)
+    found: Tensor = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    return found
+
+
+def both(
+    name: str, path: Path, marked: list[list[int]], lengths: list[int], total: int, **changes: Any
+) -> tuple[Encoder, Any, Tensor, Tensor]:
+    """Our model, theirs, and what each computes at the slots that hold tokens."""
+    model = peer(name, **changes)
+    own = ours(model, path)
+    ids, tokens, mask = rows(lengths, total)
+    tokens = tokens.with_global(marked)
+    types = torch.arange(total).expand_as(ids) // 5 % 2 * mask
+    said = theirs(model, ids, mask, tokens.globals.expand_as(ids).long(), types)
+    found = own(ids, tokens=tokens, types=types)
+    real = mask.bool() if said.dim() == 3 else slice(None)
+    return own, model, found[real], said[real]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("marked", GLOBALS.values(), ids=GLOBALS.keys())
+def test_logits_and_gradients_are_those_of_transformers(
+    name: str, marked: list[list[int]], tmp_path: Path
+) -> None:
+    own, model, found, said = both(name, tmp_path, marked, [19, 11], 19)
+    assert own.spec.head.task == CLASSES[name]
+    assert off(found.detach(), said.detach()) < 1e-5
+    weigh = torch.randn(said.shape, generator=torch.Generator().manual_seed(2))
+    (found * weigh).sum().backward()
+    (said * weigh).sum().backward()
+    grads = {n: p.grad for n, p in own.named_parameters()}
+    state = {n: torch.zeros_like(p) if (g := grads[n]) is None else g for n, p in own.named_parameters()}
+    mine = exported(LAYOUTS["longformer"], state, own.spec)
+    largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    for key, p in model.named_parameters():
+        want = torch.zeros_like(p) if p.grad is None else p.grad
+        assert float((mine[key] - want).abs().max()) < 1e-4 * largest, key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("windows", [4, 6, 40, [4, 8], [40, 4], [12, 6]], ids=str)
+@pytest.mark.parametrize("total", [1, 12, 13, 24, 37])
+def test_any_window_by_layer_at_lengths_that_are_and_are_not_its_multiples(
+    windows: int | list[int], total: int, tmp_path: Path
+) -> None:
+    short = max(1, total - 5)
+    marked = [[0, total - 1], [short // 2]]
+    _, _, found, said = both(
+        "LongformerModel", tmp_path, marked, [total, short], total, attention_window=windows
+    )
+    assert off(found, said) < 1e-5
+
+
+@pytest.mark.parametrize("windows", [2, [4, 6]], ids=str)
+def test_windows_that_transformers_reads_and_cannot_run(windows: int | list[int], tmp_path: Path) -> None:
+    """Its chunks are of max(attention_window), which each layer's must divide, and of 4 at least."""
+    model = peer("LongformerModel", attention_window=windows)
+    ids, _, mask = rows([18, 7], 18)
+    with pytest.raises((RuntimeError, AssertionError), match=r"expanded size of the tensor|multiple of 4"):
+        model(ids, attention_mask=mask)
+    own = ours(model, tmp_path)
+    dense = build(own.spec, backend="dense").eval()
+    dense.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        assert off(own(ids), dense(ids)) < 1e-5
+        if windows == [4, 6]:  # where 4 happens to divide the padded length
+            twelve = ids[:1, :12]
+            assert off(own(twelve), model(twelve, attention_mask=twelve * 0 + 1).last_hidden_state) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_is_written_transformers_reads(name: str, tmp_path: Path) -> None:
+    own, model, found, _ = both(name, tmp_path / "a", GLOBALS["others in each row"], [19, 11], 19)
+    save_folder(tmp_path / "b", own)
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert config["architectures"] == [name]
+    assert config["attention_window"] == [4, 8]
+    kind = getattr(transformers, name)
+    more = {"add_pooling_layer": False} if name == "LongformerModel" else {}
+    again, info = kind.from_pretrained(tmp_path / "b", output_loading_info=True, **more)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    for key, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value), key
+    ids, tokens, mask = rows([19, 11], 19)
+    tokens = tokens.with_global(GLOBALS["others in each row"])
+    types = torch.arange(19).expand_as(ids) // 5 % 2 * mask
+    said = theirs(again.eval(), ids, mask, tokens.globals.long(), types)
+    assert off(found, said[mask.bool() if said.dim() == 3 else slice(None)]) < 1e-5
+
+
+@torch.no_grad()
+def test_an_untied_output_layer(tmp_path: Path) -> None:
+    own, _, found, said = both(
+        "LongformerForMaskedLM", tmp_path, [[0], []], [9, 5], 9, tie_word_embeddings=False
+    )
+    assert not own.spec.tied
+    assert off(found, said) < 1e-5
+
+
+@torch.no_grad()
+def test_the_masked_head_is_gelu_whatever_the_layers_are(tmp_path: Path) -> None:
+    own, _, found, said = both("LongformerForMaskedLM", tmp_path, [[0], []], [9, 5], 9, hidden_act="relu")
+    assert (own.spec.activation, own.spec.head.dense) == ("relu", "gelu")
+    assert off(found, said) < 1e-5
+
+
+@torch.no_grad()
+def test_padding_on_the_left_is_padding(tmp_path: Path) -> None:
+    model = peer("LongformerModel")
+    own = ours(model, tmp_path)
+    ids, _, _ = rows([12, 12], 12)
+    ids[1, :5] = PAD
+    tokens = Tokens.from_lengths([12, 7], 12, side="left").with_global([[2], [0]])
+    mask, types = tokens.valid.long(), torch.zeros_like(ids)
+    found = own(ids, tokens=tokens)
+    said = theirs(model, ids, mask, tokens.globals.long(), types)
+    assert off(found[mask.bool()], said[mask.bool()]) < 1e-5
+
+
+@torch.no_grad()
+def test_a_pad_id_within_a_text_has_no_position_in_transformers(tmp_path: Path) -> None:
+    """It counts ids that are not pad_token_id; here, tokens count, whatever their ids."""
+    model = peer("LongformerModel")
+    own = ours(model, tmp_path)
+    ids = torch.tensor([[5, 6, PAD, 7]])
+    given = {"attention_mask": torch.ones_like(ids)}
+    assert off(own(ids), model(ids, **given).last_hidden_state) > 0.1
+    counted = torch.arange(2, 6)[None]
+    assert off(own(ids), model(ids, position_ids=counted, **given).last_hidden_state) < 1e-5
+
+
+@torch.no_grad()
+def test_an_encoder_is_taken_for_another_purpose(tmp_path: Path) -> None:
+    """The tensors of the head that it was saved with are not needed; those of the stack are the same."""
+    model = peer("LongformerForMaskedLM")
+    states = ours(model, tmp_path, Head("states"))
+    ids, tokens, mask = rows([9, 5], 9)
+    said = model.longformer(ids, attention_mask=mask).last_hidden_state
+    assert off(states(ids, tokens=tokens)[mask.bool()], said[mask.bool()]) < 1e-5
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    return {"model_type": "longformer", **CONFIG, **changes}
+
+
+def test_published_keys_and_what_they_mean() -> None:
+    published = {
+        "model_type": "longformer", "attention_mode": "longformer", "attention_probs_dropout_prob": 0.1,
+        "attention_window": [512] * 12, "bos_token_id": 0, "eos_token_id": 2, "gradient_checkpointing": False,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "ignore_attention_mask": False,
+        "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 4098, "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1,
+        "sep_token_id": 2, "type_vocab_size": 1, "vocab_size": 50265,
+    }  # fmt: skip
+    spec = spec_from_config(published)
+    usual = ModelSpec.of("longformer", vocab=50265, width=768, layers=12, heads=12, hidden=3072)
+    assert spec == usual
+    assert (
+        spec.parameter_count == 148_711_257
+    )  # the released base model: RoBERTa's, 3584 positions, projections
+
+
+@pytest.mark.parametrize("windows", [512, [2, 4]])
+def test_the_config_is_read_back_as_it_was_written(windows: Any) -> None:
+    spec = spec_from_config(config(attention_window=windows))
+    written = config_from_spec(spec)
+    assert written["attention_window"] == windows
+    assert spec_from_config(written) == spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"patterns": Window.around(2, step=2) | Global()}, "patterns"),
+        ({"patterns": Window(4, 2) | Global()}, "patterns"),
+        ({"patterns": Window.around(0) | Global()}, "patterns"),
+        ({"patterns": PerHead(*[Window.around(i + 1) for i in range(4)]) | Global()}, "patterns"),
+        ({"global_projections": False}, "global_projections"),
+        ({"positions": Learned(40)}, "positions"),
+        ({"head": Head("classify", labels=("a", "b"), pool="mean")}, "head"),
+        ({"head": Head("embed")}, "head"),
+    ],
+    ids=str,
+)
+def test_what_transformers_cannot_say_it_is_not_given(
+    fields: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    head = fields.pop("head", None)
+    spec = ModelSpec.of("longformer", vocab=VOCAB, width=32, layers=2, heads=4, hidden=48,
+                        **{"positions": Learned(40, offset=2), "trained_context": 40, **fields})  # fmt: skip
+    spec = spec if head is None else spec.with_head(head)
+    assert why_not_plain(spec) == what
+    model = build(spec, seed=0).eval()
+    save_folder(tmp_path / "m", model)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headway"
+    again = build_model(load_folder(tmp_path / "m"))
+    assert again.spec == spec
+    ids, tokens, _ = rows([9, 5], 9)
+    tokens = tokens.with_global([[0], [1]])
+    with torch.no_grad():
+        assert torch.equal(again(ids, tokens=tokens), model(ids, tokens=tokens))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_window": 5}, "attention_window must be even"),
+        ({"attention_window": 0}, "attention_window must be a whole number of at least 1"),
+        ({"attention_window": [4]}, "lists 1 layers, but num_hidden_layers is 2"),
+        ({"attention_window": [4, None]}, "every layer of a longformer has an attention_window"),
+        ({"attention_window": None}, "every layer of a longformer has an attention_window"),
+        ({"pad_token_id": None}, 'positions of a longformer begin behind row "pad_token_id"'),
+        ({"pad_token_id": 41}, "must be a whole number below 41"),
+        ({"attention_mode": "sliding_chunks_no_overlap"}, "accepted is 'longformer'"),
+        ({"attention_windows": 4}, "attention_window"),
+        ({"architectures": ["LongformerForMultipleChoice"]}, "is not one of model_type 'longformer'"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config(config(**changes))
