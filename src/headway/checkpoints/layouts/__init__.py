@@ -10,10 +10,12 @@ from headway.checkpoints.layouts.bert import BERT
 from headway.checkpoints.layouts.falcon import FALCON
 from headway.checkpoints.layouts.gpt2 import GPT2
 from headway.checkpoints.layouts.gpt_bigcode import GPT_BIGCODE
+from headway.checkpoints.layouts.longformer import LONGFORMER
 from headway.checkpoints.layouts.starcoder2 import STARCODER2
 
 _ALL = (
     BERT,
+    LONGFORMER,
     GPT2,
     GPT_BIGCODE,
     FALCON,
