@@ -1,0 +1,323 @@
+"""Beam search over toy models whose best texts can be found by looking at all of them."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.errors import ConfigError, HeadwayError
+from headway.generate import Beams, Hypothesis, search
+from headway.generate.rules import Rules, Text
+
+PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
+
+
+class Toy:
+    """Logits that are a pure function of the text: a table drawn for (seed, its last three ids, its length)."""
+
+    def __init__(self, vocab: int, seed: int, prompts: Sequence[Sequence[int]], levels: int = 0) -> None:
+        self.vocab, self.seed, self.levels = vocab, seed, levels
+        self.texts = [list(p) for p in prompts]
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((self.seed, len(text), *text[-3:])) % 2**31)
+        drawn = torch.randn(self.vocab, generator=generator, dtype=torch.float64) * 2
+        return drawn.sign() * (drawn.abs() > 1) if self.levels else drawn
+
+    def now(self) -> Tensor:
+        return torch.stack([self.logits(text) for text in self.texts])
+
+    def step(self, ids: Tensor) -> Tensor:
+        for text, new in zip(self.texts, ids.tolist(), strict=True):
+            text += new
+        return self.now()
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        self.texts = [list(self.texts[i]) for i in rows]
+
+
+def run(
+    toy: Toy, beams: Beams, room: int, eos: Sequence[int] = (0,), **more: object
+) -> list[list[Hypothesis]]:
+    prompts = [list(text) for text in toy.texts]
+    return search(toy, toy.now(), prompts, beams, room=[room] * len(prompts), eos=eos, **more)  # type: ignore[arg-type]
+
+
+def total(toy: Toy, prompt: Sequence[int], ids: Sequence[int]) -> float:
+    """sum_i log p(ids_i | prompt, ids_<i), text by text."""
+    text, found = list(prompt), 0.0
+    for token in ids:
+        found += float(toy.logits(text).log_softmax(-1)[token])
+        text.append(token)
+    return found
+
+
+def all_texts(vocab: int, room: int, eos: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every text that ends by an EOS, or by its length."""
+    return [
+        ids
+        for n in range(1, room + 1)
+        for ids in itertools.product(range(vocab), repeat=n)
+        if not set(ids[:-1]) & set(eos) and (n == room or ids[-1] in eos)
+    ]
+
+
+def greedy(toy: Toy, prompt: Sequence[int], room: int, eos: Sequence[int] = (0,)) -> tuple[int, ...]:
+    ids: list[int] = []
+    while len(ids) < room and not (ids and ids[-1] in eos):
+        ids.append(int(toy.logits([*prompt, *ids]).argmax()))
+    return tuple(ids)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(1, 4), st.sampled_from(PENALTIES))
+def test_as_many_beams_as_texts_find_the_best_of_all(
+    seed: int, vocab: int, room: int, penalty: float
+) -> None:
+    toy = Toy(vocab, seed, [[1]])
+    ranked = sorted(
+        ((total(toy, [1], ids) / len(ids) ** penalty, ids) for ids in all_texts(vocab, room, [0])),
+        reverse=True,
+    )
+    width = vocab**room
+    for n in (1, min(5, len(ranked))):
+        how = Beams(width, length_penalty=penalty, n_best=n, early_stopping="never", with_greedy=n > 1)
+        (found,) = run(Toy(vocab, seed, [[1]]), how, room)
+        assert [h.ids for h in found] == [ids for _, ids in ranked[:n]]
+        assert [h.score for h in found] == pytest.approx([score for score, _ in ranked[:n]])
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 9), st.sampled_from(PENALTIES), st.data())
+def test_no_score_is_below_that_of_greedy(
+    seed: int, width: int, room: int, penalty: float, data: st.DataObject
+) -> None:
+    stop = data.draw(st.sampled_from([True, False, "never"]))
+    toy, how = Toy(6, seed, [[1], [2, 3]]), Beams(width, length_penalty=penalty, early_stopping=stop)
+    for prompt, (best,) in zip(([1], [2, 3]), run(Toy(6, seed, [[1], [2, 3]]), how, room), strict=True):
+        ids = greedy(toy, prompt, room)
+        assert best.score >= total(toy, prompt, ids) / len(ids) ** penalty - 1e-12
+        if width == 1:
+            assert best.ids == ids
+
+
+class Detour(Toy):
+    """The likeliest first token leads to an unsure second one, and then to certainty; the others the other way: two
+    texts are likelier at first, and unlikely in the end."""
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        ids, unsure = text[1:], [0.34, 0.33, 0.33]
+        if not ids:
+            row = [0.4, 0.35, 0.25]
+        elif len(ids) == 1:
+            row = unsure if ids[0] == 0 else [0.49, 0.49, 0.02]
+        else:
+            row = [0.96, 0.02, 0.02] if ids[0] == 0 else unsure
+        return torch.tensor(row, dtype=torch.float64).log()
+
+
+def test_without_the_greedy_text_a_search_may_score_below_it() -> None:
+    """So the guarantee is one of with_greedy, not of beam search."""
+    how = {kept: Beams(2, with_greedy=kept, n_best=2) for kept in (False, True)}
+    ((plain, _),) = run(Detour(3, 0, [[1]]), how[False], 8, eos=[])
+    ((best, second),) = run(Detour(3, 0, [[1]]), how[True], 8, eos=[])
+    assert best.ids == greedy(Detour(3, 0, [[1]]), [1], 8, []) == (0,) * 8
+    assert best.score == pytest.approx((math.log(0.4 * 0.34) + 6 * math.log(0.96)) / 8)
+    assert plain == second
+    assert plain.score < best.score - 0.1
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5), st.sampled_from(PENALTIES), st.booleans(), st.integers(0, 1))
+def test_hypotheses_differ_and_are_what_they_say(
+    seed: int, width: int, penalty: float, early: bool, levels: int
+) -> None:
+    toy = Toy(5, seed, [[1]], levels)
+    how = Beams(width, length_penalty=penalty, n_best=width, early_stopping=early)
+    (found,) = run(Toy(5, seed, [[1]], levels), how, 7, eos=[0, 4])
+    assert len({h.ids for h in found}) == len(found) == width
+    assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+    for h in found:
+        assert sum(h.log_probs) == pytest.approx(total(toy, [1], h.ids))
+        assert h.score == pytest.approx(total(toy, [1], h.ids) / len(h.ids) ** penalty)
+        assert not set(h.ids[:-1]) & {0, 4}
+        assert h.finish_reason == ("eos" if h.ids[-1] in (0, 4) else "length")
+        assert h.finish_reason == "eos" or len(h.ids) == 7
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 1))
+def test_a_prompt_of_a_batch_is_the_prompt_alone(seed: int, width: int, levels: int) -> None:
+    """Bit for bit, ties included: a toy's logits do not depend on the company."""
+    prompts, how = [[1], [2, 3, 1], [4], [1, 1]], Beams(width, n_best=width)
+    together = run(Toy(5, seed, prompts, levels), how, 6)
+    assert together == run(Toy(5, seed, prompts, levels), how, 6)
+    for prompt, found in zip(prompts, together, strict=True):
+        assert run(Toy(5, seed, [prompt], levels), how, 6) == [found]
+
+
+class Even(Toy):
+    """All tokens are equally likely."""
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return torch.zeros(self.vocab, dtype=torch.float64)
+
+
+def test_ties_go_to_the_better_parent_and_the_smaller_id() -> None:
+    (found,) = run(Even(4, 0, [[1]]), Beams(3, n_best=3, length_penalty=0.0), 3, eos=[])
+    assert [h.ids for h in found] == [(0, 0, 0), (0, 0, 1), (0, 0, 2)]
+    (found,) = run(Even(5, 0, [[1]]), Beams(2, n_best=2), 3, eos=[1])
+    assert [h.ids for h in found] == [(1,), (0, 1)]
+
+
+class ByStep(Toy):
+    """Probabilities of the n-th new token, whatever the text; the last ones stay. 0 ends a text."""
+
+    def __init__(self, *steps: list[float]) -> None:
+        super().__init__(3, 0, [[1]])
+        self.steps = steps
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return torch.tensor(self.steps[min(len(text) - 1, len(self.steps) - 1)], dtype=torch.float64).log()
+
+
+SURE = [0.02, 0.97, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("second", "penalty", "read"),
+    [
+        # the best text in progress, 1 1, is worse than both finished ones now; long enough it would be better
+        (([0.4, 0.35, 0.25], [0.6, 0.3, 0.1]), 1.0, {True: 2, False: 2, "never": 12}),
+        # it is better than the worse of them already
+        (([0.4, 0.5, 0.1], [0.45, 0.5, 0.05]), 1.0, {True: 2, False: 12, "never": 12}),
+        # its probability can only fall
+        (([0.4, 0.35, 0.25], [0.6, 0.3, 0.1]), 0.0, {True: 2, False: 2, "never": 2}),
+        (([0.4, 0.35, 0.25], [0.6, 0.3, 0.1]), -1.0, {True: 2, False: 2, "never": 2}),
+    ],
+)
+def test_when_a_search_stops(
+    second: tuple[list[float], list[float]], penalty: float, read: dict[bool | str, int]
+) -> None:
+    for stop, steps in read.items():
+        toy = ByStep(*second, SURE)
+        how = Beams(2, length_penalty=penalty, early_stopping=stop, with_greedy=False)  # type: ignore[arg-type]
+        ((best,),) = run(toy, how, 12)
+        assert len(toy.texts[0]) == steps, "the prompt's token and all new ones but the last"
+        if steps == 12:
+            assert best.ids == (1,) * 12
+        else:
+            scores = {n: math.log(p) / n**penalty for n, p in ((1, 0.4), (2, second[0][1] * second[1][0]))}
+            assert best.score == pytest.approx(max(scores.values()))
+
+
+EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], room=9)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "banned"),
+    [
+        (Rules(no_repeat_ngram=3), EVERY, {5}),
+        (Rules(no_repeat_ngram=2), EVERY, {5}),
+        (Rules(no_repeat_ngram=1), EVERY, {3, 4, 5}),
+        (Rules(no_repeat_ngram=6), EVERY, set()),
+        (Rules(eos=frozenset([1, 2]), min_new_tokens=4), EVERY, {1, 2}),
+        (Rules(eos=frozenset([1, 2]), min_new_tokens=3), EVERY, set()),
+        (Rules(forbidden=(0, 7)), EVERY, {0, 7}),
+        (Rules(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
+        (Rules(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
+        (Rules(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
+        (Rules(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
+    ],
+    ids=str,
+)
+def test_rules(rules: Rules, text: Text, banned: set[int]) -> None:
+    values = torch.linspace(-2, -1, 8).unsqueeze(0)
+    found = rules(values, [text])[0]
+    assert {i for i in range(8) if found[i] == -math.inf} == banned
+    kept = [i for i in range(8) if i not in banned]
+    forced = rules.forced(text)
+    assert found[kept].tolist() == ([0.0] if forced is not None else values[0, kept].tolist())
+
+
+def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
+    values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
+    found = Rules(repetition_penalty=2.0)(values, [Text([0, 1], [1], 5)])
+    assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
+    assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
+
+
+def test_forced_tokens_are_certain_and_count() -> None:
+    """decoder start, a forced first token, a forced last one: what Marian and BART ask for."""
+    how = Beams(3, forced_first=2, forced_last=0, n_best=3, min_new_tokens=9, length_penalty=1.0)
+    (found,) = run(Toy(6, 3, [[1]]), how, 5, forbidden=[1])
+    for h in found:
+        assert (h.ids[0], h.ids[-1], len(h.ids), h.finish_reason) == (2, 0, 5, "eos")
+        assert (h.log_probs[0], h.log_probs[-1]) == (0.0, 0.0)
+        assert 1 not in h.ids
+        assert h.score == pytest.approx(sum(h.log_probs) / 5)
+
+
+def test_room_is_each_prompt_s_own() -> None:
+    prompts = [[1], [2, 3]]
+    toy = Toy(5, 8, prompts)
+    found = search(toy, toy.now(), prompts, Beams(3), room=[2, 6])
+    assert [len(best.ids) for (best,) in found] == [2, 6]
+
+
+class Count(Toy):
+    """Counts the rows of every step."""
+
+    def step(self, ids: Tensor) -> Tensor:
+        self.read = [*getattr(self, "read", []), len(ids)]
+        return super().step(ids)
+
+
+def test_the_greedy_text_costs_a_row_only_while_it_is_no_beam() -> None:
+    with_it, plain = [], []
+    for seed in range(30):
+        for kept, read in ((True, with_it), (False, plain)):
+            toy = Count(6, seed, [[1]])
+            run(toy, Beams(3, with_greedy=kept), 8, eos=[])
+            read.append(toy.read)
+    assert all(set(read) == {3} for read in plain)
+    assert all(set(read) <= {3, 4} for read in with_it)
+    assert [3] * 7 in with_it
+    assert any(4 in read for read in with_it)
+
+
+def test_no_token_left_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"request 7 has no token left to choose; loosen no_repeat_ngram"):
+        run(Toy(3, 0, [[1]]), Beams(2, no_repeat_ngram=1), 6, eos=[], requests=[7])
+    (found,) = run(Toy(3, 0, [[1]]), Beams(2, no_repeat_ngram=1), 6, eos=[0])
+    assert {h.ids[-1] for h in found} == {0}, "what has ended is there all the same"
+
+
+class Broken(Toy):
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return super().logits(text) * (float("nan") if len(text) == 3 else 1.0)
+
+
+def test_logits_that_are_no_numbers() -> None:
+    with pytest.raises(HeadwayError, match="logits for request 5 at step 2 are not numbers"):
+        run(Broken(5, 0, [[1]]), Beams(2), 6, eos=[], requests=[5])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"width": 0}, "beams: width must be a whole number, 1 or more, got 0"),
+        ({"width": 2.0}, "width must be a whole number, 1 or more, got 2.0"),
+        ({"n_best": 0}, "n_best must be a whole number, 1 or more, got 0"),
+        ({"n_best": 5}, "n_best is 5, but 4 beams keep 4 texts; ask for 5 beams or more"),
+        ({"length_penalty": float("nan")}, "length_penalty must lie between -10 and 10 .*got nan"),
+        ({"length_penalty": 11}, "length_penalty must lie between -10 and 10"),
+        ({"early_stopping": "always"}, "early_stopping is True, False or \"never\", got 'always'"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be a whole number, 0 or more, got -1"),
+        ({"min_new_tokens": True}, "min_new_tokens must be a whole number, 0 or more, got True"),
+    ],
+)
+def test_searches_that_cannot_be(given: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Beams(**given)  # type: ignore[arg-type]

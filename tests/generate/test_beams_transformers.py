@@ -1,0 +1,128 @@
+"""Beam search is that of `transformers`: equal ids, equal scores, for every setting that both have."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from headway.checkpoints.folder import save_folder
+from headway.generate import Beams, Sampling, Settings, generate
+from headway.models import Decoder
+from headway.patterns import Causal, Window
+from tests.generate.conftest import small
+
+VOCAB = 60
+PROMPTS = [[0, 5, 9], [1], [2, *range(20, 39)], [0, 7, 7, 7, 7]]
+OURS = small(Causal(), vocab=VOCAB)
+EOS = {"none": [], "one": [11], "many": [3, 11, 17, 21, 29, 33, 40, 47]}
+HOW: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "short": {"length_penalty": -1.0},
+    "sum": {"length_penalty": 0.0},
+    "long": {"length_penalty": 2.5},
+    "early": {"early_stopping": True},
+    "never": {"early_stopping": "never"},
+    "never, long": {"early_stopping": "never", "length_penalty": 1.7},
+    "never, short": {"early_stopping": "never", "length_penalty": -0.6},
+    "early, long": {"early_stopping": True, "length_penalty": 2.0},
+    "wide": {"width": 7, "n_best": 5},
+    "two": {"width": 2, "n_best": 2},
+    "rules": {"min_new_tokens": 4, "no_repeat_ngram": 2, "forced_last": 11},
+}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path: Path = tmp_path_factory.mktemp("theirs") / "llama"
+    save_folder(path, OURS)
+    return AutoModelForCausalLM.from_pretrained(path).eval()
+
+
+def asked(theirs: Any, beams: Beams, eos: list[int]) -> list[list[tuple[list[int], float]]]:
+    """(new ids, score) of each hypothesis of each prompt, by transformers."""
+    longest = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
+    with torch.inference_mode():
+        out = theirs.generate(
+            ids, attention_mask=mask, num_beams=beams.width, num_return_sequences=beams.n_best,
+            length_penalty=beams.length_penalty, early_stopping=beams.early_stopping, do_sample=False,
+            max_new_tokens=12, min_new_tokens=beams.min_new_tokens or None, forced_eos_token_id=beams.forced_last,
+            no_repeat_ngram_size=beams.no_repeat_ngram or None, eos_token_id=eos or None, pad_token_id=VOCAB - 1,
+            output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    found = []
+    for row, score in zip(out.sequences[:, longest:].tolist(), out.sequences_scores.tolist(), strict=True):
+        ends = [i + 1 for i, token in enumerate(row) if token in eos]
+        found.append((row[: ends[0]] if ends else row, score))
+    return [found[i : i + beams.n_best] for i in range(0, len(found), beams.n_best)]
+
+
+def agree(model: Decoder, theirs: Any, beams: Beams, eos: list[int]) -> None:
+    settings = Settings(max_new_tokens=12, eos=eos, beams=beams)
+    expected = asked(theirs, beams, eos)
+    for found, texts in zip(generate(model, PROMPTS, settings), expected, strict=True):
+        assert [list(h.ids) for h in found.hypotheses] == [ids for ids, _ in texts]
+        scores = [h.score for h in found.hypotheses]
+        assert scores == pytest.approx([score for _, score in texts], abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("eos", EOS)
+@pytest.mark.parametrize("how", HOW)
+def test_ids_and_scores(theirs: Any, how: str, eos: str) -> None:
+    beams = Beams(**{"width": 4, "n_best": 3, "with_greedy": False, **HOW[how]})
+    if how == "rules" and not EOS[eos]:
+        beams = Beams(beams.width, n_best=beams.n_best, with_greedy=False, no_repeat_ngram=1)
+    agree(OURS, theirs, beams, EOS[eos])
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3])
+def test_repetition_penalty(theirs: Any, penalty: float) -> None:
+    """Over the log probabilities. Theirs counts the padding of a batch as text; its id here is in no text."""
+    ids = [[VOCAB - 2, 5, 9, 4]]
+    beams = Beams(4, n_best=2, with_greedy=False)
+    settings = Settings(
+        max_new_tokens=12, eos=EOS["many"], beams=beams, sampling=Sampling(repetition_penalty=penalty)
+    )
+    with torch.inference_mode():
+        out = theirs.generate(
+            torch.tensor(ids), num_beams=4, num_return_sequences=2, max_new_tokens=12, do_sample=False,
+            eos_token_id=EOS["many"], pad_token_id=VOCAB - 1, repetition_penalty=penalty,
+            output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    found = generate(OURS, ids, settings)[0].hypotheses
+    for ours, row, score in zip(found, out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+        assert row[4 : 4 + len(ours.ids)] == list(ours.ids)
+        assert set(row[4 + len(ours.ids) :]) <= {VOCAB - 1}
+        assert ours.score == pytest.approx(score, abs=1e-5)
+
+
+def test_the_settings_above_tell_the_searches_apart() -> None:
+    """Settings that all gave one text would show nothing."""
+    told = set()
+    for how in HOW.values():
+        beams = Beams(**{"width": 4, "n_best": 1, "with_greedy": False, **how, "forced_last": None})
+        settings = Settings(max_new_tokens=12, eos=EOS["many"], beams=beams)
+        told.add(tuple(tuple(g.ids) for g in generate(OURS, PROMPTS, settings)))
+    assert len(told) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_more_weights(tmp_path: Path, seed: int) -> None:
+    model = small(Window.last(6), vocab=VOCAB)
+    generator = torch.Generator().manual_seed(100 + seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    save_folder(tmp_path / "mistral", model)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "mistral").eval()
+    assert theirs.config.sliding_window == 6
+    for width in (2, 3, 5):
+        for penalty in (-1.0, 0.0, 1.0, 2.0):
+            for stop in (True, False, "never"):
+                beams = Beams(width, n_best=2, length_penalty=penalty, early_stopping=stop, with_greedy=False)
+                agree(model, theirs, beams, EOS["many"])
