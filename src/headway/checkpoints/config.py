@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.checkpoints.families import FAMILIES, HARMLESS, ONLY, OURS, Family
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.layouts import LAYOUTS, layout_of
 from headway.checkpoints.own import own_facts, spec_from_own
 from headway.checkpoints.rope import read_rope
 from headway.checkpoints.sizes import checked_sizes
@@ -31,7 +31,11 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         return spec_from_own(config)
     if (layout := LAYOUTS.get(str(config.get("model_type")))) is not None:
         facts = own_facts(config)
-        return replace(layout.spec(config), **{key: value for key, value in facts.items() if key != "family"})
+        if layout_of(family := facts.get("family", layout.family)) is not layout:
+            raise ConfigError(
+                f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
+            )
+        return replace(layout.spec(config), **facts)
     family_name = _family_of(config)
     family = FAMILIES[family_name]
     _check_keys(config, family_name, family)

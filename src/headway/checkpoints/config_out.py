@@ -9,7 +9,7 @@ from typing import Any
 
 from headway.checkpoints.config import LAYER_TYPES, spec_from_config
 from headway.checkpoints.families import FAMILIES, OURS, Family
-from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.layouts import layout_of
 from headway.checkpoints.own import FACTS, own_config
 from headway.checkpoints.rope import write_rope
 from headway.checkpoints.windows import last_keys
@@ -45,9 +45,9 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
     """
     spec = _shortest(spec)
     own = [spec.family] if spec.family in FAMILIES else []
-    layouts = {name: partial(layout.config, spec) for name, layout in LAYOUTS.items() if name == spec.family}
+    layout = layout_of(spec.family)
     llamas = {name: partial(_plain, spec, name, FAMILIES[name]) for name in (*own, *FAMILIES)}
-    for make in (layouts or llamas).values():
+    for make in llamas.values() if layout is None else [partial(layout.config, spec)]:
         config = make()
         if config is None:
             continue
@@ -65,9 +65,11 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     if config_from_spec(spec)["model_type"] != OURS:
         return None
     spec = _shortest(spec)
-    if (layout := LAYOUTS.get(spec.family)) is not None:
+    if (layout := layout_of(spec.family)) is not None:
         said = layout.config(spec)
-        return "head" if said is None else ", ".join(_differences(spec, spec_from_config(said)))
+        return "head" if said is None else _said_otherwise(spec, spec_from_config(said))
+    if not _is_llama(spec):
+        return f"family ({spec.family})"
     turned = isinstance(spec.positions, Rotary) and spec.positions.pairing != "halves"
     best: list[str] | None = None
     for name, family in FAMILIES.items():
@@ -79,6 +81,10 @@ def why_not_plain(spec: ModelSpec) -> str | None:
         if best is None or len(differ) < len(best):
             best = differ
     return ", ".join(["rotary pairing" if turned and d == "positions" else d for d in best or ["windows"]])
+
+
+def _said_otherwise(spec: ModelSpec, other: ModelSpec) -> str:
+    return ", ".join(name for name in _differences(spec, other) if name not in FACTS)
 
 
 def _sayable(positions: Any) -> Rotary:

@@ -15,8 +15,8 @@ from headway.checkpoints.config import spec_from_config
 from headway.checkpoints.config_out import config_from_spec
 from headway.checkpoints.dtypes import dtype_name
 from headway.checkpoints.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.tensors import exported, own_shapes
+from headway.checkpoints.layouts import LAYOUTS, layout_of
+from headway.checkpoints.layouts.tensors import exported, left_out, own_shapes
 from headway.checkpoints.lazy import LazyTensors, cast, forms, renamed
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.reading import naming, read_json
@@ -54,7 +54,8 @@ class SavesItself(Protocol):
 @dataclass(frozen=True)
 class Folder:
     """A checked checkpoint. `tensors` has exactly the names and shapes of the spec, values are read when asked
-    for; `stored` is what the files hold, under their own names."""
+    for; `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
+    another head's tensors, and those of a class of transformers that computes more."""
 
     path: Path
     spec: ModelSpec
@@ -62,6 +63,7 @@ class Folder:
     stored: Tensors = field(repr=False)
     config: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any] = field(repr=False)
+    unused: tuple[str, ...] = field(default=(), repr=False)
 
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
@@ -91,7 +93,8 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         spec = spec.with_head(head)
     tensors = open_tensors(folder, allow_pickle=allow_pickle)
     check_stored(spec, tensors, path)
-    found = strict(tensors, spec, path, LAYOUTS.get(str(config.get("model_type"))), spec.head != saved_for)
+    layout = LAYOUTS.get(str(config.get("model_type")))
+    found = strict(tensors, spec, path, layout, spec.head != saved_for)
     generation = folder / "generation_config.json"
     return Folder(
         path,
@@ -100,6 +103,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         tensors,
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
+        () if layout is None else left_out(layout, tensors, spec),
     )
 
 
@@ -153,7 +157,7 @@ def save_state(
     """
     state = _strict_state(state, spec)
     rotary = spec.positions
-    layout = LAYOUTS.get(spec.family)
+    layout = layout_of(spec.family)
     usual: Pairing = "halves" if layout is None else layout.pairing
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
         state, spec = change_pairing(state, spec, usual)

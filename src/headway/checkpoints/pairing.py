@@ -21,7 +21,15 @@ from headway.positions import Pairing, Rotary, to_pairing
 
 # module -> heads of its output: a field of the spec, or 1 for what all heads share
 _MODULES: Mapping[str, str | int] = MappingProxyType(
-    {"q_proj": "heads", "k_proj": "kv_heads", "q_norm": 1, "k_norm": 1, "qkv_proj": "fused"}
+    {
+        "q_proj": "heads",
+        "k_proj": "kv_heads",
+        "q_global_proj": "heads",
+        "k_global_proj": "kv_heads",
+        "q_norm": 1,
+        "k_norm": 1,
+        "qkv_proj": "fused",
+    }
 )
 # leaves whose first axis is the module's output: weights, biases, gains, adapters' second factor, scales per row
 _OUTPUT = (

@@ -11,10 +11,14 @@ from headway.checkpoints.layouts.falcon import FALCON
 from headway.checkpoints.layouts.gpt2 import GPT2
 from headway.checkpoints.layouts.gpt_bigcode import GPT_BIGCODE
 from headway.checkpoints.layouts.longformer import LONGFORMER
+from headway.checkpoints.layouts.roberta import ROBERTA
+from headway.checkpoints.layouts.roformer import ROFORMER
 from headway.checkpoints.layouts.starcoder2 import STARCODER2
 
 _ALL = (
     BERT,
+    ROBERTA,
+    ROFORMER,
     LONGFORMER,
     GPT2,
     GPT_BIGCODE,
@@ -22,5 +26,13 @@ _ALL = (
     STARCODER2,
 )
 LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.family: layout for layout in _ALL})
+SAVED_AS: Mapping[str, str] = MappingProxyType({"wobert": "bert"})
+"""Families whose folders are another's."""
 
-__all__ = ["LAYOUTS", "Layout"]
+
+def layout_of(family: str) -> Layout | None:
+    """The layout that a family's folders have; None where they are of LLaMA's form, or headway's own."""
+    return LAYOUTS.get(SAVED_AS.get(family, family))
+
+
+__all__ = ["LAYOUTS", "SAVED_AS", "Layout", "layout_of"]

@@ -101,7 +101,11 @@ class Layout:
         read: the spec's fields from the config (typed access, and the head's kind), without family, head.
         write: config keys from a spec; what it cannot say is noticed by reading it again.
         rules: how tensors correspond, for a spec.
-        aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal.
+        aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal. Where
+            nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
+            They may depend on the spec.
+        renamed: ends of names in old files -> today's.
+        stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
         prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
         unused: beginnings or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
@@ -118,7 +122,9 @@ class Layout:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     harmless: Sequence[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] | Callable[[ModelSpec], Mapping[str, str]] = field(default_factory=dict)
+    stand_in: Mapping[str, str | None] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     unused: Sequence[str] = ()
     heads: Sequence[str] = ()

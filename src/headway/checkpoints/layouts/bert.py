@@ -44,6 +44,17 @@ ONLY = {
     "pruned_heads": ({}, None),
     "is_encoder_decoder": (False, None),
 }
+POOLER = (
+    "directionality",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+)
+"""Keys of published Chinese checkpoints, which transformers reads in no class."""
+RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Names of norms in files that were made from TensorFlow's."""
 DEFAULTS = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -61,12 +72,15 @@ DEFAULTS = {
 }
 
 
-def read_encoder(given: Given, kind: str, *, dense: str = "tanh") -> dict[str, Any]:
-    """The fields that all encoders of BERT's kind share; `dense` is the activation in front of a classifier."""
+def read_encoder(
+    given: Given, kind: str, *, dense: str = "tanh", masked: str | None = None
+) -> dict[str, Any]:
+    """The fields that all encoders of BERT's kind share; `dense` is the activation in front of a classifier, `masked`
+    that of the masked-lm head, hidden_act unless given."""
     act = ACTS.get(given.text("hidden_act"), given.text("hidden_act"))
     tied = kind == "masked-lm" and given.flag("tie_word_embeddings")
     heads = {
-        "masked-lm": lambda: Head("masked-lm", dense=act),
+        "masked-lm": lambda: Head("masked-lm", dense=masked or act),
         "classify": lambda: Head("classify", labels=labels(given), dense=dense),
         "tag": lambda: Head("tag", labels=labels(given)),
         "answer": lambda: Head("answer"),
@@ -136,8 +150,10 @@ def stack_rules(spec: ModelSpec, prefix: str, more: dict[str, str] | None = None
 def masked_rules(spec: ModelSpec, names: dict[str, str]) -> list[Rule]:
     """The masked-lm head: `names` says where dense, norm, bias and out stand."""
     rules = sublayers("head.", "", {"dense": names["dense"], "norm": names["norm"]}, WB)
-    rules.append(same("head.out.bias", names["bias"]))
-    return rules if spec.tied else [*rules, same("head.out.weight", names["out"])]
+    if spec.tied:
+        return [*rules, same("head.out.bias", names["bias"])]
+    # transformers then has two biases, and adds the one of the matrix
+    return [*rules, *sublayers("head.", "", {"out": names["out"].removesuffix(".weight")}, WB)]
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
@@ -162,8 +178,9 @@ BERT = Layout(
         "BertForQuestionAnswering": "answer",
         "BertModel": "states",
     },
-    translated=(*TRANSLATED,),
+    translated=TRANSLATED,
     only=ONLY,
+    harmless=POOLER,
     defaults=DEFAULTS,
     read=_read,
     write=_write,
@@ -173,6 +190,7 @@ BERT = Layout(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
+    renamed=RENAMED,
     unused=("cls.seq_relationship.", "bert.pooler.", "embeddings.position_ids"),
     heads=("cls.", "classifier.", "qa_outputs."),
 )

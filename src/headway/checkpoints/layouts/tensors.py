@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,27 +43,38 @@ def imported(
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config says, listed
     together with the nearest names; for tied tensors and constants that differ."""
-    found = forms(tensors)
-    prefix = not layout.prefix or any(name.startswith(layout.prefix) for name in found)
+    tensors = _modern(layout, tensors, path)
+    found = dict(forms(tensors))
     meta = own_shapes(spec)
+    prefix = _prefixed(layout, found)
     rules = rules_of(layout, spec, prefix)
     assert sorted(n for r in rules for n in r.ours) == sorted(meta), "rules and module disagree"
     wanted = {r.theirs: tuple(r.join([meta[n] for n in r.ours]).shape) for r in rules}
-    aliases = {_place(a, layout, prefix): _place(b, layout, prefix) for a, b in layout.aliases.items()}
     source = {name: name for name in wanted}
-    for alias, name in aliases.items():
-        if alias in found and name in wanted and alias not in wanted:
-            if name not in found:
-                source[name] = alias
-            elif not torch.equal(tensors[alias], tensors[name]):
-                raise CheckpointError(f"{path}: {alias} and {name} are one tensor in this model, but differ")
-    constants = layout.constants(spec)
+    pairs = _pairs(layout, spec, wanted, prefix)
+    for second, (first, tied) in pairs.items():
+        if second not in found:
+            continue
+        if first not in found:
+            source[first] = second
+        elif tied and not torch.equal(tensors[second], tensors[first]):
+            raise CheckpointError(f"{path}: {second} and {first} are one tensor in this model, but differ")
+    zeros = set()
+    for name, other in layout.stand_in.items():
+        name = _place(name, layout, prefix)
+        if name in wanted and name not in found and other is None:
+            zeros.add(name)
+            found[name] = Form(wanted[name], next(iter(found.values())).dtype)
+        elif name in wanted and name not in found and other is not None:
+            source[name] = source[_place(other, layout, prefix)]
+    constants = _constants(layout, spec, prefix)
     for name, value in constants.items():
-        if name in found and not torch.equal(tensors[name].to(value.dtype), value):
+        if name in found and not _is_constant(tensors[name], value):
             raise CheckpointError(
-                f"{path}: {name} is not {value.flatten()[:1].tolist()} throughout, and would be ignored"
+                f"{path}: {name} is not what it is in every model of this size, and would be ignored; "
+                f"expected {list(value.shape)}, {value.flatten()[:3].tolist()}, ..."
             )
-    spare = {n for n in found if n not in wanted and n not in aliases and n not in constants}
+    spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
     known = (*layout.unused, *(layout.heads if other_head else ()))
     places = tuple(_place(name, layout, prefix) for name in known)
     spare = {n for n in spare if not n.startswith(places) and not n.endswith(places)}
@@ -71,6 +83,8 @@ def imported(
 
     def make(name: str) -> Tensor:
         rule, i = at[name]
+        if rule.theirs in zeros:
+            return torch.zeros(meta[name].shape, dtype=found[rule.theirs].dtype)
         return rule.split(tensors[source[rule.theirs]])[i]
 
     return Made(
@@ -78,10 +92,22 @@ def imported(
     )
 
 
+def left_out(layout: Layout, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
+    """Names in a checkpoint that `imported` does not read: what its model has and this one has not."""
+    modern = {_new_name(layout, name): name for name in tensors.forms}
+    prefix = _prefixed(layout, modern)
+    read = {r.theirs for r in rules_of(layout, spec, prefix)}
+    read |= _pairs(layout, spec, read, prefix).keys() | _constants(layout, spec, prefix).keys()
+    return tuple(old for new, old in modern.items() if new not in read)
+
+
 def exported(layout: Layout, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """Our tensors under their names, made when asked for."""
-    rules = {r.theirs: r for r in rules_of(layout, spec, not bare(spec))}
-    constants = layout.constants(spec)
+    prefix = not bare(spec)
+    rules = {r.theirs: r for r in rules_of(layout, spec, prefix)}
+    pairs = _pairs(layout, spec, rules, prefix)
+    rules |= {name: replace(rules[first], theirs=name) for name, (first, tied) in pairs.items() if not tied}
+    constants = _constants(layout, spec, prefix)
     meta, ours = own_shapes(spec), forms(state)
     shapes = {
         name: Form(tuple(r.join([meta[n] for n in r.ours]).shape), ours[r.ours[0]].dtype)
@@ -124,6 +150,57 @@ def compare(
 
 def _hint(name: str, spare: set[str]) -> str:
     return did_you_mean(name, spare).replace("did you mean", "nearest there:").replace("?", "")
+
+
+def _prefixed(layout: Layout, names: Iterable[str]) -> bool:
+    """Whether a file has the names of a class with a head."""
+    return not layout.prefix or any(name.startswith(layout.prefix) for name in names)
+
+
+def _pairs(
+    layout: Layout, spec: ModelSpec, wanted: Container[str], prefix: bool
+) -> dict[str, tuple[str, bool]]:
+    """Second names of what is wanted: name -> the first, and whether both are one tensor in transformers, too.
+
+    They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted: transformers
+    then reads the alias, and has the other for nothing."""
+    found = {}
+    aliases = layout.aliases(spec) if callable(layout.aliases) else layout.aliases
+    for alias, name in aliases.items():
+        alias, name = _place(alias, layout, prefix), _place(name, layout, prefix)
+        if name in wanted and alias not in wanted:
+            found[alias] = (name, True)
+        elif alias in wanted and name not in wanted:
+            found[name] = (alias, False)
+    return found
+
+
+def _constants(layout: Layout, spec: ModelSpec, prefix: bool) -> dict[str, Tensor]:
+    return {_place(name, layout, prefix): value for name, value in layout.constants(spec).items()}
+
+
+def _modern(layout: Layout, tensors: LazyTensors, path: Path) -> LazyTensors:
+    """The same under the names of today. Raises CheckpointError for one that is there under both."""
+    names: dict[str, str] = {}
+    for old in tensors.forms:
+        new = _new_name(layout, old)
+        if new in names:
+            raise CheckpointError(f"{path}: {old} and {names[new]} are two names of one tensor; drop one")
+        names[new] = old
+    return tensors if all(new == old for new, old in names.items()) else tensors.renamed(names)
+
+
+def _new_name(layout: Layout, name: str) -> str:
+    for old, new in layout.renamed.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _is_constant(found: Tensor, value: Tensor) -> bool:
+    """Whether a stored tensor is the value, up to the rounding of the dtype that it is stored in."""
+    tolerance = torch.finfo(found.dtype).eps
+    return found.shape == value.shape and torch.allclose(found.to(value.dtype), value, 0.0, tolerance)
 
 
 def _place(name: str, layout: Layout, prefix: bool) -> str:
