@@ -8,7 +8,7 @@ from typing import Any
 from headway.errors import ConfigError, did_you_mean
 from headway.models.spec import ModelSpec
 from headway.patterns import Causal, Window
-from headway.positions import Llama3, Rotary
+from headway.positions import Learned, Llama3, Rotary
 
 Fields = Mapping[str, Any]
 
@@ -44,10 +44,26 @@ _LLAMA_32 = {
     "positions": Rotary(500000.0, pairing="halves", scaling=Llama3(32.0, 1.0, 4.0, 8192)),
 }
 _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patterns": Window.last(4096)}
+# Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and no biases in
+# attention are those of their code.
+_2017 = {"family": "transformer", "vocab": 37000, "tied": True}
 _QWEN_2 = {"family": "qwen2", "vocab": 151936, "trained_context": 131072, "tied": True}
 _QWEN_3 = {"family": "qwen3", "vocab": 151936, "trained_context": 40960, "tied": True, "head_dim": 128}
+# One vocab and table of positions for all four (Radford et al. 2019, table 2).
+_GPT_2 = {"family": "gpt2", "vocab": 50257}
+_STARCODER = {"family": "gpt_bigcode", "vocab": 49152, "activation": "gelu", "positions": Learned(8192),
+              "trained_context": 8192}  # fmt: skip
+_FALCON = {"family": "falcon", "vocab": 65024, "trained_context": 2048}
+_STARCODER_2 = {
+    "family": "starcoder2",
+    "vocab": 49152,
+    "trained_context": 16384,
+    "patterns": Window.last(4096),
+}
 
 _CATALOG: Mapping[str, Fields] = {
+    "transformer-base": {**_2017, **_sizes(512, 6, 8, 8, 2048)},
+    "transformer-big": {**_2017, **_sizes(1024, 6, 16, 16, 4096, dropout=0.3)},
     "llama-1-7b": {**_LLAMA_1, **_sizes(4096, 32, 32, 32, 11008)},
     "llama-1-13b": {**_LLAMA_1, **_sizes(5120, 40, 40, 40, 13824)},
     "llama-1-33b": {**_LLAMA_1, **_sizes(6656, 60, 52, 52, 17920)},
@@ -78,6 +94,31 @@ _CATALOG: Mapping[str, Fields] = {
     "qwen3-1.7b": {**_QWEN_3, **_sizes(2048, 28, 16, 8, 6144)},
     "qwen3-4b": {**_QWEN_3, **_sizes(2560, 36, 32, 8, 9728)},
     "qwen3-8b": {**_QWEN_3, **_sizes(4096, 36, 32, 8, 12288, tied=False)},
+    "gpt2": {**_GPT_2, **_sizes(768, 12, 12, 12, 3072)},
+    "gpt2-medium": {**_GPT_2, **_sizes(1024, 24, 16, 16, 4096)},
+    "gpt2-large": {**_GPT_2, **_sizes(1280, 36, 20, 20, 5120)},
+    "gpt2-xl": {**_GPT_2, **_sizes(1600, 48, 25, 25, 6400)},
+    "santacoder": {
+        **_sizes(2048, 24, 16, 1, 8192, family="gpt_bigcode", vocab=49280),
+        "positions": Learned(2048),
+        "trained_context": 2048,
+    },
+    "starcoderbase": {**_STARCODER, **_sizes(6144, 40, 48, 1, 24576)},
+    "starcoderbase-1b": {**_STARCODER, **_sizes(2048, 24, 16, 1, 8192)},
+    "starcoder2-3b": {
+        **_STARCODER_2,
+        **_sizes(3072, 30, 24, 2, 12288),
+        "positions": Rotary(999999.4420358813, pairing="halves"),
+    },
+    "starcoder2-7b": {
+        **_STARCODER_2,
+        **_sizes(4608, 32, 36, 4, 18432),
+        "positions": Rotary(1e6, pairing="halves"),
+    },
+    "starcoder2-15b": {**_STARCODER_2, **_sizes(6144, 40, 48, 4, 24576, tied=False)},
+    "falcon-7b": {**_FALCON, **_sizes(4544, 32, 71, 1, 18176)},
+    "falcon-40b": {**_FALCON, **_sizes(8192, 60, 128, 8, 32768, order="parallel")},
+    "falcon-180b": {**_FALCON, **_sizes(14848, 80, 232, 8, 59392, order="parallel")},
 }
 
 
@@ -95,4 +136,5 @@ def spec(name: str) -> ModelSpec:
             f"it has {', '.join(_CATALOG)}"
         )
     rest = dict(fields)
-    return ModelSpec.of(rest.pop("family"), **rest)
+    family = rest.pop("family")
+    return ModelSpec.of_pair(family, **rest) if family == "transformer" else ModelSpec.of(family, **rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,23 @@ class Family:
         about: one line.
         defaults: fields of `ModelSpec` that need not be given (patterns are Causal() where none are).
         theta: of the rotary positions, unless given.
+        derive: more such fields, from those that are known by then.
     """
 
     about: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+
+
+def _scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Embeddings times sqrt(M). (Vaswani et al. 2017, section 3.4.)"""
+    return {"embedding_scale": given["width"] ** 0.5}
+
+
+def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """States over sqrt(M) in front of an output layer that is the embedding, as in the code of T5."""
+    return {"logit_scale": given["width"] ** -0.5 if given.get("tied") else 1.0}
 
 
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
@@ -53,6 +65,17 @@ _BERT = {
     "tied": True,
 }
 _ROBERTA = {**_BERT, "positions": Learned(512, offset=2), "norm_eps": 1e-5, "token_types": 1}
+_BART = {
+    **_2017,
+    **_BIASES,
+    "positions": Learned(1024, offset=2),
+    "embedding_norm": True,
+    "activation": "gelu",
+    "norm_eps": 1e-5,
+    "trained_context": 1024,
+    "output_bias": True,
+    "tied": True,
+}
 _GPT2 = {
     **_LAYER_NORM,
     **_BIASES,
@@ -118,22 +141,25 @@ FAMILIES: Mapping[str, Family] = {
     "transformer": Family(
         "the Transformer of 2017: post-norm, sinusoidal positions, ReLU; no biases in attention",
         {**_2017, "positions": Sinusoidal(), "activation": "relu", "norm_eps": 1e-6},
+        derive=_scaled_embedding,
     ),
     "marian": Family(
-        "transformer with biases in attention and SiLU",
-        {**_2017, **_BIASES, "positions": Sinusoidal(), "norm_eps": 1e-5},
-    ),
-    "bart": Family(
-        "transformer with learned positions, a norm behind the embedding, and GELU",
+        "transformer with biases in attention and of every output, SiLU, and sines before cosines",
         {
             **_2017,
             **_BIASES,
-            "positions": Learned(1024, offset=2),
-            "embedding_norm": True,
-            "activation": "gelu",
+            "positions": Sinusoidal(pairing="halves"),
             "norm_eps": 1e-5,
-            "trained_context": 1024,
+            "output_bias": True,
+            "tied": True,
         },
+        derive=_scaled_embedding,
+    ),
+    "bart": Family("transformer with learned positions, a norm behind the embedding, and GELU", _BART),
+    "mbart": Family(
+        "bart with its norms in front, one more behind the last layer, and scaled embeddings",
+        {**_BART, "order": "pre", "final_norm": True},
+        derive=_scaled_embedding,
     ),
     "t5": Family(
         "pre-norm RMSNorm, a bias by distance that all layers share, unscaled scores, ReLU",
@@ -145,8 +171,10 @@ FAMILIES: Mapping[str, Family] = {
             "tied": True,
             "dropout": 0.1,
             "attention_dropout": 0.1,
+            "activation_dropout": 0.1,
             "trained_context": 512,
         },
+        derive=_scaled_logits,
     ),
     "bert": Family("post-norm encoder, learned positions, GELU, segments", _BERT),
     "roberta": Family("bert without segments, positions from 2 on", _ROBERTA),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +67,29 @@ class ModelSpec(Arithmetic):
                 )
             given["head_dim"] = given["width"] // given["heads"]
         causal = given.get("causal", True)
+        given = {**FAMILIES[family].derive(given), **given}
         return ModelSpec(family=family, patterns=expand_patterns(seen, given["layers"], causal), **given)
+
+    @staticmethod
+    def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:
+        """An encoder-decoder of `family` with one vocab: `of` for both stacks, and one embedding for both.
+
+        `fields` are those of both, as in `of`; `encoder` those that are other in the encoder, whose own vocab means an
+        embedding of its own (so does shared_embedding=False). (Vaswani et al. 2017, sections 3.1 and 3.4.)
+        """
+        sees = {
+            "causal": False,
+            "patterns": Full(),
+            "head": Head("states"),
+            "tied": False,
+            "output_bias": False,
+        }
+        other = {"shared_embedding", "logit_scale"}
+        first = ModelSpec.of(
+            family, **{k: v for k, v in fields.items() if k not in other} | sees | dict(encoder or {})
+        )
+        shared = fields.pop("shared_embedding", first.vocab == fields["vocab"])
+        return ModelSpec.of(family, encoder=first, shared_embedding=shared, **fields)
 
     @staticmethod
     def of_depth(

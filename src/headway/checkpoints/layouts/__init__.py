@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from headway.checkpoints.layouts.bart import BART, MBART
 from headway.checkpoints.layouts.base import Layout
 from headway.checkpoints.layouts.bert import BERT
 from headway.checkpoints.layouts.falcon import FALCON
 from headway.checkpoints.layouts.gpt2 import GPT2
 from headway.checkpoints.layouts.gpt_bigcode import GPT_BIGCODE
 from headway.checkpoints.layouts.longformer import LONGFORMER
+from headway.checkpoints.layouts.marian import MARIAN
 from headway.checkpoints.layouts.roberta import ROBERTA
 from headway.checkpoints.layouts.roformer import ROFORMER
 from headway.checkpoints.layouts.starcoder2 import STARCODER2
+from headway.checkpoints.layouts.t5 import T5
 
 _ALL = (
     BERT,
@@ -24,6 +27,10 @@ _ALL = (
     GPT_BIGCODE,
     FALCON,
     STARCODER2,
+    MARIAN,
+    BART,
+    MBART,
+    T5,
 )
 LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.family: layout for layout in _ALL})
 SAVED_AS: Mapping[str, str] = MappingProxyType({"wobert": "bert"})
