@@ -3,19 +3,37 @@
 Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong angles, heads or masks hide.
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
+from headway.checkpoints import config_from_spec, spec_from_config
+from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.layouts.base import fused, same
 from headway.checkpoints.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
+from headway.classic import MultiQueryAttention
+from headway.cli import run
+from headway.cli.plan import to_text
+from headway.errors import ConfigError
+from headway.generate import Settings, generate
+from headway.models import ModelSpec, catalog
+from headway.models.planning import Machine, plan
+from headway.nn import Attention
+from headway.positions import LinearBias, Rotary
+from headway.scores import alibi_slopes
 from headway.tokens import Tokens
 from tests.checkpoints.hf import off
+from tests.models.test_arithmetic import kept
 
 GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
 FALCON = {
@@ -81,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**STARCODER2, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
     ),
 }
+MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
 
@@ -161,3 +180,275 @@ def test_we_save_and_they_load(pair: tuple[Any, Any, Path], tmp_path: Path) -> N
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     back = load_folder(tmp_path / "ours")
     assert back.spec == load_folder(path).spec == ours.spec
+
+
+MAIN = (
+    "gpt2",
+    "santacoder (one kv head)",
+    "falcon 7b",
+    "falcon 40b",
+    "falcon-rw (alibi)",
+    "starcoder2, window, theta",
+)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    want = model.generate(
+        IDS[:, :9],
+        attention_mask=torch.ones(2, 9, dtype=torch.long),
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    found = generate(ours, IDS[:, :9].tolist(), Settings(max_new_tokens=12))
+    assert [one.ids for one in found] == want[:, 9:].tolist()
+
+
+def test_a_window_is_decoded_from_a_ring_and_keys_are_stored_in_int8(tmp_path: Path) -> None:
+    model = theirs("starcoder2, window, theta")
+    model.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    rings, whole = ours.make_cache(2), ours.make_cache(2, dtype=torch.int8)
+    with torch.no_grad():
+        want = ours(IDS)
+        for cache, bound in ((rings, 1e-5), (whole, 0.05)):
+            steps = [ours(IDS[:, i : i + 1], cache=cache) for i in range(19)]
+            assert off(torch.cat(steps, 1), want) < bound
+    assert {layer.slots for layer in rings.layers} == {5}
+    assert whole.nbytes < rings.nbytes / 2
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = load_folder(tmp_path / "theirs")
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "same")]) == 0
+    assert "transformers loads it" in capsys.readouterr().out
+    same = load_folder(tmp_path / "same")
+    assert same.spec == ours.spec
+    assert all(torch.equal(same.tensors[key], value) for key, value in ours.tensors.items())
+    assert run(["inspect", str(tmp_path / "same"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parameter_count"] == sum(p.numel() for p in model.parameters())
+    assert said["transformers"] == "loads it"
+    report = plan(ours.spec, model=name, context=16, machine=MACHINE)
+    assert report.training["parameters"] == 2 * said["parameter_count"]
+    assert ("ALiBi" in str(report.layers[0].decode.rejected)) == isinstance(ours.spec.positions, LinearBias)
+    if not isinstance(ours.spec.positions, Rotary):
+        return
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
+    assert "refuses it: it cannot say its positions" in capsys.readouterr().out
+    assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
+    """Without a prefix and an output layer, and with the masks that were buffers: the files of 2019."""
+    model = theirs("gpt2")
+    model.save_pretrained(tmp_path)
+    state = {k: v.contiguous() for k, v in model.transformer.state_dict().items()}
+    for i in range(3):
+        state[f"h.{i}.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
+        state[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "n_ctx": 32}))
+    with torch.no_grad():
+        assert off(load_model(tmp_path)(IDS), model(IDS).logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("gpt2", {"resid_pdrop": 0.2}, "resid_pdrop 0.2, embd_pdrop 0.1: headway has one number for these"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"n_ctx": 64}, "n_ctx is 64, but the table of positions has n_positions 32"),
+        ("gpt2", {"activation_function": "quick_gelu"}, "there is no activation 'quick_gelu'"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"n_heads": 6}, 'unknown key "n_heads" \\(did you mean "n_head"'),
+        (
+            "gpt_bigcode",
+            {"num_key_value_heads": 2},
+            "num_key_value_heads is 2, but multi_query True makes it 1",
+        ),
+        ("falcon", {"alibi": True, "num_attention_heads": 12}, "no longer linear in the distance"),
+        ("falcon", {"alibi": True, "num_attention_heads": 8, "max_position_embeddings": 258}, "bfloat16"),
+        ("falcon", {"hidden_dropout": 0.1}, "hidden_dropout"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "transformers fails on it"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "transformers fails on it"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, "needs new_decoder_architecture: true"),
+        ("starcoder2", {"norm_type": "rms"}, "norm_type"),
+        ("starcoder2", {"embedding_dropout": 0.1}, "residual_dropout 0.0, embedding_dropout 0.1"),
+        ("starcoder2", {"sliding_window": 0}, "sliding_window must be a whole number of at least 1"),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_is_refused(family: str, change: dict[str, Any], message: str) -> None:
+    base = {"gpt2": GPT2, "gpt_bigcode": GPT2, "falcon": FALCON, "starcoder2": STARCODER2}[family]
+    assert spec_from_config({"model_type": family, **base}).family == family
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config({"model_type": family, **base, **change})
+
+
+@pytest.mark.parametrize("heads", [1, 3, 6, 8])
+@pytest.mark.parametrize("size", [257, 258])
+def test_falcon_s_alibi_is_exact_up_to_257_positions(heads: int, size: int) -> None:
+    """The bias that transformers adds, against ours, over the whole table; beyond it we refuse, and rightly."""
+    config = {
+        "model_type": "falcon",
+        **FALCON,
+        "num_attention_heads": heads,
+        "hidden_size": 16 * heads,
+        "alibi": True,
+        "max_position_embeddings": size,
+    }
+    added = build_alibi_tensor(torch.ones(1, size, dtype=torch.long), heads, torch.float32)[:, 0] / 4
+    at = torch.arange(size)
+    assert torch.equal(added, torch.tensor(alibi_slopes(heads))[:, None] * at / 4) == (size == 257)
+    if size == 257:
+        positions = spec_from_config(config).positions
+        assert isinstance(positions, LinearBias)
+        assert torch.equal(torch.tensor(positions.slopes)[:, None] * at, added)
+    else:
+        with pytest.raises(ConfigError, match="up to 257 positions"):
+            spec_from_config(config)
+
+
+def test_alibi_of_other_slopes_is_saved_as_ours(tmp_path: Path) -> None:
+    spec = spec_from_config({"model_type": "falcon", **CASES["falcon-rw (alibi)"][1]})
+    other = replace(spec, positions=LinearBias())
+    assert config_from_spec(spec)["model_type"] == "falcon"
+    assert config_from_spec(other)["model_type"] == "headway"
+    assert "positions" in str(why_not_plain(other))
+
+
+PUBLISHED = {
+    "gpt2": {"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+             "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+             "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+             "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+             "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+             "summary_use_proj": True, "vocab_size": 50257,
+             "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}},
+    "starcoderbase": {"activation_function": "gelu", "architectures": ["GPTBigCodeForCausalLM"],
+                      "attention_softmax_in_fp32": True, "attn_pdrop": 0.1, "embd_pdrop": 0.1,
+                      "inference_runner": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+                      "max_batch_size": None, "max_sequence_length": None, "model_type": "gpt_bigcode",
+                      "multi_query": True, "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_layer": 40,
+                      "n_positions": 8192, "pad_key_length": True, "pre_allocate_kv_cache": False,
+                      "resid_pdrop": 0.1, "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
+                      "validate_runner_input": True, "vocab_size": 49152},
+    "falcon-7b": {"alibi": False, "apply_residual_connection_post_layernorm": False,
+                  "architectures": ["FalconForCausalLM"], "attention_dropout": 0.0, "bias": False,
+                  "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0, "hidden_size": 4544,
+                  "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon",
+                  "multi_query": True, "new_decoder_architecture": False, "num_attention_heads": 71,
+                  "num_hidden_layers": 32, "parallel_attn": True, "torch_dtype": "bfloat16", "vocab_size": 65024},
+    "falcon-40b": {"alibi": False, "architectures": ["FalconForCausalLM"], "attention_dropout": 0.0, "bias": False,
+                   "hidden_dropout": 0.0, "hidden_size": 8192, "initializer_range": 0.02,
+                   "layer_norm_epsilon": 1e-05, "model_type": "falcon", "new_decoder_architecture": True,
+                   "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8, "parallel_attn": True,
+                   "vocab_size": 65024},
+    "starcoder2-3b": {"architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu",
+                      "attention_softmax_in_fp32": True, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
+                      "initializer_range": 0.02, "intermediate_size": 12288, "layer_norm_epsilon": 1e-05,
+                      "max_position_embeddings": 16384, "mlp_type": "default", "model_type": "starcoder2",
+                      "norm_epsilon": 1e-05, "num_attention_heads": 24, "num_hidden_layers": 30,
+                      "num_key_value_heads": 2, "rope_theta": 999999.4420358813,
+                      "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "sliding_window": 4096,
+                      "use_bias": True, "use_cache": True, "vocab_size": 49152},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_the_catalog_s(name: str) -> None:
+    spec = spec_from_config(PUBLISHED[name])
+    assert spec == catalog.spec(name)
+    assert spec_from_config(config_from_spec(spec)) == spec
+
+
+CARDS = {
+    # parameters of the released checkpoints, tied output layers counted once
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "santacoder": 1_124_886_528,
+    "starcoderbase": 15_517_456_384,
+    "starcoder2-3b": 3_030_371_328,
+    "starcoder2-7b": 7_173_923_840,
+    "starcoder2-15b": 15_957_889_024,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "falcon-180b": 178_557_088_768,
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_counts_are_those_of_their_module_and_of_the_cards(name: str) -> None:
+    spec = catalog.spec(name)
+    config = config_from_spec(spec)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert sum(p.numel() for p in model.parameters()) == spec.parameter_count == CARDS[name]
+
+
+def test_row_10_the_fused_projection_of_llm_foundry_is_put_into_ours() -> None:
+    """Wqkv, d_model -> d_model + 2 head_dim, split [d_model, head_dim, head_dim]: the rule `fused`, both ways."""
+    torch.manual_seed(0)
+    listed = MultiQueryAttention(768, 8).double()
+    ours = Attention(768, 8, 1, qkv_bias=True, out_bias=True).double()
+    parts = ("weight", "bias")
+    rules = [fused([f"{n}_proj.{leaf}" for n in "qkv"], f"Wqkv.{leaf}", [768, 96, 96]) for leaf in parts]
+    rules += [same(f"o_proj.{leaf}", f"out_proj.{leaf}") for leaf in parts]
+    state = listed.state_dict()
+    assert state["Wqkv.weight"].shape == (960, 768)
+    ours.load_state_dict({n: t for r in rules for n, t in zip(r.ours, r.split(state[r.theirs]), strict=True)})
+    x = torch.randn(1, 64, 768, dtype=torch.float64)
+    with torch.no_grad():
+        assert off(ours(x), listed(x)[0]) < 1e-12
+    back = {r.theirs: r.join([ours.state_dict()[n] for n in r.ours]) for r in rules}
+    assert all(torch.equal(back[key], value) for key, value in state.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scores", ["recomputed", "stored"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"dropout": 0.1},
+        {"activation": "relu"},
+        {"order": "joint"},
+        {"order": "parallel"},
+        {"gated": True, "activation": "silu"},
+        {"gated": True, "activation": "relu"},
+        {"norm": "rms", "norm_bias": False},
+    ],
+    ids=str,
+)
+def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any, dtype: torch.dtype) -> None:
+    """Row 109, for LayerNorm, feed-forwards without a gate, norms side by side, and dropout."""
+    size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
+    spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
+    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
+    found = kept(model, torch.randint(97, (2, 48)))
+    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())
+    assert abs(found - want) < 0.01 * want
+
+
+def test_what_is_not_counted_is_noted_in_the_plan() -> None:
+    spec = replace(catalog.spec("gpt2"), embedding_norm=True)
+    report = plan(spec, model="x", context=64, machine=MACHINE)
+    assert (report.training, report.checkpointed) == ({}, 0)
+    assert "training memory: activation_bytes is counted for decoders" in report.notes[0]
+    assert "embedding_norm=True" in report.notes[0]
+    assert "training holds" not in to_text(report, spec)

@@ -280,5 +280,5 @@ def test_wrong_calls_are_refused() -> None:
         build(encoder(token_types=0), seed=0)(IDS, types=IDS * 0)
     decoder = ModelSpec.of("llama", **SIZE).build(seed=0)
     assert isinstance(decoder, Decoder)
-    with pytest.raises(ConfigError, match="counted for decoders with pre-norm RMSNorm"):
+    with pytest.raises(ConfigError, match="counted for decoders whose norms"):
         encoder().activation_bytes(16)

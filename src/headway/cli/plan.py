@@ -128,8 +128,7 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
                 ("while reading the prompt", size(report.working)),
                 ("needed", size(report.needed)),
                 ("free on this machine", size(machine.memory)),
-                ("training holds", size(sum(report.training.values()))),
-                ("... with blocks computed again", size(report.checkpointed)),
+                *_training_rows(report),
             ],
         ),
         f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",
@@ -145,6 +144,15 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
     return "\n\n".join(parts)
+
+
+def _training_rows(report: "Report") -> list[tuple[str, str]]:
+    if not report.training:
+        return []
+    return [
+        ("training holds", size(sum(report.training.values()))),
+        ("... with blocks computed again", size(report.checkpointed)),
+    ]
 
 
 def _parameter_rows(report: "Report") -> list[tuple[str, int, str]]:

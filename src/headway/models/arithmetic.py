@@ -209,9 +209,14 @@ class Arithmetic(Shape):
 
             norms          (2 L + 1) ((4 + 2 e) M + 4)           what is normed, in float32; the result; with gain
                            + L (H + K) ((4 + e) D + 4) with qk_norm
+              "layer"      (2 L + 1) (2 e M + 2 e)               input and result; mean and deviation
             attention      L (e D (2 H + 2 K) + 4 H)             q, k, v, the output, and the logsumexp
             feed-forward   L 4 e F                               gate, its activation, up, their product
+              not gated    L 2 e F                               up and its activation; e F fewer with ReLU, either way
+            dropout        (2 L + 1) e M                         what the embedding and the sub-layers kept
             logits         4 V                                   the log-probabilities, in float32
+
+        (in order "joint" L norms fewer; in order "parallel" two norms of a layer keep one input),
 
         and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
 
@@ -222,33 +227,39 @@ class Arithmetic(Shape):
         keep their input, L e M per token ("inputs"). Parameters, gradients and optimizer come on top
         (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
         """
-        self._must_be_llama_like("activation_bytes")
+        self._must_be_counted("activation_bytes")
         m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
         e, n, tokens = dtype.itemsize, context, context * batch
         full = 1 if checkpoint_blocks else self.layers
-        per_norm = (4 + 2 * e) * m + 4
+        norms = full * (1 if self.order == "joint" else 2) + 1
+        inputs = norms - full * (self.order == "parallel")
+        rms, layer = norms * ((4 + 2 * e) * m + 4), inputs * e * m + norms * (e * m + 2 * e)
         qk = (h + k) * ((4 + e) * d + 4) * self.qk_norm
+        hidden = (4 if self.gated else 2) - (self.activation == "relu")
         found = {
-            "norms": tokens * ((2 * full + 1) * per_norm + full * qk),
+            "norms": tokens * ((rms if self.norm == "rms" else layer) + full * qk),
             "attention": tokens
             * full
             * ((4 if scores == "stored" else e) * d * (h + 2 * k) + e * d * h + 4 * h),
             "scores": full * (8 * h * n * n * batch + n * n) if scores == "stored" else 0,
-            "feed-forward": tokens * full * 4 * e * f,
+            "feed-forward": tokens * full * hidden * e * f,
             "logits": tokens * 4 * self.vocab,
         }
+        if self.dropout:
+            found["dropout"] = tokens * (2 * full + 1) * e * m
         return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
 
-    def _must_be_llama_like(self, what: str) -> None:
-        usual = {"order": "pre", "norm": "rms", "norm_bias": False, "gated": True, "final_norm": True, "causal": True,
-                 "embedding_norm": False, "embedding_width": None, "encoder": None, "linear": None, "dropout": 0.0,
-                 "token_types": 0, "activation_dropout": 0.0}  # fmt: skip
+    def _must_be_counted(self, what: str) -> None:
+        usual = {"final_norm": True, "causal": True, "embedding_norm": False, "embedding_width": None, "encoder": None,
+                 "linear": None, "token_types": 0, "activation_dropout": 0.0}  # fmt: skip
         other = [
             f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value
         ]
+        if self.order == "post" or (self.order == "parallel" and self.norm == "rms"):
+            other.insert(0, f"order={self.order!r} with norm={self.norm!r}")
         if other:
             raise ConfigError(
-                f"{what} is counted for decoders with pre-norm RMSNorm and gated feed-forwards; this model has "
+                f"{what} is counted for decoders whose norms stand in front of their sub-layers; this model has "
                 f"{', '.join(other)}"
             )
 

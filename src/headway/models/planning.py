@@ -75,7 +75,7 @@ class Report:
         weights: bytes. kv: bytes of keys and values, all layers and rows. working: bytes that the prompt's pass
             needs besides. needed: the three together; fits: needed <= machine.memory.
         training: bytes that training rows of this shape holds, by cause; checkpointed: their sum when blocks
-            are computed again.
+            are computed again; empty and 0 where they are not counted, and a note says why.
         moved: bytes read for one more token of every row. step_flops: operations for that.
         step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: which of the two.
         tokens_per_second: of all rows together. prefill_seconds: prefill_flops / peak.
@@ -146,8 +146,9 @@ def plan(
         for pattern in dict.fromkeys(spec.patterns)
     )
     weights, kv = spec.weight_bytes(dtype), sum(layer.kv_stored for layer in layers)
-    # x and its norm, and the three tensors of the widest feed-forward.
-    working = batch * context * (2 * spec.width + 3 * spec.hidden) * dtype.itemsize
+    # x and its norm, and the two or three tensors of a feed-forward.
+    working = batch * context * (2 * spec.width + (2 + spec.gated) * spec.hidden) * dtype.itemsize
+    training, checkpointed, uncounted = _training(spec, context, batch, dtype)
     moved = spec.weight_bytes_read(dtype, batch) + sum(layer.kv_read for layer in layers)
     step_flops = batch * spec.decode_flops(context)
     by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
@@ -168,8 +169,8 @@ def plan(
         working=working,
         needed=weights + kv + working,
         fits=weights + kv + working <= machine.memory,
-        training=spec.training_bytes(context, batch, dtype),
-        checkpointed=sum(spec.training_bytes(context, batch, dtype, checkpoint_blocks=True).values()),
+        training=training,
+        checkpointed=checkpointed,
         moved=moved,
         step_flops=step_flops,
         step_seconds=step,
@@ -177,8 +178,23 @@ def plan(
         tokens_per_second=batch / step,
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
-        notes=_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
+        notes=(
+            *uncounted,
+            *_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
+        ),
     )
+
+
+def _training(
+    spec: ModelSpec, context: int, batch: int, dtype: torch.dtype
+) -> tuple[dict[str, int], int, list[str]]:
+    """Bytes that training holds, their sum with blocks computed again, and why they are not counted if they are not."""
+    try:
+        whole = spec.training_bytes(context, batch, dtype)
+        again = spec.training_bytes(context, batch, dtype, checkpoint_blocks=True)
+    except ConfigError as error:
+        return {}, 0, [f"training memory: {error}"]
+    return whole, sum(again.values()), []
 
 
 def _layer_plan(
@@ -190,6 +206,7 @@ def _layer_plan(
     (slots,) = set(alone.cache_slots(context))
     read = alone.kv_bytes_read(context, kv_dtype, batch)
     per_key = spec.layers * spec.kv_heads * 2 * row_bytes(spec.head_dim, kv_dtype) * batch
+    score = spec.layer_positions[which[0]].scores(spec.heads, spec.head_dim, not spec.causal)
 
     def backend(queries: int, keys: int, in_order: bool = True) -> Choice:
         return attention.choose(
@@ -201,6 +218,7 @@ def _layer_plan(
             head_dim=spec.head_dim,
             batch=batch,
             dtype=dtype,
+            score=score,
             in_order=in_order,
         )
 

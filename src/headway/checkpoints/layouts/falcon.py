@@ -83,7 +83,7 @@ def _slopes(heads: int, head_dim: int, size: int) -> LinearBias:
         raise ConfigError(
             f"config.json: alibi with {heads} heads and max_position_embeddings {size}: transformers multiplies slopes "
             "and positions in bfloat16, which is no longer linear in the distance, and headway has ALiBi as "
-            "published; equal are 1, 2, 4 or 8 heads up to 256 positions"
+            "published; they are equal for up to 8 heads, whose slopes are powers of 2, and up to 257 positions"
         )
     return LinearBias(tuple(slope / head_dim**0.5 for slope in slopes.flatten().tolist()))
 
