@@ -283,17 +283,26 @@ class Arithmetic(Shape):
 
     # -- reach ---------------------------------------------------------------------------------------------
 
-    def receptive_field(self) -> int | None:
-        """How many tokens back the last layer's output at a token depends on: the layers' reaches added.
+    @property
+    def reach(self) -> tuple[int | None, int | None]:
+        """(before, after): how far to either side the last layer's output at a token depends on inputs: the layers'
+        reaches added; None is no bound (global tokens have none, whether or not some are marked).
 
-        None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w see l w.)"""
-        total = 0
-        for pattern in self.patterns:
-            before, _ = pattern.reach
-            if before is None:
-                return None
-            total += before
-        return total
+        Exact for windows, their unions and `PerHead`; of windows joined by `&`, an upper bound."""
+        before, after = zip(*(pattern.reach for pattern in self.patterns), strict=True)
+        return _added(before), _added(after)
+
+    def receptive_field(self) -> int | None:
+        """How many positions beside its own the last layer's output at a token spans, both sides of `reach` together.
+
+        None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w, w / 2 on either side, see l w.)"""
+        before, after = self.reach
+        return None if before is None or after is None else before + after
+
+
+def _added(reaches: tuple[int | None, ...]) -> int | None:
+    known = [n for n in reaches if n is not None]
+    return sum(known) if len(known) == len(reaches) else None
 
 
 @lru_cache(maxsize=512)
