@@ -124,8 +124,8 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
             ids = torch.tensor([[texts[d][i] for i in piece]])
             alone.append((ids, torch.tensor([said]), Tokens.range(len(piece))))
     a, b = Twin(model(), torch.float32), Twin(model(), torch.float32)
-    nats, count = accumulate(a, packed)
-    nats_alone, count_alone = accumulate(b, alone)
+    nats, count, _ = accumulate(a, packed)
+    nats_alone, count_alone, _ = accumulate(b, alone)
     assert count == count_alone == sum(lengths) - len(lengths)
     assert nats == pytest.approx(nats_alone, rel=1e-5)
     for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
@@ -135,7 +135,7 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
     ids, targets, tokens = ragged(1)[0]
     twin = Twin(model(), torch.float32)
-    assert accumulate(twin, [(ids, torch.full_like(targets, IGNORED), tokens)] * 3) == (0.0, 0)
+    assert accumulate(twin, [(ids, torch.full_like(targets, IGNORED), tokens)] * 3) == (0.0, 0, None)
     assert all(p.grad is None for p in twin.master.parameters())
 
 

@@ -1,4 +1,4 @@
-"""`headway eval`: how well a model predicts a text that it has not seen."""
+"""`headway eval`: how well a model predicts a text that it has not seen, or finds what is masked in it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ def command(
     backend: BackendOption = "auto",
     json: JsonOption = False,
 ) -> int:
-    """Bits per byte, perplexity and loss by position of a model on a text."""
+    """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
+    tokens, under one mask for good."""
     import torch
 
-    from headway.checkpoints.restore import load_model
+    from headway.checkpoints.folder import load_folder
+    from headway.checkpoints.restore import build_model
     from headway.data import TokenFile, encode_corpus
     from headway.errors import ConfigError
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
+    from headway.train.objective import MaskedLM, NextToken, Objective, trainable
     from headway.train.precision import DTYPES, choose_precision
     from headway.train.workers import Workers
 
@@ -45,18 +48,21 @@ def command(
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
     set_threads(threads)
     precision = choose_precision(dtype)
-    decoder = load_model(model, dtype=DTYPES[precision.what], backend=backend)
+    found_model = trainable(build_model(load_folder(model), dtype=DTYPES[precision.what], backend=backend))
+    spec = found_model.spec
     tokenizer = Tokenizer.load(model)
-    tokenizer.require_fits(decoder.spec.vocab)
-    length = context or min(decoder.spec.trained_context, 2048)
+    tokenizer.require_fits(spec.vocab)
+    objective: Objective = NextToken() if spec.causal else MaskedLM.of(tokenizer)
+    length = context or min(spec.trained_context, 2048)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(data)
         if path.suffix != ".tokens":
-            path = encode_corpus(data, tokenizer, Path(folder) / "data.tokens").path
+            whole = Path(folder) / "data.tokens"
+            path = encode_corpus(data, tokenizer, whole, bos=spec.causal, eos=spec.causal).path
         file = TokenFile(path)
         file.require_tokenizer(tokenizer.fingerprint)
         with Workers(torch.get_num_threads()) as workers:
-            found = evaluate(decoder, file, length, limit=limit, workers=workers)
+            found = evaluate(found_model, file, length, limit=limit, workers=workers, objective=objective)
     report = {
         "model": model,
         "data": data,
@@ -67,9 +73,11 @@ def command(
         "loss": found.loss,
         "perplexity": found.perplexity,
         "bits_per_byte": found.bits_per_byte,
+        "accuracy": found.accuracy,
         "tokens_per_s": found.tokens / found.seconds,
         "positions": [
-            {"first": b.first, "last": b.last, "tokens": b.tokens, "loss": b.loss} for b in found.positions
+            {"first": b.first, "last": b.last, "tokens": b.tokens, "loss": b.loss, "accuracy": b.accuracy}
+            for b in found.positions
         ],
     }
     if json:
@@ -82,10 +90,14 @@ def command(
         "text_bytes",
         "loss",
         "perplexity",
-        "bits_per_byte",
+        "bits_per_byte" if spec.causal else "accuracy",
         "tokens_per_s",
     )
     print(table(("what", "value"), [(name.replace("_", " "), report[name]) for name in names]))
-    rows = [(f"{b.first}-{b.last}", b.tokens, b.loss) for b in found.positions]
-    print("\n" + table(("tokens to look back on", "predictions", "nats per token"), rows))
+    columns: tuple[str, ...] = ("tokens to look back on", "predictions", "nats per token")
+    rows: list[tuple[object, ...]] = [(f"{b.first}-{b.last}", b.tokens, b.loss) for b in found.positions]
+    if not spec.causal:
+        columns = ("tokens before it", "predictions", "nats per token", "accuracy")
+        rows = [(*row, b.accuracy) for row, b in zip(rows, found.positions, strict=True)]
+    print("\n" + table(columns, rows))
     return 0

@@ -57,7 +57,7 @@ def command(
     json: Json = False,
     **flags: Any,
 ) -> int:
-    """Train a causal language model on text, on the CPU. Resumes bit for bit."""
+    """Train a decoder on the next token of a text, or an encoder on masked ones. Resumes bit for bit."""
     given = {name: value for name, value in flags.items() if value is not None and value != []}
     around = {name: os.environ[f"HEADWAY_{name.upper()}"] for name in ENVIRONMENT if _is_set(name)}
     resolved = read_config(config, overrides or (), given, around)
@@ -99,8 +99,10 @@ def _report(result: TrainResult) -> dict[str, Any]:
         "trained_tokens": result.trained_tokens,
         "seconds": result.seconds,
         "loss": result.loss,
+        "accuracy": result.accuracy,
         "val_loss": held.loss if held else None,
         "val_bits_per_byte": held.bits_per_byte if held else None,
+        "val_accuracy": held.accuracy if held else None,
     }
 
 
@@ -113,10 +115,18 @@ def _text(result: TrainResult) -> str:
     if result.validation is not None:
         rows += [
             ("held-out loss, nats per token", result.validation.loss),
-            ("held-out bits per byte", result.validation.bits_per_byte),
+            ("held-out bits per byte", result.validation.bits_per_byte)
+            if result.validation.accuracy is None
+            else ("held-out accuracy", result.validation.accuracy),
         ]
     rows += [("model", str(result.model)), ("metrics", str(result.metrics)), ("curve", str(result.curve))]
-    following = f"next: headway generate {shlex.quote(str(result.model))} --prompt '...'"
+    model = shlex.quote(str(result.model))
+    masked = result.accuracy is not None
+    following = (
+        f"next: headway eval {model} --data ..."
+        if masked
+        else f"next: headway generate {model} --prompt '...'"
+    )
     return table(("what", "value"), rows) + "\n" + following
 
 

@@ -1,13 +1,18 @@
-"""Text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, order."""
+"""Text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, masking, order."""
 
 from headway.data.encode import Corpus, encode_corpus
+from headway.data.framed import FramedRows, MaskedRows
+from headway.data.masking import Masking
 from headway.data.order import Order, Place, order
-from headway.data.packing import PackedRow, Rows, Span, pack
+from headway.data.packing import PackedRow, Rows, Span, apart, pack
 from headway.data.reading import Piece, read_text, texts
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 
 __all__ = [
     "Corpus",
+    "FramedRows",
+    "MaskedRows",
+    "Masking",
     "Order",
     "PackedRow",
     "Piece",
@@ -16,6 +21,7 @@ __all__ = [
     "Span",
     "TokenFile",
     "TokenFileWriter",
+    "apart",
     "encode_corpus",
     "order",
     "pack",

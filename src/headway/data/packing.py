@@ -37,12 +37,14 @@ class Span:
         return self.stop - self.start
 
 
-def pack(lengths: Iterable[int], length: int) -> Iterator[list[Span]]:
+def pack(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
     """Rows of `length` tokens, filled with documents of the given lengths in their order.
 
-    Rows are full but for the last; a document that does not fit is split, and goes on in the next row.
+    Rows are full but for the last; a document that does not fit is split, and goes on in the next row. With `around`,
+    that many tokens of a template stand around each span ([CLS] .. [SEP] are 2), and a row may end with up to `around`
+    empty slots.
     """
-    _check_length(length)
+    _check_length(length, around)
     row: list[Span] = []
     free = length
     for document, n in enumerate(lengths):
@@ -50,14 +52,23 @@ def pack(lengths: Iterable[int], length: int) -> Iterator[list[Span]]:
             raise DataError(f"pack: document {document} has {n} tokens")
         at = 0
         while at < n:
-            take = min(free, n - at)
+            take = min(free - around, n - at)
             row.append(Span(document, at, at + take))
-            at, free = at + take, free - take
-            if not free:
+            at, free = at + take, free - take - around
+            if free <= around:
                 yield row
                 row, free = [], length
     if row:
         yield row
+
+
+def apart(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
+    """Rows of up to `length` tokens, each with a span of one document; `around` as in `pack`."""
+    _check_length(length, around)
+    room = length - around
+    for document, n in enumerate(lengths):
+        for at in range(0, n, room):
+            yield [Span(document, at, min(at + room, n))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +117,10 @@ class Rows:
         return ids, targets, Tokens.packed([r.lengths for r in rows], total=self.length)
 
 
-def _check_length(length: int) -> None:
+def _check_length(length: int, around: int = 0) -> None:
     if length < 1:
         raise DataError(f"rows must have at least 1 token, got length {length}")
+    if length <= around:
+        raise DataError(
+            f"rows of {length} tokens have no room for text between the template's {around}; use longer rows"
+        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoints.restore import as_decoder
 from headway.data import Piece, TokenFile, encode_corpus
 from headway.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 from headway.draw import BLUE, GREY, ORANGE, saved_figure
@@ -168,7 +169,7 @@ def sample(moment: Moment, prompt: str) -> Sample:
     how = Settings(
         max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)), sampling=Sampling(temperature=0.7), eos=end
     )
-    made = generate(moment.model, [ids], how, tokenizer=moment.tokenizer)[0]
+    made = generate(as_decoder(moment.model), [ids], how, tokenizer=moment.tokenizer)[0]
     return Sample(moment.seconds, moment.step, moment.record.get("bits_per_byte"), made.text)
 
 

@@ -115,10 +115,7 @@ class HeadLayer(nn.Module):
         if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
             x = self.drop(x) if self.task == "classify" and self.dense is not None else x
-        if self.dense is not None:
-            x = self.act(self.dense(x))
-        if self.norm is not None:
-            x = self.norm(x)
+        x = self.before_output(x)
         if self.task == "masked-lm":
             assert self.out is not None
             y: Tensor = self.out(x, embedding)
@@ -126,6 +123,11 @@ class HeadLayer(nn.Module):
         if self.out is not None:
             x = self.out(self.drop(x))
         return F.normalize(x, dim=-1) if self.unit else x
+
+    def before_output(self, x: Tensor) -> Tensor:
+        """[..., M] -> what `out` is given: dense and norm, where the head has them."""
+        x = x if self.dense is None else self.act(self.dense(x))
+        return x if self.norm is None else self.norm(x)
 
 
 def pooled(hidden: Tensor, tokens: Tokens, how: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training of a causal language model: settings, loop, evaluation. Importing this imports no torch."""
+"""Training of decoders and encoders on text: settings, loop, evaluation. Importing this imports no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

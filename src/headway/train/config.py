@@ -8,12 +8,13 @@ Reading and writing YAML, and overrides, are in `headway.train.sources`. Imports
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.errors import ConfigError
+from headway.train.contradictions import contradictions, explain
 from headway.train.elsewhere import known_as
 
 
@@ -49,12 +50,14 @@ class TrainConfig(BaseModel):
         "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
         group="Data",
     )
-    vocab: int | None = setting(
+    units: Literal["bpe", "characters", "words"] | None = setting(
         None,
-        "size of the byte-level BPE that is trained on `data` when there is no tokenizer [default: 4096]",
+        "tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters, or words "
+        "(of Chinese too) and characters [default: bpe]",
         group="Data",
-        unit="tokens",
-        ge=257,
+    )
+    vocab: int | None = setting(
+        None, "size of the tokenizer that is trained [default: 4096]", group="Data", unit="tokens", ge=257
     )
 
     model: str | None = setting(
@@ -65,8 +68,8 @@ class TrainConfig(BaseModel):
     )
     family: str | None = setting(
         None,
-        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3 [default: llama, or ministral "
-        "where patterns differ from Causal()]",
+        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3, or an encoder: bert, roberta, "
+        "roformer, wobert, nezha, longformer [default: llama, or ministral where patterns differ from Causal()]",
         group="Model",
     )
     depth: int | None = setting(
@@ -82,21 +85,50 @@ class TrainConfig(BaseModel):
     heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
     kv_heads: int | None = setting(
         None,
-        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4]",
+        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in an encoder]",
         group="Model",
         ge=1,
     )
     hidden: int | None = setting(
-        None, "width of the gated feed-forward [default: from width]", group="Model", unit="features", ge=8
+        None, "width of the feed-forward [default: from width]", group="Model", unit="features", ge=8
     )
     patterns: str | None = setting(
         None,
-        "attention pattern of each layer, alternating, separated by ';' [default: Causal()]; for example "
-        "'Window.last(128); Causal()'",
+        "attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the encoder's own]; "
+        "for example 'Window.last(128); Causal()'",
         group="Model",
+    )
+    linear: str | None = setting(
+        None,
+        "linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default: softmax]",
+        group="Model",
+    )
+    dropout: float | None = setting(
+        None,
+        "share of states and attention weights that is dropped in training [default: the family's]",
+        group="Model",
+        ge=0.0,
+        lt=1.0,
     )
     tied: bool | None = setting(
         None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
+    )
+
+    objective: Literal["next-token", "masked-lm"] | None = setting(
+        None,
+        "what is trained; it must be what the model is for [default: what the model is for]",
+        group="Objective",
+    )
+    mask_share: float | None = setting(
+        None, "share of the tokens that masked-lm hides [default: 0.15]", group="Objective", gt=0.0, lt=1.0
+    )
+    whole_words: bool | None = setting(
+        None, "masked-lm hides whole words, where the tokenizer tells them [default: no]", group="Objective"
+    )
+    pack: bool | None = setting(
+        None,
+        "masked-lm puts several short texts in a row, which do not see each other; no: one text a row [default: yes]",
+        group="Objective",
     )
 
     context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
@@ -200,11 +232,13 @@ class TrainConfig(BaseModel):
     )
     keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
     sample_prompts: tuple[str, ...] = setting(
-        (), "texts that are continued every `sample_every` steps and at the end", group="Output"
+        (),
+        "texts that are continued, or whose mask tokens are filled in, every `sample_every` steps and at the end",
+        group="Output",
     )
     sample_every: int | None = setting(
         None,
-        "continue the prompts every N steps [default: only at the end]",
+        "continue or fill in the prompts every N steps [default: only at the end]",
         group="Output",
         unit="steps",
         ge=1,
@@ -213,7 +247,7 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
-        for problem in _contradictions(self):
+        for problem in contradictions(self):
             raise ValueError(problem)
         return self
 
@@ -234,48 +268,4 @@ class TrainConfig(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(_explain(error, cls.model_fields))) from None
-
-
-def _contradictions(config: TrainConfig) -> Iterable[str]:
-    lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(config, name) is not None]
-    if len(lengths) > 1:
-        yield f"{' and '.join(lengths)} all say how long the run is; give one of them"
-    if config.batch_tokens < config.context:
-        yield (
-            f"batch_tokens {config.batch_tokens} holds no row of context {config.context}; raise it "
-            f"to at least {config.context} or lower context"
-        )
-    if config.micro_batch is not None and config.micro_batch > config.rows_per_step:
-        yield (
-            f"micro_batch {config.micro_batch} is more than the {config.rows_per_step} rows of a step "
-            f"(batch_tokens {config.batch_tokens} / context {config.context})"
-        )
-    home_made = ("family", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "tied")
-    shaped = [name for name in home_made if getattr(config, name) is not None]
-    if config.model is not None and shaped:
-        yield (
-            f"model {config.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model"
-        )
-    if config.tokenizer is not None and config.vocab is not None:
-        yield "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them"
-    if config.validation is not None and config.validation_share:
-        yield "validation and validation_share both say what is held out; give one of them"
-    if config.matrix_lr is not None and config.optimizer != "muon":
-        yield f"matrix_lr is Muon's learning rate, but optimizer is {config.optimizer}; use lr"
-    if config.sample_every is not None and not config.sample_prompts:
-        yield "sample_every is given without sample_prompts: there is nothing to continue"
-
-
-def _explain(error: ValidationError, fields: Mapping[str, Any]) -> Iterable[str]:
-    for item in error.errors():
-        if not item["loc"]:
-            yield item["msg"].removeprefix("Value error, ")
-            continue
-        name = str(item["loc"][0])
-        if item["type"] == "missing":
-            yield f"{name} is missing: {fields[name].description}"
-            continue
-        unit = (fields[name].json_schema_extra or {}).get("unit")
-        message = item["msg"][0].lower() + item["msg"][1:]
-        yield f"{name} = {item['input']!r}: {message}" + (f" ({unit})" if unit else "")
+            raise ConfigError(f"{where}: " + "; ".join(explain(error, cls.model_fields))) from None

@@ -1,4 +1,4 @@
-"""Held-out text: bits per byte, perplexity, loss by position."""
+"""Held-out text: bits per byte, perplexity, loss and accuracy by position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.data import Rows, TokenFile
-from headway.errors import ConfigError, DataError
-from headway.models import Decoder
-from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.data import TokenFile
+from headway.errors import DataError
+from headway.train.loss import IGNORED
+from headway.train.objective import HELD_OUT, NextToken, Objective, Trained, losses
 from headway.train.workers import Workers
 
 BATCH_TOKENS = 8192
@@ -21,17 +21,24 @@ LEAST_BUCKET = 16
 
 @dataclass(frozen=True)
 class Bucket:
-    """Mean loss of predictions that had `first`..`last` tokens of their own document before them in the row."""
+    """Mean loss of predictions that had `first`..`last` tokens of their own document before them in the row; `hits`
+    of them were right, None where that is not counted."""
 
     first: int
     last: int
     tokens: int
     nats: float
+    hits: int | None = None
 
     @property
     def loss(self) -> float | None:
         """Nats per token; None where there is no token."""
         return self.nats / self.tokens if self.tokens else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the tokens that the model finds most probable; None where that is not counted."""
+        return None if self.hits is None or not self.tokens else self.hits / self.tokens
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,11 @@ class Evaluation:
 
     Attributes:
         nats: sum of -ln p over all predicted tokens.
-        tokens: predicted tokens: all but the first of each document.
-        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known.
+        tokens: predicted tokens: all but the first of each document, or those that are masked.
+        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known, and for masked tokens.
         seconds: of computing.
-        positions: the same loss by the number of tokens that the prediction could look back on.
+        positions: the same loss by the number of tokens of its document that stand before the predicted one.
+        hits: how many of them the model finds most probable; None for next tokens.
     """
 
     nats: float
@@ -51,11 +59,17 @@ class Evaluation:
     text_bytes: int
     seconds: float
     positions: tuple[Bucket, ...]
+    hits: int | None = None
 
     @property
     def loss(self) -> float:
         """Nats per token."""
         return self.nats / max(self.tokens, 1)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
+        return None if self.hits is None else self.hits / max(self.tokens, 1)
 
     @property
     def perplexity(self) -> float:
@@ -67,73 +81,90 @@ class Evaluation:
         """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors."""
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
+    @property
+    def record(self) -> dict[str, float | int | None]:
+        """The line of metrics.jsonl."""
+        found = {"val_loss": self.loss, "val_tokens": self.tokens}
+        if self.hits is None:
+            return {**found, "val_bits_per_byte": self.bits_per_byte}
+        return {**found, "val_accuracy": self.accuracy}
+
+    def __str__(self) -> str:
+        bits, found = self.bits_per_byte, self.accuracy
+        said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
+        return said + (f", accuracy {found:.4f}" if found is not None else "") + f" over {self.tokens} tokens"
+
 
 def evaluate(
-    model: Decoder,
+    model: Trained,
     file: TokenFile,
     context: int,
     *,
     limit: int | None = None,
     workers: Workers | None = None,
+    objective: Objective | None = None,
 ) -> Evaluation:
-    """Predict every token of `file` but the first of each document, in rows of `context` tokens.
+    """Predict every token of `file` but the first of each document, in rows of `context` tokens; with `MaskedLM` as
+    the objective, the masked ones, under one mask for good.
 
     Rows do not overlap, so a prediction looks back on 1 to `context` tokens: the number is an upper bound of
-    what a longer look back would give. With `limit`, only about the first `limit` tokens are predicted, and
+    what a longer look back would give. With `limit`, only about the first `limit` tokens are read, and
     the bytes are those of the whole file times the share of tokens. `workers` compute batches side by side.
 
     Raises DataError when no token can be predicted.
     """
-    rows = Rows(file, context)
+    objective = NextToken() if objective is None else objective
+    rows = objective.examples(file, context, HELD_OUT)
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // context)))
     workers = workers or Workers(1)
     per_batch = max(1, BATCH_TOKENS // context // workers.count)
 
     @torch.no_grad()
-    def run(start: int) -> tuple[Tensor, Tensor]:
-        ids, targets, described = rows.batch(range(start, min(start + per_batch, count)))
-        _, losses = cross_entropy_sum(model.hidden(ids, tokens=described), output_weight(model), targets)
-        keep = targets != IGNORED
-        return described.index.expand(targets.shape)[keep], losses[keep].double()
+    def run(start: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        batch = rows.batch(range(start, min(start + per_batch, count)))
+        _, targets, described = batch
+        _, each, hits = losses(model, batch)
+        return described.index.expand(targets.shape)[targets != IGNORED], each.double(), hits
 
     sums, counts = torch.zeros(context, dtype=torch.float64), torch.zeros(context, dtype=torch.int64)
+    right: Tensor | None = None
     training = model.training
     model.eval()
     begin = time.perf_counter()
     try:
-        for at, losses in workers.map(run, range(0, count, per_batch)):
-            sums.index_add_(0, at, losses)
+        for at, each, hits in workers.map(run, range(0, count, per_batch)):
+            sums.index_add_(0, at, each)
             counts.index_add_(0, at, torch.ones_like(at))
+            if hits is not None:
+                right = torch.zeros_like(counts) if right is None else right
+                right.index_add_(0, at, hits.long())
     finally:
         model.train(training)
     seconds = time.perf_counter() - begin
     tokens = int(counts.sum())
     if not tokens:
-        raise DataError(f"{file.path}: no token to predict: every document has a single token")
+        why = "every document has a single token" if objective.says_text else "none of so few is masked"
+        raise DataError(f"{file.path}: no token to predict: {why}")
     total = len(file) - file.documents if file.documents else len(file) - 1
     whole = count == len(rows)
     text_bytes = file.text_bytes if whole else round(file.text_bytes * tokens / max(total, 1))
-    return Evaluation(float(sums.sum()), tokens, text_bytes, seconds, _buckets(sums, counts))
+    return Evaluation(
+        float(sums.sum()),
+        tokens,
+        text_bytes if objective.says_text else 0,
+        seconds,
+        _buckets(sums, counts, right),
+        None if right is None else int(right.sum()),
+    )
 
 
-def output_weight(model: Decoder) -> Tensor:
-    """The matrix [V, M] that logits are made with.
-
-    Raises ConfigError where it is not all there is to them."""
-    layer = model.lm_head
-    if layer.bias is not None or layer.scale != 1.0:
-        raise ConfigError(
-            "losses are computed from states and one matrix, and this model's logits have "
-            + ("a bias (output_bias)" if layer.bias is not None else f"a factor (logit_scale={layer.scale})")
-        )
-    return model.model.embedding if layer.weight is None else layer.weight
-
-
-def _buckets(sums: Tensor, counts: Tensor) -> tuple[Bucket, ...]:
+def _buckets(sums: Tensor, counts: Tensor, right: Tensor | None) -> tuple[Bucket, ...]:
     """Doubling ranges of positions: 0-15, 16-31, 32-63, ..."""
     found, first, size = [], 0, LEAST_BUCKET
     while first < len(sums):
         stop = min(size, len(sums))
-        found.append(Bucket(first, stop - 1, int(counts[first:stop].sum()), float(sums[first:stop].sum())))
+        hits = None if right is None else int(right[first:stop].sum())
+        nats, tokens = float(sums[first:stop].sum()), int(counts[first:stop].sum())
+        found.append(Bucket(first, stop - 1, tokens, nats, hits))
         first, size = stop, 2 * size
     return tuple(found)

@@ -10,14 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headway.models import Decoder
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
+from headway.train.objective import Trained
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run left behind: `model` is a Hugging Face folder; losses of the last step and of held-out text."""
+    """What a run left behind: `model` is a Hugging Face folder; loss and accuracy of the last step (the latter for
+    masked tokens alone), and held-out text."""
 
     out: Path
     model: Path
@@ -28,6 +29,7 @@ class TrainResult:
     seconds: float
     loss: float | None
     validation: Evaluation | None
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Moment:
     seconds: float
     last: bool
     record: dict[str, Any]
-    model: Decoder
+    model: Trained
     tokenizer: Tokenizer
     say: Callable[[str], None]
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import torch
 
-from headway.checkpoints.restore import load_model
-from headway.data import Corpus, Piece, TokenFile, encode_corpus, order, read_text
-from headway.errors import ConfigError, DataError, PatternError, did_you_mean
-from headway.models import Decoder, ModelSpec, catalog
-from headway.patterns import Causal, Pattern, parse
-from headway.text import Tokenizer, train_bpe
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.restore import build_model
+from headway.data import Piece, TokenFile, encode_corpus, order, read_text
+from headway.errors import ConfigError, DataError, did_you_mean
+from headway.models import FAMILIES, ModelSpec, blank, build, catalog
+from headway.patterns import Causal
+from headway.text import Tokenizer
 from headway.train.config import TrainConfig
+from headway.train.homemade import changed, encoder_spec, layer_patterns, trained_tokenizer
+from headway.train.objective import Objective, Trained, check_objective, objective_of, trainable
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
@@ -22,9 +25,10 @@ VOCAB, DEPTH = 4096, 6
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tokenizer and token files of a run; `validation` is None when nothing is held out."""
+    """Tokenizer, objective and token files of a run; `validation` is None when nothing is held out."""
 
     tokenizer: Tokenizer
+    objective: Objective
     train: TokenFile
     validation: TokenFile | None
 
@@ -35,31 +39,39 @@ def prepare(config: TrainConfig, folder: Path, checkpoint: Path | None = None) -
 
     Raises DataError and ConfigError for text and settings that do not fit together.
     """
-    _check_model(config)
-    tokenizer = _tokenizer(config, folder, checkpoint)
+    spec = model_spec(config, config.vocab or VOCAB if config.model is None else 1)
+    _check_model(config, spec)
+    tokenizer = _tokenizer(config, folder, checkpoint, spec.causal)
+    objective = objective_of(config, spec, tokenizer)
     token_file = Path(config.data).suffix == TOKENS
     if token_file and config.validation_share:
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
         )
-    train = _encoded(config.data, tokenizer, folder / "data" / f"train{TOKENS}", config, held_out=False)
+    make = _Encoding(config, tokenizer, template=spec.causal)
+    train = make.file(config.data, folder / "data" / f"train{TOKENS}", held_out=False)
     validation: TokenFile | None = None
     if config.validation is not None or config.validation_share:
         source = config.validation or config.data
         name = folder / "data" / f"validation{TOKENS}"
-        validation = _encoded(source, tokenizer, name, config, held_out=config.validation is None)
-    return Inputs(tokenizer, train, validation)
+        validation = make.file(source, name, held_out=config.validation is None)
+    return Inputs(tokenizer, objective, train, validation)
 
 
-def _check_model(config: TrainConfig) -> None:
+def _check_model(config: TrainConfig, spec: ModelSpec) -> None:
     """Say what is wrong with the model before a tokenizer is trained for it."""
-    if config.model is None or not Path(config.model).is_dir():
-        spec = make_spec(config, config.vocab or VOCAB if config.model is None else 1)
-        with torch.device("meta"):
-            Decoder(spec, backend=config.backend)
+    check_objective(config, spec)
+    limit = spec.context_limit
+    if limit is not None and config.context > limit:
+        raise ConfigError(
+            f"context {config.context} is more than the {limit} tokens that {config.model or spec.family} can take; "
+            "lower context, or choose positions without a table (roformer, llama)"
+        )
+    with torch.device("meta"):
+        blank(spec, backend=config.backend)
 
 
-def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None) -> Tokenizer:
+def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None, causal: bool) -> Tokenizer:
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer)
     if config.model is not None and Path(config.model).is_dir():
@@ -76,28 +88,30 @@ def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None) -> To
             f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
         )
     texts = (piece.text for piece in _pieces(config.data, config, held_out=False))
-    tokenizer = train_bpe(texts, config.vocab or VOCAB)
+    tokenizer = trained_tokenizer(texts, config.units or "bpe", config.vocab or VOCAB, masked=not causal)
     tokenizer.save(own)
     return Tokenizer.load(own)  # the one that a resumed run will have
 
 
-def _encoded(
-    source: str, tokenizer: Tokenizer, path: Path, config: TrainConfig, *, held_out: bool
-) -> TokenFile:
-    if Path(source).suffix == TOKENS:
-        file = TokenFile(source)
-    else:
-        if not path.exists():
-            _write(source, tokenizer, path, config, held_out=held_out)
-        file = TokenFile(path)
-    file.require_tokenizer(tokenizer.fingerprint)
-    return file
+@dataclass(frozen=True)
+class _Encoding:
+    """Text into token files; with `template`, each document begins and ends as the tokenizer says."""
 
+    config: TrainConfig
+    tokenizer: Tokenizer
+    template: bool
 
-def _write(source: str, tokenizer: Tokenizer, path: Path, config: TrainConfig, *, held_out: bool) -> Corpus:
-    if source == config.validation:
-        return encode_corpus(source, tokenizer, path)
-    return encode_corpus(_pieces(source, config, held_out=held_out), tokenizer, path)
+    def file(self, source: str, path: Path, *, held_out: bool) -> TokenFile:
+        if Path(source).suffix == TOKENS:
+            file = TokenFile(source)
+        else:
+            if not path.exists():
+                whole = source == self.config.validation
+                pieces = read_text(source) if whole else _pieces(source, self.config, held_out=held_out)
+                encode_corpus(pieces, self.tokenizer, path, bos=self.template, eos=self.template)
+            file = TokenFile(path)
+        file.require_tokenizer(self.tokenizer.fingerprint)
+        return file
 
 
 def _pieces(source: str, config: TrainConfig, *, held_out: bool) -> Iterator[Piece]:
@@ -147,12 +161,11 @@ def hold_out(
         raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
 
 
-def layer_patterns(text: str | None) -> list[Pattern]:
-    """`Window.last(128); Causal()` as patterns, one per layer, to be repeated."""
-    try:
-        return [parse(part) for part in (text or "Causal()").split(";")]
-    except PatternError as error:
-        raise ConfigError(f"patterns: {error}") from None
+def model_spec(config: TrainConfig, vocab: int) -> ModelSpec:
+    """The spec of the model that a run begins with; `vocab` is for fresh weights."""
+    if config.model is not None and Path(config.model).is_dir():
+        return load_folder(config.model).spec
+    return make_spec(config, vocab)
 
 
 def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
@@ -169,7 +182,8 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
                 f"the tokenizer has {vocab} tokens, but {config.model} has an embedding of {spec.vocab}"
             )
         return spec
-    patterns = layer_patterns(config.patterns)
+    family = FAMILIES.get(config.family or "")
+    is_encoder = family is not None and family.defaults.get("causal") is False
     given = {
         name: value
         for name in ("width", "heads", "kv_heads", "hidden", "tied")
@@ -181,16 +195,21 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
     given |= {"width": width, "heads": heads, "head_dim": width // heads}
+    if is_encoder:
+        return changed(encoder_spec(config, vocab, depth, given), config)
+    patterns = layer_patterns(config.patterns)
     given.setdefault("kv_heads", next(heads // g for g in (4, 2, 1) if heads % g == 0))
     given.setdefault("hidden", -(-8 * width // 3 // 64) * 64)
     # transformers says "a window in some layers" in ministral's config only (plain llama has none).
-    family = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
-    return ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=family, **given)
+    usual = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
+    spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=usual, **given)
+    return changed(spec, config)
 
 
-def first_model(config: TrainConfig, vocab: int) -> Decoder:
+def first_model(config: TrainConfig, vocab: int) -> Trained:
     """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
     if config.model is not None and Path(config.model).is_dir():
-        return load_model(config.model, dtype=torch.float32, backend=config.backend).train()
-    spec = make_spec(config, vocab)
-    return spec.build(dtype=torch.float32, seed=config.seed, backend=config.backend)
+        model = build_model(load_folder(config.model), dtype=torch.float32, backend=config.backend).train()
+    else:
+        model = build(make_spec(config, vocab), dtype=torch.float32, seed=config.seed, backend=config.backend)
+    return trainable(model)

@@ -6,6 +6,7 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ import torch
 
 from headway.checkpoints.files import atomic_write
 from headway.checkpoints.folder import save_folder
-from headway.data import Rows
 from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
 from headway.train.config import TrainConfig
@@ -90,7 +90,8 @@ class _Run:
     ) -> None:
         self.config, self.inputs, self.dtype = config, inputs, dtype
         self.out = Path(config.out)
-        self.rows = Rows(inputs.train, config.context)
+        self.objective = inputs.objective
+        self.rows = self.objective.examples(inputs.train, config.context, 0)
         model = first_model(config, inputs.tokenizer.vocab_size)
         inputs.tokenizer.require_fits(model.spec.vocab)
         threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
@@ -101,7 +102,7 @@ class _Run:
         self.plan = Plan.of(config, len(self.rows), self.workers.count)
         self.machine = Machine(threads, self.workers.count, self.plan.micro_batch)
         self.state = State(model, Optimizer(parameter_groups(model), config, self.workers), Progress())
-        sampler = prompt_sampler(config, inputs.tokenizer)
+        sampler = prompt_sampler(config, inputs.tokenizer, model.spec)
         self.callbacks = [*([sampler] if sampler else []), *callbacks]
         self.quiet = quiet
         self.reporter = Reporter(self.plan.steps, config.log_every, quiet=quiet)
@@ -172,7 +173,7 @@ class _Run:
         begin = time.monotonic()
         window = compute_window(
             self.twin,
-            self.rows,
+            self.objective.redrawn(self.rows, progress.step),
             self.plan.micro_batches(progress.step),
             clip=config.clip,
             step=progress.step + 1,
@@ -191,10 +192,12 @@ class _Run:
 
     def _record(self, window: Window, factor: float, seconds: float) -> dict[str, Any]:
         progress = self.state.progress
-        rate = window.tokens / seconds
-        bits = None
-        if window.loss is not None and self.bytes_per_token:
-            bits = window.loss / 0.6931471805599453 / self.bytes_per_token
+        rate = window.read / seconds
+        measured: dict[str, float | None] = {"accuracy": window.accuracy}
+        if self.objective.says_text:
+            known = window.loss is not None and self.bytes_per_token
+            bits = (window.loss or 0.0) / math.log(2) / self.bytes_per_token if known else None
+            measured = {"bits_per_byte": bits}
         left = self.plan.steps - progress.step if self.plan.steps is not None else None
         elapsed = time.monotonic() - self.began
         eta = self.config.max_seconds - elapsed if self.config.max_seconds else (left or 0) * seconds
@@ -202,7 +205,7 @@ class _Run:
             "step": progress.step,
             "epoch": self.plan.epoch(progress.step),
             "loss": window.loss,
-            "bits_per_byte": bits,
+            **measured,
             "tokens": window.tokens,
             "trained_tokens": progress.trained_tokens,
             "tokens_per_s": rate,
@@ -262,18 +265,10 @@ class _Run:
             self.config.context,
             limit=limit,
             workers=self.workers,
+            objective=self.objective,
         )
-        bits = found.bits_per_byte
-        said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {found.loss:.4f}"
-        self.say(f"held out, step {self.state.progress.step}: {said} over {found.tokens} tokens")
-        self.log.write(
-            {
-                "step": self.state.progress.step,
-                "val_loss": found.loss,
-                "val_tokens": found.tokens,
-                "val_bits_per_byte": bits,
-            }
-        )
+        self.say(f"held out, step {self.state.progress.step}: {found}")
+        self.log.write({"step": self.state.progress.step, **found.record})
         return found
 
     def _finish(self, record: dict[str, Any]) -> TrainResult:
@@ -297,4 +292,5 @@ class _Run:
             seconds=progress.seconds,
             loss=record.get("loss"),
             validation=validation,
+            accuracy=record.get("accuracy"),
         )

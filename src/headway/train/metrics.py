@@ -48,13 +48,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Bits per byte over steps as a PNG: every step, their running mean, and the held-out text."""
+    """Bits per byte (or loss, where there are none) over steps as a PNG: every step, their running mean, and the
+    held-out text."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     unit = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
     steps = [(r["step"], r[unit]) for r in records if "step" in r and r.get(unit) is not None]
-    held = [(r["step"], r["val_bits_per_byte"]) for r in records if "step" in r and "val_bits_per_byte" in r]
+    held = [(r["step"], r[f"val_{unit}"]) for r in records if "step" in r and f"val_{unit}" in r]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -64,7 +65,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
         axes.plot(at, _smooth(values), color="#08519c", linewidth=1.8, label="training, running mean")
         late = [*values[len(values) // 20 :], *(v for _, v in held)]  # the fall of the first steps may leave
         axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
-    if held and unit == "bits_per_byte":
+    if held:
         axes.plot(
             [s for s, _ in held], [v for _, v in held], "o-", color="#d94801", markersize=5, label="held out"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
-from headway.models import Decoder
+from headway.train.objective import Trained
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -45,7 +45,7 @@ class Twin:
     of each micro batch are added up in fp32.
     """
 
-    def __init__(self, master: Decoder, dtype: torch.dtype) -> None:
+    def __init__(self, master: Trained, dtype: torch.dtype) -> None:
         self.master = master
         self.compute = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
         both = list(zip(master.parameters(), self.compute.parameters(), strict=True))

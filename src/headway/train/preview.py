@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from headway.checkpoints.folder import load_folder
 from headway.choice import Choice
-from headway.data import Rows, TokenFile
+from headway.data import TokenFile
 from headway.errors import DataError
 from headway.hardware import memory_available
-from headway.models import Decoder, ModelSpec
+from headway.models import ModelSpec, blank
 from headway.report import size, table
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
-from headway.train.inputs import TOKENS, VOCAB, make_spec
+from headway.train.inputs import TOKENS, VOCAB, model_spec
 from headway.train.loss import CHUNK_BYTES
+from headway.train.objective import HELD_OUT, check_objective, objective_of
 from headway.train.optimizer import parameter_groups
 from headway.train.plan import Plan
 from headway.train.precision import DTYPES, choose_precision
@@ -82,14 +82,16 @@ class Preview:
 def preview(config: TrainConfig) -> Preview:
     """Reads sizes and headers; trains, encodes and writes nothing."""
     precision = choose_precision(config.dtype)
-    tokens, exact, vocab = _tokens(config)
-    if config.model is not None and Path(config.model).is_dir():
-        spec = load_folder(config.model).spec
-    else:
-        spec = make_spec(config, vocab)
+    tokenizer = _tokenizer(config)
+    tokens, exact = _tokens(config)
+    spec = model_spec(config, tokenizer.vocab_size if tokenizer is not None else config.vocab or VOCAB)
+    check_objective(config, spec)
     with torch.device("meta"):
-        groups = parameter_groups(Decoder(spec))
-    rows = len(Rows(TokenFile(config.data), config.context)) if exact else -(-tokens // config.context)
+        groups = parameter_groups(blank(spec))
+    rows = -(-tokens // config.context)
+    if exact and tokenizer is not None:
+        objective = objective_of(config, spec, tokenizer)
+        rows = len(objective.examples(TokenFile(config.data), config.context, HELD_OUT))
     low = DTYPES[precision.what]
     threads, passes = (
         config.threads or torch.get_num_threads(),
@@ -122,18 +124,22 @@ def _count(group: dict[str, nn.Parameter]) -> int:
     return sum(p.numel() for p in group.values())
 
 
-def _tokens(config: TrainConfig) -> tuple[int, bool, int]:
-    """(tokens, whether that is exact, size of the vocabulary)."""
+def _tokenizer(config: TrainConfig) -> Tokenizer | None:
+    """The tokenizer that is there; None where one is to be trained."""
+    found = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
+    return None if found is None else Tokenizer.load(found)
+
+
+def _tokens(config: TrainConfig) -> tuple[int, bool]:
+    """(tokens, whether that is exact)."""
     path = Path(config.data)
     if not path.exists():
         raise DataError(f"{config.data}: no such file or folder")
-    tokenizer = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
-    vocab = Tokenizer.load(tokenizer).vocab_size if tokenizer is not None else config.vocab or VOCAB
     if path.suffix == TOKENS:
-        return len(TokenFile(path)), True, vocab
+        return len(TokenFile(path)), True
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     size_bytes = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
-    return max(2, int(size_bytes / BYTES_PER_TOKEN)), False, vocab
+    return max(2, int(size_bytes / BYTES_PER_TOKEN)), False
 
 
 def _memory(

@@ -61,8 +61,10 @@ def summary(record: dict[str, Any], *, short: bool = False) -> str:
     """`loss 3.412  1.71 bits/byte  5321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`; `short` fits a bar on 80
     columns."""
     parts = ["loss -" if record["loss"] is None else f"loss {record['loss']:.3f}"]
-    if record["bits_per_byte"] is not None:
+    if record.get("bits_per_byte") is not None:
         parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
+    if record.get("accuracy") is not None:
+        parts.append(f"accuracy {record['accuracy']:.3f}")
     parts.append(f"{record['tokens_per_s']:.0f} tok/s")
     if not short:
         parts += [f"lr {record['lr']:.2e}", f"|g| {record['grad_norm']:.2f}"]

@@ -23,10 +23,10 @@ from headway.checkpoints.tensors import open_tensors
 from headway.checkpoints.write import write_safetensors
 from headway.data import TokenFile
 from headway.errors import CheckpointError, ConfigError
-from headway.models import Decoder
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
 from headway.train.metrics import METRICS
+from headway.train.objective import Trained
 from headway.train.optimizer import Optimizer
 
 FORMAT = 1
@@ -74,7 +74,7 @@ class Machine:
 class State:
     """All that the next step depends on, besides settings and data."""
 
-    model: Decoder
+    model: Trained
     optimizer: Optimizer
     progress: Progress
 
@@ -93,7 +93,7 @@ def save_checkpoint(
     }
     with atomic_folder(path) as folder:
         # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
-        save_folder(folder / "model", state.model, tokenizer=tokenizer)
+        save_folder(folder / "model", state.model, tokenizer=tokenizer, keep_pairing=True)
         for entry in sorted((folder / "model").iterdir()):
             disk.replace(entry, folder / entry.name)
         (folder / "model").rmdir()

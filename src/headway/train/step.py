@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from headway.data import Rows
 from headway.errors import HeadwayError
-from headway.tokens import Tokens
-from headway.train.evaluation import output_weight
-from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.train.loss import IGNORED
+from headway.train.objective import Batch, Examples, losses
 from headway.train.precision import Twin
 from headway.train.workers import Workers
-
-Batch = tuple[Tensor, Tensor, Tokens]
 
 
 class TrainingError(HeadwayError):
@@ -26,20 +23,36 @@ class TrainingError(HeadwayError):
 
 @dataclass(frozen=True)
 class Window:
-    """What one step saw: summed loss in nats, trained tokens, norm of the gradient before clipping."""
+    """What one step saw: summed loss in nats, trained tokens, norm of the gradient before clipping; tokens that were
+    read, trained or not; trained tokens that the model found most probable, None where that is not counted."""
 
     nats: float
     tokens: int
     grad_norm: float
+    read: int
+    hits: int | None = None
 
     @property
     def loss(self) -> float | None:
         """Nats per trained token; None when there was none."""
         return self.nats / self.tokens if self.tokens else None
 
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the trained tokens that the model found most probable; None where that is not counted."""
+        return self.hits / self.tokens if self.tokens and self.hits is not None else None
 
-def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = None) -> tuple[float, int]:
-    """Add the window's gradient to `.grad` of the fp32 weights; returns (nats, trained tokens).
+
+class Sums(NamedTuple):
+    """Over a window: nats, trained tokens, and how many of these were found (None where that is not counted)."""
+
+    nats: float
+    tokens: int
+    hits: int | None
+
+
+def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = None) -> Sums:
+    """Add the window's gradient to `.grad` of the fp32 weights.
 
         gradient of (sum of losses over all micro batches) / (count of trained tokens over all micro batches)
 
@@ -49,27 +62,27 @@ def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = N
     workers = workers or Workers(1)
     count = sum(int((targets != IGNORED).sum()) for _, targets, _ in batches)
     if not count:
-        return 0.0, 0
+        return Sums(0.0, 0, None)
 
-    def run(batch: Batch) -> tuple[float, tuple[Tensor | None, ...]]:
-        ids, targets, described = batch
-        hidden = twin.compute.hidden(ids, tokens=described)
-        total, _ = cross_entropy_sum(hidden, output_weight(twin.compute), targets)
-        return float(total.detach()), twin.gradients(total / count)
+    def run(batch: Batch) -> tuple[float, int | None, tuple[Tensor | None, ...]]:
+        total, _, hits = losses(twin.compute, batch)
+        found = None if hits is None else int(hits.sum())
+        return float(total.detach()), found, twin.gradients(total / count)
 
-    nats = 0.0
+    nats, found = 0.0, None
     for start in range(
         0, len(batches), workers.count
     ):  # so that no more gradients wait than there are workers
-        for part, gradients in workers.map(run, batches[start : start + workers.count]):
+        for part, hits, gradients in workers.map(run, batches[start : start + workers.count]):
             nats += part
+            found = hits if found is None or hits is None else found + hits
             twin.add(gradients)
-    return nats, count
+    return Sums(nats, count, found)
 
 
 def compute_window(
     twin: Twin,
-    rows: Rows,
+    rows: Examples,
     micro_batches: Sequence[Sequence[int]],
     *,
     clip: float,
@@ -78,7 +91,8 @@ def compute_window(
 ) -> Window:
     """Accumulate and clip. Raises TrainingError, before anything is changed by it, for a loss or a gradient that
     is not finite: the message has the step, its rows and their documents."""
-    nats, tokens = accumulate(twin, [rows.batch(part) for part in micro_batches], workers)
+    batches = [rows.batch(part) for part in micro_batches]
+    nats, tokens, hits = accumulate(twin, batches, workers)
     parameters = [p for p in twin.master.parameters() if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = float(total)
@@ -92,7 +106,8 @@ def compute_window(
             + ". The last checkpoint is whole: resume it with a lower lr, or look at these rows"
         )
     nn.utils.clip_grads_with_norm_(parameters, clip, total)
-    return Window(nats, tokens, norm)
+    read = sum(int(described.valid.expand(ids.shape).sum()) for ids, _, described in batches)
+    return Window(nats, tokens, norm, read, hits)
 
 
 def _finite(grad: Tensor | None) -> bool:
