@@ -14,6 +14,7 @@ import pytest
 import headway
 from headway.checkpoints.folder import save_folder
 from headway.cli import run
+from headway.generate import Beams
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
 from tests.text.test_chat import TURNS, with_template
@@ -103,6 +104,77 @@ def test_errors(
     folder: str, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
 ) -> None:
     assert run(["generate", *[folder if a == "MODEL" else a for a in arguments]]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+def test_one_text_of_beams_is_printed_as_any_other(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    how = Beams(3, length_penalty=0.5, early_stopping="never")
+    expected = headway.load(folder).generate("the cat", max_new_tokens=9, beams=how)
+    flags = ["--beams", "3", "--length-penalty", "0.5", "--early-stopping", "never"]
+    assert run(["generate", folder, "the cat", "-n", "9", *flags]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n"
+    assert f"{expected.prompt_tokens} + 9 tokens (length), score {expected.score:.4f}, " in err
+    assert "tokens/s" not in err
+
+
+def test_n_best_are_listed_with_their_scores(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = headway.load(folder)
+    how = Beams(4, n_best=3, early_stopping=True)
+    expected = lm.generate("the cat", max_new_tokens=9, beams=how).hypotheses
+    ask = [
+        "generate",
+        folder,
+        "the cat",
+        "-n",
+        "9",
+        "--beams",
+        "4",
+        "--n-best",
+        "3",
+        "--early-stopping",
+        "true",
+    ]
+    assert run(ask) == 0
+    assert capsys.readouterr().out == "".join(
+        f"{i}. score {h.score:.4f}, {len(h.ids)} tokens ({h.finish_reason})\n{h.text}\n"
+        for i, h in enumerate(expected, 1)
+    )
+    assert run([*ask, "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert (report["text"], report["ids"]) == (expected[0].text, list(expected[0].ids))
+    assert report["score"] == pytest.approx(expected[0].score)
+    assert [h["text"] for h in report["hypotheses"]] == [h.text for h in expected]
+    assert [len(h["log_probs"]) for h in report["hypotheses"]] == [len(h.ids) for h in expected]
+    assert report["score"] == pytest.approx(sum(report["hypotheses"][0]["log_probs"]) / len(report["ids"]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--beams", "4", "-t", "0.8"], "a beam search draws nothing, but Sampling(temperature=0.8"),
+        (["--beams", "4", "--top-k", "3"], "a beam search draws nothing"),
+        (["--beams", "4", "--seed", "3"], "seed=3 were given"),
+        (["--beams", "4", "--stream"], "--stream: a beam search is certain of no token before its end"),
+        (["--beams", "4", "--stop", "a"], "a beam search ends texts by eos alone"),
+        (["--beams", "4", "--n-best", "5"], "n_best is 5, but 4 beams keep 4 texts"),
+        (
+            ["--beams", "4", "--early-stopping", "always"],
+            "early_stopping is True, False or \"never\", got 'always'",
+        ),
+        (["--n-best", "2"], "--n-best is about a beam search, which was not asked for; add --beams 4"),
+        (["--length-penalty", "0"], "--length-penalty is about a beam search"),
+        (["--early-stopping", "false"], "--early-stopping is about a beam search"),
+    ],
+)
+def test_beams_refuse_what_is_not_theirs(
+    folder: str, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert run(["generate", folder, "a", "-n", "5", *flags]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert said in " ".join(err.replace("│", " ").split())

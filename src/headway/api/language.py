@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.cache import DecoderCache
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.generate import Delta, Generation, Sampling, Settings
+from headway.generate import Beams, Delta, Generation, Sampling, Settings
 from headway.generate import generate as generate_ids
 from headway.generate import stream as stream_ids
 from headway.generate.loop import collect
@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
 
     max_new_tokens: at most so many (None: 128, or what the context has room for).
     temperature, top_k, top_p, min_p, repetition_penalty: see `Sampling`; temperature 0 is greedy.
+    beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
     seed: equal seeds give equal text.   stop: strings that end the text.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
     use_cache, kv_cache_dtype, prefill_chunk: see `Settings`.
@@ -37,6 +38,7 @@ class Options(TypedDict, total=False):
     top_p: float
     min_p: float
     repetition_penalty: float
+    beams: Beams | int | None
     seed: int
     stop: Sequence[str]
     eos: Sequence[int]
@@ -123,10 +125,10 @@ class LanguageModel:
         """Continues one prompt (a text, or ids), or each of a list of prompts.
 
         A Generation prints as its text; it has `ids`, `finish_reason` ("eos", "stop", "length") and
-        `tokens_per_second`. Texts begin with BOS when the tokenizer does so, and stay open at the end; prompts
-        given as ids are taken as they are. `special`: control tokens written in the prompt are control tokens,
-        not text. `batch_size`: how many prompts of a list are worked on at once. It changes no text, and neither
-        does what else is in the list: prompt i draws from (seed, i).
+        `tokens_per_second`, and with beams `score` and `hypotheses`. Texts begin with BOS when the tokenizer does
+        so, and stay open at the end; prompts given as ids are taken as they are. `special`: control tokens
+        written in the prompt are control tokens, not text. `batch_size`: how many prompts of a list are worked
+        on at once. It changes no text, and neither does what else is in the list: prompt i draws from (seed, i).
         """
         prompts, one = self._ids(prompt, special)
         found = generate_ids(
@@ -219,5 +221,7 @@ class LanguageModel:
                 )
         given: dict[str, Any] = dict(options)
         sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING if name in given})
+        if isinstance(given.get("beams"), int):
+            given["beams"] = Beams(given["beams"])
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
         return Settings(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused)

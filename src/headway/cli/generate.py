@@ -1,7 +1,7 @@
 """`headway generate MODEL PROMPT`: continue a text."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,11 @@ from headway.cli._shared import (
     print_json,
     set_threads,
 )
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from headway.generate import Generation
+    from headway.api import Options
+    from headway.generate import Beams, Generation
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
@@ -41,6 +42,26 @@ StopOption = Annotated[list[str] | None, typer.Option("--stop", help="ends the t
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
 ]
+BeamsOption = Annotated[
+    int | None,
+    typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
+]
+LengthPenaltyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--length-penalty", help="a score is log probability / tokens ** this; more is longer [default: 1]"
+    ),
+]
+EarlyStoppingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--early-stopping",
+        help="true | false | never: once as many texts as beams have ended [default: false]",
+    ),
+]
+NBestOption = Annotated[
+    int | None, typer.Option("--n-best", min=1, help="print so many texts with their scores [default: 1]")
+]
 
 
 def command(
@@ -51,11 +72,17 @@ def command(
     ] = None,
     prompt_option: Annotated[str | None, typer.Option("--prompt", help="the same, as an option")] = None,
     max_new_tokens: NewTokensOption = None,
-    temperature: TemperatureOption = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="0 is greedy [default: 0.8; with --beams 0]")
+    ] = None,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
     repetition_penalty: PenaltyOption = 1.0,
+    beams: BeamsOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    early_stopping: EarlyStoppingOption = None,
+    n_best: NBestOption = None,
     seed: SeedOption = 0,
     stop: StopOption = None,
     special: Annotated[
@@ -70,8 +97,12 @@ def command(
         int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
     ] = None,
     stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="print as it comes, or at the end")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="print as it comes, or at the end [default: as it comes; beams at the end]",
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     json: JsonOption = False,
     threads: ThreadsOption = None,
@@ -83,37 +114,77 @@ def command(
     prompt = prompt_option if prompt is None else prompt
     if prompt is None or prompt == "-":
         prompt = read_stdin()
+    search = how_to_search(beams, length_penalty, early_stopping, n_best)
+    if search is not None and stream:
+        raise ConfigError(
+            "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
+        )
     set_threads(threads)
     from headway.api import load
     from headway.generate.loop import collect
 
     lm = load(model, dtype=dtype, backend=backend)
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
-    deltas = []
-    for delta in lm.stream(
-        prompt if ids is None else ids,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop or [],
-        beyond_context=beyond_context,
-        use_cache=cache,
-        kv_cache_dtype=kv_cache_dtype,
-        prefill_chunk=prefill_chunk,
-    ):
-        deltas.append(delta)
-        if stream and not json:
-            print(delta.text, end="", flush=True)
-    found = collect(deltas, len(ids or ()))
+    usual = 0.8 if search is None else 0.0
+    options: Options = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": usual if temperature is None else temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "beams": search,
+        "seed": seed,
+        "stop": stop or [],
+        "beyond_context": beyond_context,
+        "use_cache": cache,
+        "kv_cache_dtype": kv_cache_dtype,
+        "prefill_chunk": prefill_chunk,
+    }
+    asked = prompt if ids is None else ids
+    live = search is None and stream is not False and not json
+    if search is None:
+        deltas = []
+        for delta in lm.stream(asked, **options):
+            deltas.append(delta)
+            if live:
+                print(delta.text, end="", flush=True)
+        found = collect(deltas, len(ids or ()))
+    else:
+        found = lm.generate(asked, **options)
     if json:
-        print_json({**summary(found), "prompt": prompt, "text": found.text, "ids": found.ids})
+        more = {} if search is None else {"score": found.score, "hypotheses": found.hypotheses}
+        print_json({**summary(found), "prompt": prompt, "text": found.text, "ids": found.ids, **more})
         return
-    print("" if stream else found.text, flush=True)
+    if len(found.hypotheses) > 1:
+        for place, text in enumerate(found.hypotheses, 1):
+            print(f"{place}. score {text.score:.4f}, {len(text.ids)} tokens ({text.finish_reason})")
+            print(text.text, flush=True)
+    else:
+        print("" if live else found.text, flush=True)
     note(sentence(found))
+
+
+def how_to_search(
+    beams: int | None, length_penalty: float | None, early_stopping: str | None, n_best: int | None
+) -> "Beams | None":
+    """What the flags say; ConfigError for those that mean nothing without --beams."""
+    given: dict[str, Any] = {
+        "length_penalty": length_penalty,
+        "early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping),
+        "n_best": n_best,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if beams is None:
+        if given:
+            flag = "--" + next(iter(given)).replace("_", "-")
+            raise ConfigError(
+                f"{flag} is about a beam search, which was not asked for; add --beams 4, or leave it out"
+            )
+        return None
+    from headway.generate import Beams
+
+    return Beams(beams, **given)
 
 
 def read_stdin() -> str:
@@ -145,6 +216,8 @@ def sentence(found: "Generation") -> str:
     parts = [f"{found.prompt_tokens} + {len(found.ids)} tokens ({found.finish_reason})"]
     if found.seconds_to_first_token is not None:
         parts.append(f"first after {found.seconds_to_first_token:.3g} s")
+    if found.score is not None:
+        parts.append(f"score {found.score:.4f}, {found.seconds:.3g} s")
     if speed is not None:
         parts.append(f"then {speed:.3g} tokens/s")
     return ", ".join(parts)

@@ -74,10 +74,10 @@ class Settings:
         if not isinstance(beams, Beams):
             raise ConfigError(f"beams must be a Beams, got {beams!r}; write Beams({beams!r})")
         plain = Sampling(repetition_penalty=self.sampling.repetition_penalty)
-        if self.sampling != plain:
+        if self.sampling != plain or self.seed:
             raise ConfigError(
-                f"beams: a beam search draws nothing, but {self.sampling} was given; leave out temperature, "
-                "top_k, top_p and min_p, or the beams"
+                f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
+                "out temperature, top_k, top_p, min_p and seed, or the beams"
             )
         if self.stop:
             raise ConfigError(

@@ -1,0 +1,173 @@
+"""Beam search over decoders: any cache, any batch; and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.api import LanguageModel
+from headway.errors import ConfigError
+from headway.generate import Beams, Generation, Sampling, Settings, generate, stream
+from headway.generate.reader import Reader
+from headway.models import Decoder
+from headway.patterns import Causal, Window
+from tests.generate.conftest import MIXED, small
+from tests.generate.test_loop import PROMPTS
+from tests.text.conftest import byte_level
+
+MODEL, TOKENIZER = small(MIXED), byte_level()
+EOS = [3, *range(40, 110)]
+HOW = Beams(4, n_best=3)
+
+
+def told(found: list[Generation]) -> list[list[tuple[int, ...]]]:
+    return [[h.ids for h in g.hypotheses] for g in found]
+
+
+def scores(found: list[Generation]) -> Tensor:
+    return torch.tensor([[h.score for h in g.hypotheses] for g in found])
+
+
+def score(model: Decoder, prompt: list[int], ids: list[int], penalty: float = 1.0) -> float:
+    """From one full forward pass."""
+    with torch.inference_mode():
+        log_probs = model(torch.tensor([[*prompt, *ids]]))[0].log_softmax(-1)
+    found = log_probs[torch.arange(len(ids)) + len(prompt) - 1, torch.tensor(ids)].double().sum()
+    return float(found) / len(ids) ** penalty
+
+
+@pytest.mark.parametrize("pattern", [Causal(), Window.last(5), MIXED], ids=["growing", "ring", "both"])
+def test_cached_is_uncached(pattern: object) -> None:
+    """The prompts are of 1 to 20 tokens; rings have wrapped and beams have crossed many times by the end."""
+    model = small(pattern)  # type: ignore[arg-type]
+    settings = {"max_new_tokens": 16, "eos": EOS, "beams": HOW}
+    cached = generate(model, PROMPTS, Settings(**settings))
+    plain = generate(model, PROMPTS, Settings(**settings, use_cache=False))
+    assert told(cached) == told(plain)
+    assert torch.allclose(scores(cached), scores(plain), atol=1e-5)
+    for found, prompt in zip(cached, PROMPTS, strict=True):
+        for h in found.hypotheses:
+            assert h.score == pytest.approx(score(model, prompt, list(h.ids)), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_chunks_and_company_change_no_text(dtype: str) -> None:
+    settings = {"max_new_tokens": 12, "eos": EOS, "beams": HOW, "kv_cache_dtype": dtype}
+    together = generate(MODEL, PROMPTS, Settings(**settings))
+    assert len({len(h.ids) for g in together for h in g.hypotheses}) > 2
+    for size in (1, 3):
+        found = generate(MODEL, PROMPTS, Settings(**settings), batch_size=size)
+        assert told(found) == told(together)
+        assert torch.allclose(scores(found), scores(together), atol=1e-5)
+    assert told(generate(MODEL, PROMPTS, Settings(**settings, prefill_chunk=3))) == told(together)
+
+
+def test_an_int8_cache_is_read() -> None:
+    """Rounded keys give nearly the same scores, and not the same."""
+    exact, rounded = (
+        generate(MODEL, PROMPTS, Settings(max_new_tokens=6, beams=HOW, kv_cache_dtype=d))
+        for d in ("auto", "int8")
+    )
+    assert not torch.equal(scores(exact), scores(rounded))
+    assert torch.allclose(scores(exact)[:, 0], scores(rounded)[:, 0], atol=0.1)
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("repetition", [1.0, 1.3])
+def test_the_greedy_text_is_never_better(penalty: float, repetition: float) -> None:
+    """The text of plain generation, under the score of the search. Row 26."""
+    sampling = Sampling(repetition_penalty=repetition)
+    plain = generate(MODEL, PROMPTS, Settings(max_new_tokens=14, eos=EOS, sampling=sampling))
+    one = Beams(1, length_penalty=penalty)
+    settings = {"max_new_tokens": 14, "eos": EOS, "sampling": sampling}
+    alone = generate(MODEL, PROMPTS, Settings(**settings, beams=one))
+    assert [g.ids for g in alone] == [g.ids for g in plain]
+    for width in (2, 5):
+        many = generate(MODEL, PROMPTS, Settings(**settings, beams=Beams(width, length_penalty=penalty)))
+        for best, greedy, prompt in zip(many, alone, PROMPTS, strict=True):
+            assert best.score is not None
+            assert greedy.score is not None
+            assert best.score >= greedy.score - 1e-5 * abs(greedy.score)
+            if repetition == 1:
+                assert greedy.score == pytest.approx(score(MODEL, prompt, greedy.ids, penalty), rel=1e-5)
+
+
+def test_text_ids_and_score_are_those_of_the_best() -> None:
+    (found,) = generate(
+        MODEL, PROMPTS[:1], Settings(max_new_tokens=9, eos=EOS, beams=HOW), tokenizer=TOKENIZER
+    )
+    best = found.hypotheses[0]
+    assert (found.ids, found.text, found.score) == (list(best.ids), best.text, best.score)
+    assert (found.finish_reason, found.prompt_tokens) == (best.finish_reason, 3)
+    for h in found.hypotheses:
+        assert h.text == TOKENIZER.decode([i for i in h.ids if i not in EOS], after=PROMPTS[0])
+    assert found.seconds_to_first_token is None
+    (plain,) = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=9))
+    assert (plain.score, plain.hypotheses) == (None, ())
+
+
+def test_no_room_and_forbidden_tokens() -> None:
+    none = generate(MODEL, [[0], [0] * 64, [0] * 60], Settings(beams=Beams(2)))
+    assert [len(g.ids) for g in none] == [63, 0, 4]
+    assert (none[1].score, none[1].finish_reason) == (0.0, "length")
+    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, beams=HOW))
+    forbidden = sorted({i for g in free for h in g.hypotheses for i in h.ids})
+    found = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, beams=HOW, forbidden=forbidden))
+    assert not {i for g in found for h in g.hypotheses for i in h.ids} & set(forbidden)
+
+
+def test_beams_share_one_reading_of_the_prompt() -> None:
+    """One row a prompt, then a row a beam: the cache is copied, not computed again."""
+    model, read = small(), []
+    model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    generate(model, PROMPTS, Settings(max_new_tokens=4, beams=Beams(3, with_greedy=False)))
+    assert read == [(4, 20), (12, 1), (12, 1), (12, 1)]
+
+
+def test_rows_of_a_reader_may_be_taken_more_than_once() -> None:
+    for use_cache in (True, False):
+        reader = Reader(MODEL, 2, use_cache=use_cache)
+        logits = reader.read([[0, 5], [1, 2, 3]])
+        reader.reorder([1, 0, 1])
+        again = reader.step(torch.tensor([[4], [4], [6]]))
+        for row, ids in zip(again, ([1, 2, 3, 4], [0, 5, 4], [1, 2, 3, 6]), strict=True):
+            with torch.inference_mode():
+                assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)
+        assert logits.shape == (2, 330)
+
+
+def test_a_language_model_takes_a_number_or_beams() -> None:
+    lm = LanguageModel(MODEL, TOKENIZER)
+    four = lm.generate("the cat", max_new_tokens=8, beams=4)
+    assert four.ids == lm.generate("the cat", max_new_tokens=8, beams=Beams(4)).ids
+    assert four.ids != lm.generate("the cat", max_new_tokens=8).ids
+    many = lm.generate(["the cat", "a"], max_new_tokens=8, beams=Beams(4, n_best=2))
+    assert many[0].ids == four.ids
+    assert [len(g.hypotheses) for g in many] == [2, 2]
+    with pytest.raises(ConfigError, match="a beam search is certain of no token before its end"):
+        lm.stream("the cat", beams=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"sampling": Sampling(temperature=0.8)}, r"draws nothing, but Sampling\(temperature=0.8.*leave out"),
+        ({"sampling": Sampling(top_k=5)}, "draws nothing, but .*top_k=5"),
+        ({"seed": 3}, "draws nothing, but .* and seed=3 were given"),
+        ({"stop": ["a"]}, r"ends texts by eos alone, but stop strings \['a'\] were given"),
+        ({"beams": 4}, r"beams must be a Beams, got 4; write Beams\(4\)"),
+        (
+            {"beams": Beams(min_new_tokens=9), "max_new_tokens": 8},
+            "min_new_tokens is 9, but max_new_tokens 8",
+        ),
+        ({"beams": Beams(forced_last=330)}, "beams: forced_last: token id 330 is outside"),
+        ({"beams": Beams(forced_first=-1)}, "beams: forced_first: token id -1 is outside"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        generate(MODEL, PROMPTS, Settings(**{"beams": HOW, **given}), tokenizer=TOKENIZER)  # type: ignore[arg-type]
+
+
+def test_a_stream_of_beams_is_refused_before_it_begins() -> None:
+    with pytest.raises(ConfigError, match="use generate, or leave out beams"):
+        stream(MODEL, PROMPTS, Settings(beams=HOW))
