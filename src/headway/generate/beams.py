@@ -145,10 +145,10 @@ def _advance(logits: Tensor, live: Sequence[_Search], rules: Rules) -> None:
     log_probs = rules(wide.log_softmax(-1), texts)
     # of each row as many as can be among the best `width` that go on: `width`, and every EOS
     count = min(live[0].how.width + len(rules.eos), log_probs.shape[-1])
-    top = TopK(count)(log_probs, log_probs).topk(count)
+    values, ids = _largest(log_probs, count)
     found = [
         [(token, value) for token, value in zip(*pair, strict=True) if value > float("-inf")]
-        for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        for pair in zip(ids.tolist(), values.tolist(), strict=True)
     ]
     first = 0
     for one in live:
@@ -159,6 +159,14 @@ def _advance(logits: Tensor, live: Sequence[_Search], rules: Rules) -> None:
             choice = token, float(log_probs[at, token])
         one.advance(first, found[first:end], choice)
         first = end
+
+
+def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row and their ids; of equals the smaller ids, which `topk` does not promise."""
+    top = values.topk(count)
+    if bool(((values >= top.values[:, -1:]).sum(-1) > count).any()):
+        top = TopK(count)(values, values).topk(count)
+    return top.values, top.indices
 
 
 @dataclass(frozen=True, eq=False)
