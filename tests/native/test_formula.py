@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.patterns import Causal, Full, Pattern, Window
+from headway.patterns import Causal, Full, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.native.calls import (
     DIMS,
@@ -94,6 +94,34 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
     ):
         q = Tokens.range(queries, start=keys - queries)
         check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_few_queries_of_long_rows_equal_the_formula(
+    use: Use, level: str, dtype: torch.dtype, rows: int
+) -> None:
+    """Queries of one kv head in every number, against blocks that they see whole, in part and not at all; scores
+    near 0, far above and far below."""
+    use(level)
+    keys = Tokens.from_lengths([700, 389], 700, "left")
+    last = Tokens(torch.tensor([[699], [388]]))
+    dims = random.Random(rows).choice([(32, 32), (64, 64), (128, 96), (96, 160), (48, 64), (64, 48)])
+    for pattern in (Causal(), Window.last(300) | Causal() & Sink(70)):
+        check(Problem.random(pattern, last, keys, dtype, 2, (2 * rows, 2), dims))
+    case = Problem.random(Full(), Tokens.range(rows), Tokens.range(700), dtype, 1, (2, 2), dims)
+    check(case)
+    k, q = case.k.clone(), case.q.clone()
+    q[..., 0] = 10.0
+    for size in (-10.0, 10.0):
+        k[..., :200, 0] = size
+        check(replace(case, q=q, k=k))
+    q[..., 0], k[..., 0] = -300.0, 4.0
+    low = replace(case, q=q, k=k)
+    got, exact = low.run(), low.to(torch.float64).formula()
+    torch.testing.assert_close(got.lse.double(), exact.lse, atol=0.01, rtol=1e-5)
+    torch.testing.assert_close(got.out.double(), exact.out, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -158,6 +158,11 @@ struct Blocks {
     free(used);
     free(finite);
   }
+  // Room for the words of a block, in the store's first place, whose block is given up.
+  float* scratch() {
+    tags[0] = 0;
+    return data;
+  }
   bool ready() const { return data && rows && tags && used && finite; }
   int64_t size() const { return (BACKWARD ? 2 : 1) * piece_k + piece_v; }
 
@@ -191,9 +196,6 @@ struct Blocks {
     return {to, BACKWARD ? nullptr : v, v, v + piece_v, (finite[at] & 1) != 0, (finite[at] & 2) != 0};
   }
 
- private:
-  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
-
   Rows key_rows(int64_t b, int64_t kv, const Tokens& keys) const {
     const float* scale = c.k_scale ? c.k_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
     return Rows::of(c.k, (int)c.kv_type, b, kv, (int)c.dim, keys.order, scale);
@@ -202,6 +204,9 @@ struct Blocks {
     const float* scale = c.v_scale ? c.v_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
     return Rows::of(c.v, (int)c.kv_type, b, kv, (int)c.dim_v, keys.order, scale);
   }
+
+ private:
+  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 

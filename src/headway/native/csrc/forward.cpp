@@ -1,5 +1,5 @@
 // headway_forward: tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles).
-#include "forward.h"
+#include "direct.h"
 
 #include <omp.h>
 
@@ -136,12 +136,13 @@ struct Worker {
       int64_t all = blocks_of(p, at);
       first = all * part / w.parts, last = all * (part + 1) / w.parts;
     }
+    bool direct = read_directly(b, kv, at, first, last, keys);
     blocks.start();
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
-        if (seen_blocks < first || seen_blocks >= last) continue;
+        if (seen_blocks < first || seen_blocks >= last || (direct && seen_whole(r, k))) continue;
         if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
-        bool whole = p.full[r] && p.end[r] - k >= BLOCK;
+        bool whole = seen_whole(r, k);
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys,
                           (x.count + ROWS - 1) / ROWS);
@@ -160,6 +161,28 @@ struct Worker {
         if (extra_steps) finish(x, &extra);
       }
     flush(x);
+  }
+
+  bool seen_whole(int32_t r, int64_t k) const { return c.plan.full[r] && c.plan.end[r] - k >= BLOCK; }
+
+  // Blocks first .. last - 1 of a tile, as far as they are seen whole, where they lie; false where that cannot be.
+  bool read_directly(int64_t b, int64_t kv, int64_t at, int64_t first, int64_t last, const Tokens& keys) {
+#if HEADWAY_LEVEL >= 2
+    Tile<HALF>& x = *tile;
+    if (!is_direct<HALF>(c, x.count)) return false;
+    const headway_plan& p = c.plan;
+    Rows k_rows = blocks.key_rows(b, kv, keys), v_rows = blocks.value_rows(b, kv, keys);
+    float* words = blocks.scratch();
+    int64_t n = 0;
+    bool any = false;
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, n++)
+        if (n >= first && n < last && seen_whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+    if (any) arrange(x);
+    return true;
+#else
+    return false;
+#endif
   }
 
   void write(int64_t b, const Tokens& queries, const bool* now) const {

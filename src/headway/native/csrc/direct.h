@@ -1,0 +1,243 @@
+// Few queries against many keys, as in decoding: blocks that all queries see whole are read row by row, where they lie,
+// and not packed: what counts here is how fast memory is read.
+#pragma once
+#include "forward.h"
+
+#if HEADWAY_LEVEL >= 2
+namespace {
+
+// Lane i of the result is the sum of the lanes of x[i].
+INLINE vf sums_of(const vf (&x)[16]) {
+  __m512 a[8];
+  __m512d b[4];
+  UNROLL for (int i = 0; i < 8; i++) {
+    __m512 u = (__m512)x[2 * i], v = (__m512)x[2 * i + 1];
+    a[i] = _mm512_unpacklo_ps(u, v) + _mm512_unpackhi_ps(u, v);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512d u = _mm512_castps_pd(a[2 * i]), v = _mm512_castps_pd(a[2 * i + 1]);
+    b[i] = _mm512_castps_pd(_mm512_castpd_ps(_mm512_unpacklo_pd(u, v)) + _mm512_castpd_ps(_mm512_unpackhi_pd(u, v)));
+  }
+  __m512 c[2];
+  UNROLL for (int i = 0; i < 2; i++) {
+    __m512 u = _mm512_castpd_ps(b[2 * i]), v = _mm512_castpd_ps(b[2 * i + 1]);
+    c[i] = _mm512_shuffle_f32x4(u, v, 0x88) + _mm512_shuffle_f32x4(u, v, 0xDD);
+  }
+  return (vf)(_mm512_shuffle_f32x4(c[0], c[1], 0x88) + _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+
+// Can the rows of this call be read so? They must be whole vectors.
+template <bool HALF>
+INLINE bool is_direct(const headway_call& c, int64_t rows) {
+  constexpr int64_t WHOLE = HALF ? 32 : 16;
+  return c.plan.tiles == 1 && rows <= 8 && !c.score_count && !(c.dropout > 0) && c.dim % WHOLE == 0 &&
+         c.dim_v % WHOLE == 0;
+}
+
+// A block of 64 keys and values, row by row.
+struct Places {
+  const float *k[BLOCK], *v[BLOCK];
+};
+
+// R rows from `row` against a block. A vector of scores is R rows of KEYS keys, row by row. Sums of the values are of
+// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`.
+template <bool HALF, int R>
+struct Direct {
+  static constexpr int KEYS = 16 / R, GROUPS = BLOCK / KEYS, WORDS = HALF ? 8 : 16;
+
+  static __attribute__((noinline)) void block(Tile<HALF>& t, int row, const Places& at) {
+    scores(t, row, at);
+    weights(t, row);
+    values(t, row, at);
+  }
+
+  // What lies two pages further on: prefetchers of the machine stop at each.
+  INLINE void fetch(const float* x) { __builtin_prefetch((const char*)x + 8192); }
+
+  INLINE vf by_row(const float* of_rows) {
+    vf x;
+    UNROLL for (int i = 0; i < 16; i++) x[i] = of_rows[i / KEYS];
+    return x;
+  }
+
+  // Exponents into t.s, [group][row][key].
+  INLINE void scores(Tile<HALF>& t, int row, const Places& at) {
+    int64_t step = whole_units(t.z.d);
+    const float* q = t.q + row * step;
+    vf limit = by_row(t.limit + row);
+    uint32_t over = 0;
+    for (int g = 0; g < GROUPS; g++) {
+      const float* const* k = at.k + g * KEYS;
+      vf acc[16] = {};
+      for (int i = 0; i < t.z.d; i += W) {
+        vf x[R];
+        UNROLL for (int r = 0; r < R; r++) x[r] = load(q + r * step + i);
+        UNROLL for (int j = 0; j < KEYS; j++) {
+          vf y = load(k[j] + i);
+          fetch(k[j] + i);
+          UNROLL for (int r = 0; r < R; r++) acc[r * KEYS + j] = multiply_add<HALF>(acc[r * KEYS + j], x[r], y);
+        }
+      }
+      vf s = sums_of(acc);
+      over |= greater(s, limit);
+      store(t.s + g * 16, s);
+    }
+    if (__builtin_expect(over != 0, 0)) raise(t, row);
+    vf unit = splat(t.unit), down = by_row(t.down + row);
+    for (int g = 0; g < GROUPS; g++) store(t.s + g * 16, load(t.s + g * 16) * unit + down);
+  }
+
+  static __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row) {
+    float shrink[R];
+    for (int r = 0; r < R; r++) {
+      int at = row + r;
+      float now = -INFINITY;
+      for (int g = 0; g < GROUPS; g++)
+        for (int j = 0; j < KEYS; j++) now = t.s[g * 16 + r * KEYS + j] > now ? t.s[g * 16 + r * KEYS + j] : now;
+      shrink[r] = 1;
+      if (!(now > t.limit[at])) continue;
+      bool empty = t.top[at] == -INFINITY;
+      shrink[r] = empty ? 0.0f : exp2f((t.top[at] - now) * t.unit);
+      t.top[at] = now, t.down[at] = -now * t.unit, t.limit[at] = t.limit_of(now);
+      float* out = t.out + (int64_t)at * t.z.wide_dv;
+      for (int i = 0; i < t.z.wide_dv; i += W) store(out + i, load(out + i) * shrink[r]);
+    }
+    for (int i = 0; i < 16; i++) {
+      t.sum[row][i] *= shrink[i / KEYS];
+      if (HALF) t.rounded[row][i] *= shrink[i % 8 / (KEYS / 2)];
+    }
+  }
+
+  // Weights into t.p: [group][row][word]. Until `arrange`, sum[row] and rounded[row] are of all R rows.
+  INLINE void weights(Tile<HALF>& t, int row) {
+    constexpr int EACH = AT_ONCE<HALF>;
+    static const uint16_t all[4] = {0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF};
+    vf total = load(t.sum[row]), rounded = load(t.rounded[row]);
+    for (int g = 0; g < GROUPS; g += EACH) {
+      vf p[EACH];
+      exp2_only<HALF>(p, all, t.s + g * 16);
+      UNROLL for (int i = 0; i < EACH; i++) total += p[i];
+#if HEADWAY_LEVEL >= 3
+      if (HALF) {
+        const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+        __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
+        _mm512_store_si512(t.p + g * 8, (__m512i)pairs);
+        rounded = (vf)_mm512_dpbf16_ps((__m512)rounded, pairs, ones);
+        continue;
+      }
+#endif
+      UNROLL for (int i = 0; i < EACH; i++) store(t.p + (g + i) * 16, p[i]);
+    }
+    store(t.sum[row], total);
+    store(t.rounded[row], rounded);
+  }
+
+  INLINE void values(Tile<HALF>& t, int row, const Places& at) {
+    constexpr int MOST = R == 4 ? 4 : 8;
+    int c = 0, wide = t.z.wide_dv;
+    for (; c + MOST * 16 <= wide; c += MOST * 16) columns<MOST>(t, row, at, c);
+    for (; c + 64 <= wide; c += 64) columns<4>(t, row, at, c);
+    for (; c + 32 <= wide; c += 32) columns<2>(t, row, at, c);
+    if (!HALF && c < wide) columns<1>(t, row, at, c);
+  }
+
+  // Columns c .. c + 16 C - 1 of the values.
+  template <int C>
+  INLINE void columns(Tile<HALF>& t, int row, const Places& at, int c) {
+    int64_t wide = t.z.wide_dv;
+    float* out = t.out + row * wide + c;
+    vf acc[R][C];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C; i++) acc[r][i] = load(out + r * wide + i * 16);
+    for (int g = 0; g < GROUPS; g++) {
+      const float* const* v = at.v + g * KEYS;
+      const float* p = t.p + g * WORDS;
+      UNROLL for (int j = 0; j < KEYS; j += HALF ? 2 : 1) {
+        vf y[C];
+        if (HALF) {
+          UNROLL for (int i = 0; i < C; i += 2) {
+            __m512i a = (__m512i)load(v[j] + c / 2 + i * 8), b = (__m512i)load(v[j + 1] + c / 2 + i * 8);
+            fetch(v[j] + c / 2 + i * 8), fetch(v[j + 1] + c / 2 + i * 8);
+            y[i] = (vf)_mm512_unpacklo_epi16(a, b), y[i + (C > 1)] = (vf)_mm512_unpackhi_epi16(a, b);
+          }
+        } else {
+          UNROLL for (int i = 0; i < C; i++) {
+            fetch(v[j] + c + i * 16);
+            y[i] = load(v[j] + c + i * 16);
+          }
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+          vf x = splat(p[HALF ? r * (KEYS / 2) + j / 2 : r * KEYS + j]);
+          UNROLL for (int i = 0; i < C; i++) acc[r][i] = multiply_add<HALF>(acc[r][i], x, y[i]);
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C; i++) store(out + r * wide + i * 16, acc[r][i]);
+  }
+
+  // Sums row by row and columns in their order, as the rest of the tile has them.
+  static void arrange(Tile<HALF>& t, int row) {
+    float sum[16], rounded[16];
+    memcpy(sum, t.sum[row], sizeof sum);
+    memcpy(rounded, t.rounded[row], sizeof rounded);
+    for (int r = 0; r < R; r++) {
+      for (int i = 0; i < 16; i++) {
+        t.sum[row + r][i] = i / KEYS == r ? sum[i] : 0;
+        t.rounded[row + r][i] = HALF && i % 8 / (HALF ? KEYS / 2 : 1) == r ? rounded[i] : 0;
+      }
+      if (!HALF) continue;
+      float* out = t.out + (int64_t)(row + r) * t.z.wide_dv;
+      for (int c = 0; c < t.z.wide_dv; c += 32) {
+        float mixed[32];
+        memcpy(mixed, out + c, sizeof mixed);
+        for (int i = 0; i < 32; i++) out[c + i] = mixed[i % 8 / 4 * 16 + i / 8 * 4 + i % 4];
+      }
+    }
+  }
+};
+
+// The same for all rows of a tile: f(Count<R>, row) with R of 1, 2 or 4.
+template <class F>
+INLINE void each_few(int count, F f) {
+  for (int row = 0, left; (left = count - row) > 0;) {
+    if (left >= 4)
+      f(Count<4>(), row), row += 4;
+    else if (left >= 2)
+      f(Count<2>(), row), row += 2;
+    else
+      f(Count<1>(), row), row += 1;
+  }
+}
+
+// Row `place` where it lies, or, when it is of another type than is computed in, its words at `to`.
+template <bool HALF>
+INLINE const float* row_at(const Rows& r, int64_t place, float* to) {
+  const char* at = r.at(place);
+  if (r.type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32)) return (const float*)at;
+  for (int64_t i = 0; i < r.width * bytes_of(r.type); i += 64) __builtin_prefetch(at + i + 8192);
+  read_words<HALF>(r, place, to);
+  return to;
+}
+
+// `words` has room for a block of keys and of values.
+template <bool HALF>
+INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t begin, float* words) {
+  Places at;
+  for (int i = 0; i < BLOCK; i++) {
+    at.k[i] = row_at<HALF>(k, begin + i, words + i * t.z.d);
+    at.v[i] = row_at<HALF>(v, begin + i, words + BLOCK * t.z.d + i * t.z.dv);
+  }
+  each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    Direct<HALF, decltype(rows)::value>::block(t, row, at);
+  });
+}
+
+template <bool HALF>
+INLINE void arrange(Tile<HALF>& t) {
+  for (int r = 0; r < t.count; r++) t.sees[r] = true;
+  each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
+    Direct<HALF, decltype(rows)::value>::arrange(t, row);
+  });
+}
+
+}  // namespace
+#endif
