@@ -209,9 +209,9 @@ FAMILIES: Mapping[str, Family] = {
         "bert with rotary positions",
         {**_BERT, "positions": Rotary(pairing="adjacent"), "trained_context": 1536},
     ),
-    "wobert": Family("bert over Chinese words", _BERT),
+    "wobert": Family("bert over Chinese words: the same model, of another vocab", _BERT),
     "nezha": Family(
-        "bert with fixed relative positions on keys",
+        "bert with fixed relative positions on keys (its published layers have them on values, too)",
         {**_BERT, "positions": Relative(64, sinusoidal=True)},
     ),
 }
