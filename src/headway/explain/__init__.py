@@ -33,6 +33,10 @@ TOPICS: dict[str, tuple[str, str]] = {
     "memory": ("headway.explain.memory", "Why does attention eat memory, and what does a window change?"),
     "channels": ("headway.explain.channels", "Why several heads? One head has one place to look at"),
     "sinusoids": ("headway.explain.sinusoids", "What do sinusoids tell of positions and distances?"),
+    "embedding": (
+        "headway.explain.embedding",
+        "Why are embeddings multiplied by the square root of the width?",
+    ),
     "rotary-identity": (
         "headway.explain.rotary_identity",
         "Why do vectors turned by absolute positions give scores of relative ones?",
