@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headway.attention.linear import Linear
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
 from headway.checkpoints.config_out import config_from_spec, why_not_plain
 from headway.checkpoints.layouts import LAYOUTS
@@ -453,6 +454,46 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
     ids = torch.randint(0, 61, (1, 9), generator=torch.Generator().manual_seed(0))
     tokens = Tokens.range(9).with_global([[0, 4]])
     assert off(restore(other, state)(ids, tokens=tokens), model(ids, tokens=tokens)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "why"),
+    [
+        ("bert", {"token_types": 0}, "type_vocab_size"),
+        ("bert", {"order": "pre", "final_norm": True}, "order, final_norm"),
+        ("bert", {"patterns": Window.around(4)}, "patterns"),
+        (
+            "bert",
+            {"head": Head("embed", pool="mean", unit=True), "tied": False, "output_bias": False},
+            "head",
+        ),
+        ("bert", {"kv_heads": 2}, "kv_heads"),
+        ("roberta", {"positions": Learned(512)}, "positions"),
+        ("roformer", {"positions": Rotary(500.0, pairing="adjacent")}, "positions"),
+        ("roformer", {"positions": Rotary(pairing="adjacent", trainable=True)}, "positions"),
+        ("roformer", {"linear": Linear("elu+1"), "attention_dropout": 0.0}, "linear"),
+    ],
+    ids=str,
+)
+def test_what_transformers_cannot_say_is_saved_as_headway_s_own(
+    family: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    model = build(ModelSpec.of(family, **{**SMALL, **changes}), seed=1).eval()
+    assert why in str(why_not_plain(model.spec))
+    save_folder(tmp_path / "m", model)
+    folder = load_folder(tmp_path / "m")
+    assert folder.config["model_type"] == "headway"
+    assert folder.spec == model.spec
+    ids = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(build_model(folder)(ids), model(ids))
+
+
+def test_row_84_a_roformer_is_a_wobert_with_rotary_positions() -> None:
+    wobert, roformer = catalog.spec("wobert-chinese-plus-base"), catalog.spec("roformer-chinese-base")
+    assert isinstance(wobert.positions, Learned)
+    assert roformer.positions == Rotary(10000.0, pairing="adjacent")
+    rest = {"family": "wobert", "positions": wobert.positions, "trained_context": 512}
+    assert replace(roformer, **rest) == wobert
 
 
 def test_row_85_wobert_is_saved_as_the_bert_that_it_is(tmp_path: Path) -> None:
