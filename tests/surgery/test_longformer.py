@@ -44,7 +44,8 @@ def outputs(parts: Parts, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
     model = restore(spec, state, dtype=next(iter(state.values())).dtype)
     assert isinstance(model, Encoder)
     with torch.no_grad():
-        return model(ids, tokens=tokens)
+        out: Tensor = model(ids, tokens=tokens)
+    return out
 
 
 def ids(count: int, rows: int = 2) -> Tensor:
@@ -229,7 +230,7 @@ def test_what_transformers_has_no_class_for_is_headway_s_own(tmp_path: Path) -> 
         ("bert", {"activation": "relu", "head": Head("masked-lm", dense="relu")}, "head"),
         ("bert", {"head": Head("embed", pool="mean", unit=True)}, "head"),
     ):
-        spec, _ = make(family, dtype=torch.float32, **fields)  # type: ignore[arg-type]
+        spec, _ = make(family, dtype=torch.float32, **fields)
         save_folder(tmp_path / "a", build(spec, seed=1).eval())
         done = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW, overwrite=True)
         assert done.transformers.startswith("refuses it: it cannot say its")
