@@ -11,7 +11,7 @@ from headway.errors import DataError
 
 TextsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TEXT]...", help="texts; from standard input, one a line, when there are none"),
+    typer.Argument(metavar="TEXT", help="texts; from standard input, one a line, when there are none"),
 ]
 FileOption = Annotated[Path | None, typer.Option("--file", help="texts, one a line (.gz may be read)")]
 BatchSizeOption = Annotated[

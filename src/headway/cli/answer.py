@@ -12,7 +12,7 @@ def command(
     model: ModelArgument,
     question: Annotated[str, typer.Argument(metavar="QUESTION")],
     context: Annotated[
-        str | None, typer.Argument(metavar="[CONTEXT]", help="the text; from standard input when missing")
+        str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
     ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="so many answers")] = 1,
     longest: Annotated[int, typer.Option("--longest", min=1, help="tokens of an answer, at most")] = 30,

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.train.config import setting
-from headway.train.elsewhere import known_as
 from headway.train.sources import parse_overrides, read_yaml
 
 
@@ -92,7 +91,7 @@ class TranslationConfig(BaseModel):
         for key in values:
             if key not in cls.model_fields:
                 raise ConfigError(
-                    f'{where}: unknown setting "{key}"{known_as(str(key), cls.model_fields)}; there are '
+                    f'{where}: unknown setting "{key}"{did_you_mean(str(key), cls.model_fields)}; there are '
                     f"{', '.join(cls.model_fields)}"
                 )
         try:
