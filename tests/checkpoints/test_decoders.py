@@ -1,7 +1,4 @@
-"""Decoders that are not of LLaMA's form equal transformers, both ways: GPT-2, GPTBigCode, Falcon, StarCoder2.
-
-Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong angles, heads or masks hide.
-"""
+"""Decoders that are not of LLaMA's form equal transformers, both ways: GPT-2, GPTBigCode, Falcon, StarCoder2."""
 
 import json
 from dataclasses import replace
@@ -22,103 +19,14 @@ from headway.checkpoints.layouts.base import fused, same
 from headway.checkpoints.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
 from headway.classic import MultiQueryAttention
-from headway.cli import run
-from headway.cli.plan import to_text
 from headway.errors import ConfigError
-from headway.generate import Settings, generate
-from headway.models import ModelSpec, catalog
-from headway.models.planning import Machine, plan
+from headway.models import catalog
 from headway.nn import Attention
-from headway.positions import LinearBias, Rotary
+from headway.positions import LinearBias
 from headway.scores import alibi_slopes
 from headway.tokens import Tokens
+from tests.checkpoints.decoders import CASES, FALCON, GPT2, IDS, STARCODER2, kernel, theirs
 from tests.checkpoints.hf import off
-from tests.models.test_arithmetic import kept
-
-GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
-FALCON = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 32,
-}
-OLD = {**FALCON, "multi_query": False, "bias": True}
-NEW = {**FALCON, "new_decoder_architecture": True}
-STARCODER2 = {
-    "vocab_size": 61,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", GPT2),
-    "gpt2, gelu, n_inner, untied": (
-        "gpt2",
-        {**GPT2, "n_inner": 80, "activation_function": "gelu", "tie_word_embeddings": False},
-    ),
-    "gpt2, scores not scaled": (
-        "gpt2",
-        {**GPT2, "scale_attn_weights": False, "reorder_and_upcast_attn": True},
-    ),
-    "santacoder (one kv head)": ("gpt_bigcode", GPT2),
-    "starcoder (gelu)": ("gpt_bigcode", {**GPT2, "activation_function": "gelu", "n_inner": 96}),
-    "gpt_bigcode, a key per head": ("gpt_bigcode", {**GPT2, "multi_query": False}),
-    "falcon 7b": ("falcon", {**FALCON, "num_kv_heads": 6}),
-    "falcon 7b, biases, linear scaling": (
-        "falcon",
-        {
-            **FALCON,
-            "bias": True,
-            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
-        },
-    ),
-    "falcon, a key per head, side by side": ("falcon", OLD),
-    "falcon, a key per head, one after the other": ("falcon", {**OLD, "parallel_attn": False}),
-    "falcon, one key, one after the other": ("falcon", {**FALCON, "parallel_attn": False}),
-    "falcon 40b": ("falcon", {**NEW, "num_kv_heads": 2}),
-    "falcon 40b, a key per head": ("falcon", {**NEW, "bias": True}),
-    "falcon 40b, one key": ("falcon", {**NEW, "num_kv_heads": 1, "tie_word_embeddings": False}),
-    "falcon 11b (grouped, one norm)": ("falcon", {**NEW, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
-    "falcon-rw (alibi)": (
-        "falcon",
-        {**OLD, "num_attention_heads": 8, "alibi": True, "parallel_attn": False},
-    ),
-    "falcon (alibi, one key, side by side)": ("falcon", {**FALCON, "num_attention_heads": 4, "alibi": True}),
-    "starcoder2": ("starcoder2", STARCODER2),
-    "starcoder2, window, theta": (
-        "starcoder2",
-        {**STARCODER2, "sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    ),
-    "starcoder2, no biases, untied": (
-        "starcoder2",
-        {**STARCODER2, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
-    ),
-}
-MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
-IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
-
-
-def kernel(config: Any) -> str:
-    """The attention of transformers to compare with: its "eager" of Falcon adds ALiBi twice."""
-    return "sdpa" if getattr(config, "alibi", False) else "eager"
-
-
-def theirs(name: str, std: float = 0.3) -> Any:
-    """A transformers model of a case: every parameter normal (norm gains around 1), no dropout in effect."""
-    family, settings = CASES[name]
-    config = AutoConfig.for_model(family, **settings)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel(config))
-    g = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, p in model.named_parameters():
-            gain = key.endswith("weight") and p.dim() == 1
-            p.copy_(torch.randn(p.shape, generator=g) * std + gain)
-    return model.eval()
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -180,74 +88,6 @@ def test_we_save_and_they_load(pair: tuple[Any, Any, Path], tmp_path: Path) -> N
         assert torch.equal(again(IDS).logits, model(IDS).logits)
     back = load_folder(tmp_path / "ours")
     assert back.spec == load_folder(path).spec == ours.spec
-
-
-MAIN = (
-    "gpt2",
-    "santacoder (one kv head)",
-    "falcon 7b",
-    "falcon 40b",
-    "falcon-rw (alibi)",
-    "starcoder2, window, theta",
-)
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
-    model = theirs(name)
-    model.save_pretrained(tmp_path)
-    ours = load_model(tmp_path)
-    want = model.generate(
-        IDS[:, :9],
-        attention_mask=torch.ones(2, 9, dtype=torch.long),
-        max_new_tokens=12,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    found = generate(ours, IDS[:, :9].tolist(), Settings(max_new_tokens=12))
-    assert [one.ids for one in found] == want[:, 9:].tolist()
-
-
-def test_a_window_is_decoded_from_a_ring_and_keys_are_stored_in_int8(tmp_path: Path) -> None:
-    model = theirs("starcoder2, window, theta")
-    model.save_pretrained(tmp_path)
-    ours = load_model(tmp_path)
-    rings, whole = ours.make_cache(2), ours.make_cache(2, dtype=torch.int8)
-    with torch.no_grad():
-        want = ours(IDS)
-        for cache, bound in ((rings, 1e-5), (whole, 0.05)):
-            steps = [ours(IDS[:, i : i + 1], cache=cache) for i in range(19)]
-            assert off(torch.cat(steps, 1), want) < bound
-    assert {layer.slots for layer in rings.layers} == {5}
-    assert whole.nbytes < rings.nbytes / 2
-
-
-@pytest.mark.parametrize("name", MAIN)
-def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = theirs(name)
-    model.save_pretrained(tmp_path / "theirs")
-    ours = load_folder(tmp_path / "theirs")
-    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "same")]) == 0
-    assert "transformers loads it" in capsys.readouterr().out
-    same = load_folder(tmp_path / "same")
-    assert same.spec == ours.spec
-    assert all(torch.equal(same.tensors[key], value) for key, value in ours.tensors.items())
-    assert run(["inspect", str(tmp_path / "same"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["parameter_count"] == sum(p.numel() for p in model.parameters())
-    assert said["transformers"] == "loads it"
-    report = plan(ours.spec, model=name, context=16, machine=MACHINE)
-    assert report.training["parameters"] == 2 * said["parameter_count"]
-    assert ("ALiBi" in str(report.layers[0].decode.rejected)) == isinstance(ours.spec.positions, LinearBias)
-    if not isinstance(ours.spec.positions, Rotary):
-        return
-    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
-    assert "refuses it: it cannot say its positions" in capsys.readouterr().out
-    assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
-    with torch.no_grad():
-        assert torch.equal(again(IDS).logits, model(IDS).logits)
 
 
 def test_gpt2_s_first_files_load(tmp_path: Path) -> None:
@@ -417,38 +257,3 @@ def test_row_10_the_fused_projection_of_llm_foundry_is_put_into_ours() -> None:
         assert off(ours(x), listed(x)[0]) < 1e-12
     back = {r.theirs: r.join([ours.state_dict()[n] for n in r.ours]) for r in rules}
     assert all(torch.equal(back[key], value) for key, value in state.items())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scores", ["recomputed", "stored"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"dropout": 0.1},
-        {"activation": "relu"},
-        {"order": "joint"},
-        {"order": "parallel"},
-        {"gated": True, "activation": "silu"},
-        {"gated": True, "activation": "relu"},
-        {"norm": "rms", "norm_bias": False},
-    ],
-    ids=str,
-)
-def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any, dtype: torch.dtype) -> None:
-    """Row 109, for LayerNorm, feed-forwards without a gate, norms side by side, and dropout."""
-    size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
-    spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
-    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
-    found = kept(model, torch.randint(97, (2, 48)))
-    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())
-    assert abs(found - want) < 0.01 * want
-
-
-def test_what_is_not_counted_is_noted_in_the_plan() -> None:
-    spec = replace(catalog.spec("gpt2"), embedding_norm=True)
-    report = plan(spec, model="x", context=64, machine=MACHINE)
-    assert (report.training, report.checkpointed) == ({}, 0)
-    assert "training memory: activation_bytes is counted for decoders" in report.notes[0]
-    assert "embedding_norm=True" in report.notes[0]
-    assert "training holds" not in to_text(report, spec)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.errors import ConfigError, HeadwayError
-from headway.generate import Beams, Hypothesis, search
+from headway.generate import Beams, Hypothesis, Sampling, search
 from headway.generate.rules import Rules, Text
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
@@ -212,6 +212,27 @@ def test_when_a_search_stops(
             assert best.score == pytest.approx(max(scores.values()))
 
 
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([-1.5, -0.5, 0.0]))
+def test_never_looks_no_further_where_longer_is_never_better(seed: int, width: int, penalty: float) -> None:
+    """Without a reward for length the score at hand is the most that a text can have."""
+    runs = []
+    for stop in (False, "never"):
+        how = Beams(width, length_penalty=penalty, early_stopping=stop, n_best=width, with_greedy=False)  # type: ignore[arg-type]
+        toy = Toy(4, seed, [[1]])
+        runs.append((run(toy, how, 9), len(toy.texts[0])))
+    assert runs[0] == runs[1]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.4, 3.0]))
+def test_one_beam_is_greedy_with_its_penalty_on_logits(seed: int, penalty: float) -> None:
+    toy, ids = Toy(6, seed, [[1]]), [1]
+    while len(ids) < 9 and ids[-1] != 0:
+        seen = torch.tensor([[i in ids for i in range(6)]])
+        ids += Sampling(repetition_penalty=penalty).choose(toy.logits(ids).unsqueeze(0), seen, [0.0]).tolist()
+    ((best,),) = run(toy, Beams(1), 8, repetition_penalty=penalty)
+    assert list(best.ids) == ids[1:]
+
+
 EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], room=9)
 
 
@@ -285,6 +306,25 @@ def test_the_greedy_text_costs_a_row_only_while_it_is_no_beam() -> None:
     assert all(set(read) <= {3, 4} for read in with_it)
     assert [3] * 7 in with_it
     assert any(4 in read for read in with_it)
+
+
+def test_a_greedy_text_that_can_no_longer_matter_is_given_up() -> None:
+    """Two texts have ended with the second token. What begins with 2, the likeliest first token, halves its
+    probability with every token; it is behind at once by probability, and after 34 tokens by probability a token."""
+
+    class Behind(Count):
+        def logits(self, text: Sequence[int]) -> Tensor:
+            first, lost, ends = [0.3, 0.3, 0.4], [0.01, 0.5, 0.49], [0.98, 0.01, 0.01]
+            row = first if len(text) == 1 else lost if text[1] == 2 else ends
+            return torch.tensor(row, dtype=torch.float64).log()
+
+    for penalty, steps in ((0.0, 1), (1.0, 35)):
+        toy = Behind(3, 0, [[1]])
+        run(toy, Beams(2, length_penalty=penalty, early_stopping=True), 40)
+        assert toy.read == [2] + [1] * (steps - 1)
+    toy = Behind(3, 0, [[1]])
+    run(toy, Beams(1, length_penalty=0.0), 40)
+    assert len(toy.read) == 39, "one beam is followed to its end"
 
 
 def test_no_token_left_is_said() -> None:

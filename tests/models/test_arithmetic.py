@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.models import Decoder, ModelSpec, catalog
+from headway.models import Decoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, PerHead, Sink, Window, visible
 from headway.positions import Learned
 from headway.tokens import Tokens
@@ -91,7 +91,7 @@ CARDS = {
 def test_catalog_counts_on_the_meta_device(name: str) -> None:
     """Row 28: the module itself, and the released checkpoints."""
     spec = catalog.spec(name)
-    model = spec.build(device="meta")
+    model = build(spec, device="meta")
     assert sum(p.numel() for p in model.parameters()) == spec.parameter_count
     assert spec.parameter_count == CARDS.get(name, spec.parameter_count)
 

@@ -1,6 +1,25 @@
 """Models with their tokenizers, ready to use: `headway.load(...)`."""
 
+from headway.api.answers import Answer, Answerer
+from headway.api.encoders import Candidate, Embedder, MaskedLM, TextEncoder
+from headway.api.labels import Classifier, Label, Span, Tagger
 from headway.api.language import LanguageModel, Options
 from headway.api.loading import load
+from headway.api.translator import Translator
 
-__all__ = ["LanguageModel", "Options", "load"]
+__all__ = [
+    "Answer",
+    "Answerer",
+    "Candidate",
+    "Classifier",
+    "Embedder",
+    "Label",
+    "LanguageModel",
+    "MaskedLM",
+    "Options",
+    "Span",
+    "Tagger",
+    "TextEncoder",
+    "Translator",
+    "load",
+]

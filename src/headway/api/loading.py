@@ -1,22 +1,51 @@
-"""`headway.load(...)`: a folder, or an id of the Hub, becomes a model with its tokenizer."""
+"""`headway.load(...)`: a folder, or an id of the Hub, becomes a model with its tokenizer, ready for its task."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
+from headway.api.answers import Answerer
+from headway.api.encoders import Embedder, MaskedLM, TextEncoder
+from headway.api.labels import Classifier, Tagger
 from headway.api.language import LanguageModel
+from headway.api.sentences import Sentences, read_sentences
+from headway.api.translator import Translator
 from headway.checkpoints.dtypes import choose_dtype
 from headway.checkpoints.files import current_folder
-from headway.checkpoints.folder import load_folder
-from headway.checkpoints.restore import as_decoder, build_model
+from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError, did_you_mean
-from headway.text import Tokenizer, first_file
+from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
+from headway.text import MarianTokenizer, Tokenizer, first_file
 
-TASKS = ("causal-lm",)
+AnyModel = LanguageModel | TextEncoder | Translator
+
+
+class Kind(NamedTuple):
+    """What a task needs, and the command that does it."""
+
+    model: str
+    command: str
+
+
+TASKS: Mapping[str, Kind] = {
+    "causal-lm": Kind("a decoder", "generate"),
+    "translate": Kind("an encoder-decoder", "translate"),
+    "fill-mask": Kind("an encoder that fills masks", "fill-mask"),
+    "classify": Kind("an encoder with a classifier", "classify"),
+    "tag": Kind("an encoder with a classifier of tokens", "classify"),
+    "answer": Kind("an encoder that marks answers", "answer"),
+    "embed": Kind("an encoder", "embed"),
+    "states": Kind("an encoder", "embed"),
+}
+HEADS = {"masked-lm": "fill-mask"}
 DTYPES = {
     **dict.fromkeys(("float32", "fp32"), torch.float32),
     **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
@@ -25,33 +54,85 @@ DTYPES = {
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.spm", "vocab.txt", "merges.txt"]
+STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
+
+
+class Loading(TypedDict, total=False):
+    """How to load, whatever it is for: see `load`."""
+
+    dtype: str | torch.dtype | None
+    device: str | torch.device | None
+    backend: str
+    revision: str | None
+    allow_pickle: bool
+
+
+@overload
+def load(source: str | Path, *, task: Literal["causal-lm"], **how: Unpack[Loading]) -> LanguageModel: ...
+@overload
+def load(source: str | Path, *, task: Literal["translate"], **how: Unpack[Loading]) -> Translator: ...
+@overload
+def load(source: str | Path, *, task: Literal["fill-mask"], **how: Unpack[Loading]) -> MaskedLM: ...
+@overload
+def load(source: str | Path, *, task: Literal["classify"], **how: Unpack[Loading]) -> Classifier: ...
+@overload
+def load(source: str | Path, *, task: Literal["tag"], **how: Unpack[Loading]) -> Tagger: ...
+@overload
+def load(source: str | Path, *, task: Literal["answer"], **how: Unpack[Loading]) -> Answerer: ...
+@overload
+def load(
+    source: str | Path,
+    *,
+    task: Literal["embed"],
+    pool: Literal["first", "mean"] | None = ...,
+    unit: bool | None = ...,
+    **how: Unpack[Loading],
+) -> Embedder: ...
+@overload
+def load(source: str | Path, *, task: str | None = ..., **how: Unpack[Loading]) -> Any: ...
 
 
 def load(
     source: str | Path,
     *,
-    task: str = "causal-lm",
+    task: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     backend: str = "auto",
     revision: str | None = None,
     allow_pickle: bool = False,
-) -> LanguageModel:
+    pool: Literal["first", "mean"] | None = None,
+    unit: bool | None = None,
+) -> AnyModel:
     """A model from a Hugging Face folder, or by its id on the Hugging Face Hub (downloaded once).
+
+    What is returned follows from what the folder holds, and `task` makes sure of it:
+
+        task          returns         from
+        "causal-lm"   LanguageModel   a decoder
+        "translate"   Translator      an encoder-decoder
+        "fill-mask"   MaskedLM        an encoder with a masked-lm head
+        "classify"    Classifier      an encoder with a classifier
+        "tag"         Tagger          an encoder with a classifier of tokens
+        "answer"      Answerer        an encoder with a head for answers
+        "embed"       Embedder        any encoder; a folder of sentence-transformers says how
+        "states"      TextEncoder     any encoder
 
     Args:
         source: a folder (config.json, model.safetensors, tokenizer.json), or an id such as "owner/name".
-        task: what it is for; there is "causal-lm".
+        task: what it is for; None takes what the folder was saved for.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
             float32 on a CPU, where float16 is hundreds of times slower).
         backend: of attention; a named one fails rather than falls back.
         revision: of a Hub id: branch, tag or commit.
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
+        pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
+            given as the folder says, and "mean" and False where it says nothing.
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
     """
-    if task not in TASKS:
+    if task is not None and task not in TASKS:
         raise ConfigError(
-            f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there is {', '.join(TASKS)}"
+            f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
     here = current_folder(source).exists()
     path = Path(source) if here else _fetch(str(source), revision, allow_pickle)
@@ -59,15 +140,78 @@ def load(
         raise ConfigError(f"load: revision {revision!r} is for ids of the Hub, but {source} is a folder here")
     wanted = _dtype(dtype)
     where = torch.device("cpu" if device is None else device)
+    said = read_sentences(current_folder(path)) if task in (None, "embed") else None
+    path = path if said is None else said.model
     folder = load_folder(path, allow_pickle=allow_pickle)
+    task = task or ("embed" if said is not None else made_for(folder.spec))
+    if task != "embed" and (pool is not None or unit is not None):
+        raise ConfigError(f'load: pool and unit are for task="embed", and the task is {task!r}')
+    if task != made_for(folder.spec) and (task not in ("embed", "states") or folder.spec.causal):
+        raise wrong_task(source, folder.spec, task)
+    head = _head(folder.spec, task, said)
+    if pool is not None:
+        head = replace(head, pool=pool)
+    if unit is not None:
+        head = replace(head, unit=unit)
+    if head != folder.spec.head:
+        folder = load_folder(path, allow_pickle=allow_pickle, head=head)
     _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
     tokenizer = _tokenizer(current_folder(path))
     if tokenizer is not None:
         tokenizer.require_fits(folder.spec.vocab)
-    model = as_decoder(build_model(folder, dtype=wanted, device=where, backend=backend))
-    return LanguageModel(model, tokenizer, generation=folder.generation)
+    model = build_model(folder, dtype=wanted, device=where, backend=backend)
+    return _face(task, model, tokenizer, folder, said.longest if said is not None else None)
+
+
+def made_for(spec: ModelSpec) -> str:
+    """The task of `TASKS` that a spec was saved for."""
+    if spec.encoder is not None:
+        return "translate"
+    return "causal-lm" if spec.causal else HEADS.get(spec.head.task, spec.head.task)
+
+
+def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
+    """The error that says what a model is, what `task` needs, and what to do."""
+    own = made_for(spec)
+    kind = TASKS[own]
+    return ConfigError(
+        f"{source} is {kind.model} ({spec.family}), and {task!r} needs {TASKS[task].model}; use it with "
+        f"headway {kind.command}, or task={own!r}"
+    )
+
+
+def _head(spec: ModelSpec, task: str, said: Sentences | None) -> Head:
+    """The head that a task needs."""
+    if task == "states":
+        return Head("states")
+    if task != "embed" or (said is None and spec.head.task == "embed"):
+        return spec.head
+    return Head("embed", pool="mean") if said is None else said.head
+
+
+def _face(
+    task: str,
+    model: Model,
+    tokenizer: Tokenizer | MarianTokenizer | None,
+    folder: Folder,
+    longest: int | None,
+) -> AnyModel:
+    if isinstance(model, EncoderDecoder):
+        starts = {name: folder.config[name] for name in STARTS if folder.config.get(name) is not None}
+        return Translator(model, tokenizer, generation={**starts, **folder.generation})
+    if isinstance(tokenizer, MarianTokenizer):
+        raise ConfigError(f"{folder.path}: source.spm is a translator's, and this is a {folder.spec.family}")
+    if isinstance(model, Decoder):
+        return LanguageModel(model, tokenizer, generation=folder.generation)
+    if task == "classify":
+        several = folder.config.get("problem_type") == "multi_label_classification"
+        return Classifier(model, tokenizer, independent=several)
+    if task == "embed":
+        return Embedder(model, tokenizer, longest=longest)
+    faces: dict[str, type[TextEncoder]] = {"fill-mask": MaskedLM, "tag": Tagger, "answer": Answerer}
+    return faces.get(task, TextEncoder)(model, tokenizer)
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -83,7 +227,9 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
+def _tokenizer(folder: Path) -> Tokenizer | MarianTokenizer | None:
+    if (folder / "source.spm").is_file():
+        return MarianTokenizer.load(folder)
     return Tokenizer.load(folder) if first_file(folder) is not None else None
 
 

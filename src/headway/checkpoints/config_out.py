@@ -51,12 +51,14 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
         config = make()
         if config is None:
             continue
-        back = spec_from_config(config)
-        facts = {key: getattr(spec, key) for key in FACTS if getattr(spec, key) != getattr(back, key)}
-        if facts:
-            config[OURS] = facts
-        if not _differences(spec, replace(back, **facts)):
-            return config
+        try:
+            back = spec_from_config(config)
+            facts = {key: getattr(spec, key) for key in FACTS if getattr(spec, key) != getattr(back, key)}
+            same = not _differences(spec, replace(back, **facts))
+        except ConfigError:  # what cannot be there, such as no token types
+            continue
+        if same:
+            return {**config, OURS: facts} if facts else config
     return own_config(spec)
 
 
@@ -67,7 +69,12 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     spec = _shortest(spec)
     if (layout := layout_of(spec.family)) is not None:
         said = layout.config(spec)
-        return "head" if said is None else _said_otherwise(spec, spec_from_config(said))
+        if said is None:
+            return "head"
+        try:
+            return _said_otherwise(spec, spec_from_config(said))
+        except ConfigError as error:
+            return f"spec ({str(error).removeprefix('config.json: ')})"
     if not _is_llama(spec):
         return f"family ({spec.family})"
     turned = isinstance(spec.positions, Rotary) and spec.positions.pairing != "halves"

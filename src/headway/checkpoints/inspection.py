@@ -15,9 +15,12 @@ import torch
 from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.dtypes import choose_dtype, dtype_name
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
+from headway.checkpoints.layouts import LAYOUTS
 from headway.checkpoints.reading import read_json
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
+from headway.models.head import TASKS
+from headway.models.overview import kind_of
 from headway.positions import Rotary
 
 LONGEST_TOKENIZER = 256 << 20
@@ -43,10 +46,23 @@ class RotaryFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that `headway inspect` says."""
+    """Everything that `headway inspect` says.
+
+    Attributes:
+        kind: "decoder", "encoder" or "encoder-decoder".
+        gives: what a call returns, and its shape.
+        context_limit: the longest row that runs at all.
+        kv_bytes_per_token: of what decoding keeps of a token, in the dtype that the model runs in; None where nothing
+            is kept that grows with the text: in encoders, and with linear attention.
+        memory_bytes_per_token: of what it keeps of a token of the source, beside an encoder; None without one.
+        unused: names of stored tensors that this model does not need.
+        transformers: whether it can load the folder's model.
+    """
 
     path: Path
     model_type: str
+    kind: str
+    gives: str
     spec: ModelSpec
     rotary: RotaryFacts | None
     positions: str
@@ -56,7 +72,10 @@ class Inspection:
     stored_bytes: int
     stored_dtypes: dict[str, int]
     runs_in: str
-    kv_bytes_per_token: int
+    context_limit: int | None
+    kv_bytes_per_token: int | None
+    memory_bytes_per_token: int | None
+    unused: tuple[str, ...]
     files: tuple[str, ...]
     tokenizer: dict[str, Any] | None
     generation: dict[str, Any]
@@ -67,26 +86,39 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
     """Read a folder's config, headers and tokenizer, no weights. Raises as `load_folder` does."""
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
-    _, dtype = choose_dtype({n: e.dtype for n, e in tensors.forms.items()}, torch.device("cpu"))
+    dtype, runs_in = choose_dtype(
+        {name: form.dtype for name, form in folder.tensors.forms.items()}, torch.device("cpu")
+    )
+    per_token = None if spec.linear is not None else spec.kv_bytes_per_token(dtype)
     reason = why_not_plain(spec)
     return Inspection(
         path=folder.path,
         model_type=str(folder.config.get("model_type")),
+        kind=kind_of(spec),
+        gives=f"{spec.head.task}: {TASKS[spec.head.task]}",
         spec=spec,
         rotary=_rotary(folder),
-        positions=type(spec.positions).__name__,
-        patterns=tuple((layers, pattern) for pattern, layers in _grouped([str(p) for p in spec.patterns])),
+        positions=str(spec.positions),
+        patterns=patterns_by_layer(spec),
         parameters=spec.parameters(),
         parameter_count=spec.parameter_count,
         stored_bytes=tensors.nbytes,
         stored_dtypes={dtype_name(d): n for d, n in tensors.dtypes.items()},
-        runs_in=str(dtype),
-        kv_bytes_per_token=spec.kv_bytes_per_token(next(iter(tensors.dtypes))),
+        runs_in=str(runs_in),
+        context_limit=spec.context_limit,
+        kv_bytes_per_token=per_token if spec.causal else None,
+        memory_bytes_per_token=None if spec.encoder is None else spec.kv_bytes_per_token(dtype),
+        unused=folder.unused,
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),
         generation=dict(folder.generation),
         transformers="loads it" if reason is None else f"cannot say its {reason}",
     )
+
+
+def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """(layers, pattern) for each pattern, as text."""
+    return tuple((layers, pattern) for pattern, layers in _grouped([str(p) for p in spec.patterns]))
 
 
 def layer_numbers(numbers: Sequence[int]) -> str:
@@ -115,8 +147,12 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
     if not isinstance(rotary, Rotary):
         return None
     model_type = folder.config.get("model_type")
+    layout = LAYOUTS.get(str(model_type))
+    usual = "halves" if layout is None or layout.pairing == "halves" else f"{layout.pairing} pairs"
     because = (
-        "recorded in config.json" if model_type == "headway" else f"transformers' {model_type} rotates halves"
+        "recorded in config.json"
+        if model_type == "headway"
+        else f"transformers' {model_type} rotates {usual}"
     )
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies

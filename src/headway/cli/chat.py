@@ -47,7 +47,7 @@ def command(
     set_threads(threads)
     from headway.api import load
 
-    lm = load(model, dtype=dtype, backend=backend)
+    lm = load(model, task="causal-lm", dtype=dtype, backend=backend)
     if lm.tokenizer is None or lm.tokenizer.chat_template is None:
         raise DataError(
             f"{model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "

@@ -123,7 +123,7 @@ def command(
     from headway.api import load
     from headway.generate.loop import collect
 
-    lm = load(model, dtype=dtype, backend=backend)
+    lm = load(model, task="causal-lm", dtype=dtype, backend=backend)
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     usual = 0.8 if search is None else 0.0
     options: Options = {

@@ -1,7 +1,7 @@
 """`headway inspect FOLDER`: what a checkpoint is, before it is loaded."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from headway.cli._shared import JsonOption, cell, print_json, size
 
 if TYPE_CHECKING:
     from headway.checkpoints import Inspection
+    from headway.models import ModelSpec
 
 
 def command(
@@ -24,9 +25,7 @@ def command(
 
     found = inspect(folder, allow_pickle=allow_pickle)
     if json:
-        print_json(
-            {**vars(found), "spec": {**vars(found.spec), "patterns": [str(p) for p in found.spec.patterns]}}
-        )
+        print_json({**vars(found), "spec": _facts(found.spec)})
     else:
         print(text(found))
 
@@ -34,29 +33,35 @@ def command(
 def text(found: "Inspection") -> str:
     """The report for people."""
     spec = found.spec
-    longest = "runs beyond it too" if spec.max_context is None else f"refuses more than {spec.max_context:,}"
+    limit = found.context_limit
+    longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
     before = found.rotary.before_scaling if found.rotary else None
     scaled = "" if before is None else f" (before rotary scaling {before:,})"
-    head = spec.layout
     lines = [
         f"{found.path}",
-        f"  family         {found.model_type}; transformers {found.transformers}",
+        f"  family         {_family(found)}; transformers {found.transformers}",
+        f"  kind           {found.kind}; gives {found.gives}",
         f"  parameters     {found.parameter_count:,}"
         f" ({', '.join(f'{k} {v:,}' for k, v in found.parameters.items() if v)})",
         f"  stored         {size(found.stored_bytes)} in {len(found.files)} file{'s' * (len(found.files) > 1)}: "
         + ", ".join(f"{n} tensors {d}" for d, n in found.stored_dtypes.items()),
         f"  runs in        {found.runs_in}",
-        f"  shape          {spec.layers} layers, width {spec.width}, feed-forward {spec.hidden} ({spec.activation}), "
-        f"vocabulary {spec.vocab}{', tied' if spec.tied else ''}",
-        f"  heads          {spec.heads} query, {spec.kv_heads} key/value ({head.kind}), {spec.head_dim} dims each"
-        + (", queries and keys normed" if spec.qk_norm else ""),
-        f"  biases         {_biases(found)}",
-        f"  norm eps       {spec.norm_eps:g}",
+        f"  shape          {_shape(spec)}",
+        f"  heads          {_heads(spec)}",
+        f"  biases         {_biases(spec)}",
+        f"  norms          {_norms(spec)}",
         f"  context        {spec.trained_context:,} tokens{scaled}; {longest}",
-        f"  keys, values   {size(found.kv_bytes_per_token)} per token",
+        f"  keys, values   {_kept(found)}",
         "  patterns       "
         + "\n                 ".join(f"layers {layers}: {pattern}" for layers, pattern in found.patterns),
     ]
+    if spec.encoder is not None:
+        lines += [f"  encoder        {line}" for line in _encoder(spec.encoder)]
+    if found.unused:
+        more = f", ... and {len(found.unused) - 6} more" if len(found.unused) > 6 else ""
+        lines.append(f"  not used       {', '.join(found.unused[:6])}{more}")
+    if spec.head.labels:
+        lines.append(f"  labels         {', '.join(spec.head.labels)}")
     if found.rotary is None:
         lines.append(f"  positions      {found.positions}")
     else:
@@ -83,11 +88,64 @@ def text(found: "Inspection") -> str:
     return "\n".join(lines)
 
 
-def _biases(found: "Inspection") -> str:
-    spec = found.spec
+def _facts(spec: "ModelSpec") -> dict[str, Any]:
+    other = None if spec.encoder is None else _facts(spec.encoder)
+    return {**vars(spec), "patterns": [str(p) for p in spec.patterns], "encoder": other}
+
+
+def _family(found: "Inspection") -> str:
+    from headway.checkpoints.families import FAMILIES
+
+    family, said = found.spec.family, found.model_type
+    return said if said == family or said in FAMILIES else f"{family} (model_type {said})"
+
+
+def _shape(spec: "ModelSpec") -> str:
+    columns = f" of {spec.columns} columns" if spec.columns != spec.width else ""
+    types = f", {spec.token_types} token type{'s' * (spec.token_types > 1)}" if spec.token_types else ""
+    return (
+        f"{spec.layers} layers, width {spec.width}, feed-forward {spec.hidden} "
+        f"({'gated ' if spec.gated and spec.activation != 'silu' else ''}{spec.activation}), "
+        f"vocabulary {spec.vocab}{columns}{types}{', tied' if spec.tied else ''}"
+    )
+
+
+def _heads(spec: "ModelSpec") -> str:
+    return (
+        f"{spec.heads} query, {spec.kv_heads} key/value ({spec.layout.kind}), {spec.head_dim} dims each"
+        + (", queries and keys normed" if spec.qk_norm else "")
+        + (", projections of their own for global tokens" if spec.global_projections else "")
+        + (f", linear attention ({spec.linear})" if spec.linear is not None else "")
+    )
+
+
+def _norms(spec: "ModelSpec") -> str:
+    kind = "RMSNorm" if spec.norm == "rms" else "LayerNorm"
+    there = [f"{kind} {spec.order}"]
+    there += ["behind the embedding"] * spec.embedding_norm + ["behind the last layer"] * spec.final_norm
+    return f"{', '.join(there)}; eps {spec.norm_eps:g}"
+
+
+def _kept(found: "Inspection") -> str:
+    kept, memory = found.kv_bytes_per_token, found.memory_bytes_per_token
+    if found.kind == "encoder":
+        return "none are kept: an encoder reads a text at once"
+    per = "sums that do not grow with the text" if kept is None else f"{size(kept)} per token"
+    return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
+
+
+def _encoder(spec: "ModelSpec") -> list[str]:
+    from headway.checkpoints.inspection import patterns_by_layer
+
+    seen = "; ".join(f"layers {layers}: {pattern}" for layers, pattern in patterns_by_layer(spec))
+    return [_shape(spec), _heads(spec), _norms(spec), f"{seen}; {spec.positions}"]
+
+
+def _biases(spec: "ModelSpec") -> str:
     there = {
         "query, key, value": spec.qkv_bias,
         "attention output": spec.out_bias,
         "feed-forward": spec.mlp_bias,
+        "output layer": spec.output_bias,
     }
     return ", ".join(name for name, has in there.items() if has) or "none"

@@ -1,4 +1,5 @@
-"""`headway surgery gqa | window | context`: another function from the same weights, measured before and after."""
+"""`headway surgery gqa | window | context | longformer`: another function from the same weights, measured before and
+after."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli._longformer import Model, Out, OverwriteOption, PickleOption, longformer
 from headway.cli._shared import (
     JsonOption,
     ThreadsOption,
@@ -33,8 +35,6 @@ app = typer.Typer(
     help="Change what a model computes, and say what that costs and saves: docs/surgery.md.",
 )
 
-Model = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
-Out = Annotated[Path, typer.Argument(help="folder to write")]
 TextOption = Annotated[
     Path | None,
     typer.Option(
@@ -50,8 +50,6 @@ ContextOption = Annotated[
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, help="predict only about the first N tokens of the text")
 ]
-PickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in OUT")]
 
 
 @app.command()
@@ -284,4 +282,5 @@ def _exp(loss: float | None) -> float | None:
     return None if loss is None else math.exp(min(loss, 700.0))
 
 
+app.command()(longformer)
 command = typer.main.get_command(app)

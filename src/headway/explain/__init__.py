@@ -33,6 +33,10 @@ TOPICS: dict[str, tuple[str, str]] = {
     "memory": ("headway.explain.memory", "Why does attention eat memory, and what does a window change?"),
     "channels": ("headway.explain.channels", "Why several heads? One head has one place to look at"),
     "sinusoids": ("headway.explain.sinusoids", "What do sinusoids tell of positions and distances?"),
+    "embedding": (
+        "headway.explain.embedding",
+        "Why are embeddings multiplied by the square root of the width?",
+    ),
     "rotary-identity": (
         "headway.explain.rotary_identity",
         "Why do vectors turned by absolute positions give scores of relative ones?",
@@ -70,6 +74,31 @@ TOPICS: dict[str, tuple[str, str]] = {
         "Why self-attention? Operations, sequential steps and path lengths of four kinds of layer",
     ),
     "field": ("headway.explain.field", "How far does a stack of windows see?"),
+    "positions": (
+        "headway.explain.positions",
+        "Over one switch, at equal budgets: which marks of positions does a small model learn best with?",
+    ),
+    "extrapolation": (
+        "headway.explain.extrapolation",
+        "Which marks of positions bear rows longer than those of training?",
+    ),
+    "rotary-layers": ("headway.explain.rotary_layers", "Is it enough to turn in the first layer?"),
+    "rotary-switches": (
+        "headway.explain.rotary_switches",
+        "What do other frequencies, and turned values, do to a model trained on text?",
+    ),
+    "rotary-trained": (
+        "headway.explain.rotary_trained",
+        "Do rotary frequencies that are trained move, and is it worth it?",
+    ),
+    "blocks": (
+        "headway.explain.blocks",
+        "What is different between the Transformer of 2017 and LLaMA, and what does each difference do?",
+    ),
+    "linear-training": (
+        "headway.explain.linear_training",
+        "Does a model with linear attention and rotary positions train, and at what cost per token?",
+    ),
 }
 
 Cell = float | int | str | bool | None

@@ -49,6 +49,13 @@ _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patt
 _2017 = {"family": "transformer", "vocab": 37000, "tied": True}
 _QWEN_2 = {"family": "qwen2", "vocab": 151936, "trained_context": 131072, "tied": True}
 _QWEN_3 = {"family": "qwen3", "vocab": 151936, "trained_context": 40960, "tied": True, "head_dim": 128}
+_BASE, _LARGE = _sizes(768, 12, 12, 12, 3072), _sizes(1024, 24, 16, 16, 4096)
+_SMALL = _sizes(384, 6, 6, 6, 1536)
+# The config.json of each on Hugging Face's hub: google-bert, FacebookAI, sijunhe (NEZHA), junnyu (WoBERT, RoFormer).
+_BERT_ZH = {"family": "bert", "vocab": 21128}
+_ROBERTA = {"family": "roberta", "vocab": 50265}
+_NEZHA = {"family": "nezha", "vocab": 21128}
+_ROFORMER = {"family": "roformer", "vocab": 50000}
 # One vocab and table of positions for all four (Radford et al. 2019, table 2).
 _GPT_2 = {"family": "gpt2", "vocab": 50257}
 _STARCODER = {"family": "gpt_bigcode", "vocab": 49152, "activation": "gelu", "positions": Learned(8192),
@@ -94,6 +101,19 @@ _CATALOG: Mapping[str, Fields] = {
     "qwen3-1.7b": {**_QWEN_3, **_sizes(2048, 28, 16, 8, 6144)},
     "qwen3-4b": {**_QWEN_3, **_sizes(2560, 36, 32, 8, 9728)},
     "qwen3-8b": {**_QWEN_3, **_sizes(4096, 36, 32, 8, 12288, tied=False)},
+    "bert-base-uncased": {**_BASE, "family": "bert", "vocab": 30522},
+    "bert-large-uncased": {**_LARGE, "family": "bert", "vocab": 30522},
+    "bert-base-chinese": {**_BERT_ZH, **_BASE},
+    "roberta-base": {**_ROBERTA, **_BASE},
+    "roberta-large": {**_ROBERTA, **_LARGE},
+    "wobert-chinese-base": {**_BASE, "family": "wobert", "vocab": 33586},
+    "wobert-chinese-plus-base": {**_BASE, "family": "wobert", "vocab": 50000},
+    "nezha-cn-base": {**_NEZHA, **_BASE},
+    "nezha-cn-large": {**_NEZHA, **_LARGE},
+    "roformer-chinese-base": {**_ROFORMER, **_BASE},
+    "roformer-chinese-small": {**_ROFORMER, **_SMALL, "trained_context": 512},
+    "roformer-chinese-char-base": {**_ROFORMER, **_BASE, "vocab": 12000, "trained_context": 512},
+    "roformer-chinese-char-small": {**_ROFORMER, **_SMALL, "vocab": 12000, "trained_context": 512},
     "gpt2": {**_GPT_2, **_sizes(768, 12, 12, 12, 3072)},
     "gpt2-medium": {**_GPT_2, **_sizes(1024, 24, 16, 16, 4096)},
     "gpt2-large": {**_GPT_2, **_sizes(1280, 36, 20, 20, 5120)},

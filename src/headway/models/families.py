@@ -19,6 +19,7 @@ class Family:
         about: one line.
         defaults: fields of `ModelSpec` that need not be given (patterns are Causal() where none are).
         theta: of the rotary positions, unless given.
+        groups: whether several query heads share a kv head in models of one's own (`ModelSpec.of_depth`).
         derive: more such fields, from those that are known by then.
     """
 
@@ -26,6 +27,17 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+    groups: bool = False
+
+    def hidden(self, width: int) -> int:
+        """F in models of one's own: 8/3 M, rounded up to a multiple of 64, with a gate, and 4 M without one; either has
+        8 M^2 weights. (Shazeer 2020, section 3.)"""
+        return -(-8 * width // 3 // 64) * 64 if self.defaults.get("gated", True) else 4 * width
+
+    def kv_heads(self, heads: int, group: int) -> int:
+        """K in models of one's own: always one, or H / group, or H."""
+        always: int | None = self.defaults.get("kv_heads")
+        return always or (heads // group if self.groups else heads)
 
 
 def _scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,24 +102,28 @@ _GPT2 = {
 }
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3"),
+    "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3", groups=True),
     "mistral": Family(
         "llama with a sliding window in all layers, or in none",
         {"norm_eps": 1e-5, "trained_context": 32768},
+        groups=True,
     ),
     "ministral": Family(
         "llama with a window or none, layer by layer",
         {"norm_eps": 1e-5, "trained_context": 32768},
+        groups=True,
     ),
     "qwen2": Family(
         "llama with biases on queries, keys and values, and windows by layer",
         {"qkv_bias": True, "trained_context": 32768},
         theta=1e6,
+        groups=True,
     ),
     "qwen3": Family(
         "llama with normed queries and keys, a free head_dim, and windows by layer",
         {"qk_norm": True, "trained_context": 40960},
         theta=1e6,
+        groups=True,
     ),
     "gpt2": Family("pre-norm LayerNorm, learned positions, GELU, biases everywhere", _GPT2),
     "gpt_bigcode": Family(
@@ -137,6 +153,7 @@ FAMILIES: Mapping[str, Family] = {
             "trained_context": 4096,
         },
         theta=1e5,
+        groups=True,
     ),
     "transformer": Family(
         "the Transformer of 2017: post-norm, sinusoidal positions, ReLU; no biases in attention",
@@ -192,9 +209,9 @@ FAMILIES: Mapping[str, Family] = {
         "bert with rotary positions",
         {**_BERT, "positions": Rotary(pairing="adjacent"), "trained_context": 1536},
     ),
-    "wobert": Family("bert over Chinese words", _BERT),
+    "wobert": Family("bert over Chinese words: the same model, of another vocab", _BERT),
     "nezha": Family(
-        "bert with fixed relative positions on keys",
+        "bert with fixed relative positions on keys (its published layers have them on values, too)",
         {**_BERT, "positions": Relative(64, sinusoidal=True)},
     ),
 }

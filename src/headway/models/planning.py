@@ -130,10 +130,17 @@ def plan(
         kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
         machine: this one, measured, unless given.
     Raises:
-        ConfigError: context or batch below 1, or rows that the model cannot take at all.
+        ConfigError: context or batch below 1, rows that the model cannot take at all, or a model that is no decoder.
     """
     if context < 1 or batch < 1:
         raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
+    if not spec.causal or spec.encoder is not None:
+        what = "an encoder-decoder" if spec.causal else "an encoder"
+        raise ConfigError(
+            f"plan: {model} is {what}, and what is planned is a decoder that reads a prompt and writes on, token "
+            "by token; `headway inspect` and `headway models` give its sizes, `spec.prefill_flops(n)` the work of one "
+            "stack"
+        )
     limit = spec.context_limit
     if limit is not None and context > limit:
         raise ConfigError(

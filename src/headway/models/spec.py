@@ -17,7 +17,7 @@ from headway.models.families import FAMILIES
 from headway.models.head import Head
 from headway.models.shape import expand_patterns
 from headway.patterns import Causal, Full, Pattern
-from headway.positions import Rotary
+from headway.positions import Learned, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,37 +105,43 @@ class ModelSpec(Arithmetic):
         """One dial: a model of `depth` layers whose other sizes follow.
 
             layers = depth        width = 64 depth        heads = depth, of 64 dims
-            kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64
+            kv_heads = heads / group        hidden = 8/3 width, rounded up to a multiple of 64; 4 width without a gate
 
-        Embedding and output layer are tied. Parameters grow with depth^3 (beside the embedding).
+        Embedding and output layer are tied; a table of positions has `context` of them. Parameters grow with depth^3
+        (beside the embedding).
 
         Args:
             vocab: rows of the embedding.
             context: trained context, in tokens.
             patterns: as in `ModelSpec`.
-            group: query heads per kv head; 2 where depth is even and 1 elsewhere, unless given.
+            group: query heads per kv head, unless given: as the family has it, else 2 where depth is even and 1
+                elsewhere.
             family: what it is a case of ("ministral", "qwen2" and "qwen3" can be saved with windows by layer).
             fields: other fields of `ModelSpec`, which take precedence.
         """
         if depth < 1:
             raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
-        group = (1 if depth % 2 else 2) if group is None else group
+        kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of`
+        if group is None:
+            group = depth // kind.kv_heads(depth, 1 if depth % 2 else 2)
         if group < 1 or depth % group:
             raise ConfigError(
                 f"ModelSpec.of_depth: {depth} heads cannot be shared {group} to a kv head; "
                 f"group must divide {depth}"
             )
         width = 64 * depth
-        usual = {
+        usual: dict[str, Any] = {
             "width": width,
             "layers": depth,
             "heads": depth,
             "kv_heads": depth // group,
             "head_dim": 64,
-            "hidden": -(-8 * width // 3 // 64) * 64,
+            "hidden": kind.hidden(width),
             "tied": True,
             "trained_context": context,
         }
+        if isinstance(table := kind.defaults.get("positions"), Learned):
+            usual["positions"] = replace(table, size=context)
         return ModelSpec.of(family, patterns=patterns, vocab=vocab, **{**usual, **fields})
 
     def with_patterns(self, patterns: Pattern | Sequence[Pattern]) -> ModelSpec:

@@ -1,18 +1,22 @@
 """Surgery: a model becomes another one. Its function changes, so every operation is measured before and after.
 
 Operations are pure: (spec, state) -> (spec, state), where `state` has the names of `Decoder.state_dict()`.
-`operate` takes a folder, an operation and a text, and writes the new folder with a report.
+`operate` takes a folder, an operation and a text, and writes the new folder with a report; `lengthen` does so for an
+encoder.
 """
 
 from headway.surgery.compare import Pooled, compare_pools, verdict
 from headway.surgery.context import METHODS, Method, stretch_context
 from headway.surgery.heads import POOLS, Pool, kept_by_mean, pool_heads
+from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
 from headway.surgery.operation import Operation, Position, Side, Text, check_target, operate, row_length
 from headway.surgery.windows import open_layers, parse_layers, put_window
 
 __all__ = [
     "METHODS",
     "POOLS",
+    "Difference",
+    "Lengthened",
     "Method",
     "Operation",
     "Pool",
@@ -23,6 +27,8 @@ __all__ = [
     "check_target",
     "compare_pools",
     "kept_by_mean",
+    "lengthen",
+    "make_longformer",
     "open_layers",
     "operate",
     "parse_layers",

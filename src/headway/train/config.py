@@ -68,8 +68,9 @@ class TrainConfig(BaseModel):
     )
     family: str | None = setting(
         None,
-        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3, or an encoder: bert, roberta, "
-        "roformer, wobert, nezha, longformer [default: llama, or ministral where patterns differ from Causal()]",
+        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3, gpt2, gpt_bigcode, falcon, "
+        "starcoder2, or an encoder: bert, roberta, roformer, wobert, nezha, longformer [default: llama, or ministral "
+        "where patterns differ from Causal()]",
         group="Model",
     )
     depth: int | None = setting(
@@ -85,7 +86,8 @@ class TrainConfig(BaseModel):
     heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
     kv_heads: int | None = setting(
         None,
-        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in an encoder]",
+        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in gpt2 and "
+        "encoders; 1 in gpt_bigcode and falcon]",
         group="Model",
         ge=1,
     )

@@ -198,10 +198,11 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     if is_encoder:
         return changed(encoder_spec(config, vocab, depth, given), config)
     patterns = layer_patterns(config.patterns)
-    given.setdefault("kv_heads", next(heads // g for g in (4, 2, 1) if heads % g == 0))
-    given.setdefault("hidden", -(-8 * width // 3 // 64) * 64)
     # transformers says "a window in some layers" in ministral's config only (plain llama has none).
     usual = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
+    kind = FAMILIES.get(usual, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
+    given.setdefault("hidden", kind.hidden(width))
+    given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
     spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=usual, **given)
     return changed(spec, config)
 

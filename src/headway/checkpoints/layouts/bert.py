@@ -113,7 +113,7 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
         "intermediate_size": spec.hidden,
-        "hidden_act": {v: k for k, v in reversed(ACTS.items())}[spec.activation],
+        "hidden_act": {v: k for k, v in reversed(ACTS.items())}.get(spec.activation, spec.activation),
         "hidden_dropout_prob": spec.dropout,
         "attention_probs_dropout_prob": spec.attention_dropout,
         "type_vocab_size": spec.token_types,

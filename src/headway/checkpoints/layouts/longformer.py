@@ -10,6 +10,8 @@ from headway.checkpoints.layouts.base import Layout, Rule, sublayers
 from headway.checkpoints.layouts.bert import (
     DEFAULTS,
     ONLY,
+    POOLER,
+    RENAMED,
     TRANSLATED,
     WB,
     masked_rules,
@@ -19,7 +21,7 @@ from headway.checkpoints.layouts.bert import (
 )
 from headway.checkpoints.windows import from_foreign
 from headway.errors import ConfigError
-from headway.models import Head, ModelSpec
+from headway.models import ModelSpec
 from headway.patterns import Global, Or, Pattern, Window
 from headway.positions import Learned
 
@@ -32,9 +34,7 @@ GLOBAL = {
 
 
 def _read(given: Given, kind: str) -> dict[str, Any]:
-    fields = read_encoder(given, kind)
-    if kind == "masked-lm":  # its head is GELU whatever hidden_act says
-        fields["head"] = Head("masked-lm", dense="gelu")
+    fields = read_encoder(given, kind, masked="gelu")  # whatever hidden_act says
     rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
     if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < rows - 1:
         raise ConfigError(
@@ -111,6 +111,7 @@ LONGFORMER = Layout(
         "ignore_attention_mask": (False,),
         "onnx_export": (False, True, None),
     },
+    harmless=POOLER,
     defaults={**DEFAULTS, "attention_window": 512, "pad_token_id": 1},
     read=_read,
     write=_write,
@@ -120,6 +121,7 @@ LONGFORMER = Layout(
         "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
+    renamed=RENAMED,
     unused=("longformer.pooler.", "embeddings.position_ids"),
     heads=("lm_head.", "classifier.", "qa_outputs."),
 )

@@ -1,0 +1,201 @@
+"""Encoders with their tokenizers, one class for each thing that they are trained for.
+
+Legend: N texts, T slots, M width, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from headway.api.rows import BATCH, rows, shortened, token_limit
+from headway.checkpoints.folder import save_folder
+from headway.errors import ConfigError, DataError
+from headway.models import Encoder, ModelSpec
+from headway.text import Encoded, Tokenizer
+from headway.tokens import Tokens
+
+Text = str | tuple[str, str]  # one text, or a pair
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token for a masked place. `text` is what it reads as there, `piece` its name in the vocabulary."""
+
+    token: int
+    piece: str
+    text: str
+    probability: float
+
+
+class TextEncoder:
+    """An encoder and its tokenizer: the last states of texts. Its subclasses say what is made of them.
+
+    Attributes:
+        model: the `Encoder`, in evaluation mode.   tokenizer: None when the folder has none.
+    """
+
+    heads: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer | None = None) -> None:
+        if self.heads and model.spec.head.task not in self.heads:
+            raise ConfigError(
+                f"{type(self).__name__} needs an encoder with the head {self.heads[0]!r}, and this one's is "
+                f"{model.spec.head.task!r}"
+            )
+        if tokenizer is not None:
+            tokenizer.require_fits(model.spec.vocab)
+        self.model, self.tokenizer = model, tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    def __call__(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
+        """What the head gives for ids [B, T]: `Encoder.forward`."""
+        out: Tensor = self.model(ids, tokens=tokens, types=types)
+        return out
+
+    def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
+        """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
+        `Classifier.classify`."""
+        found: dict[int, Tensor] = {}
+        with torch.inference_mode():
+            for batch in rows(
+                self._read(texts, cut), self.spec, limit=self.limit, batch_size=batch_size, device=self.device
+            ):
+                hidden = self.model.hidden(batch.ids, tokens=batch.tokens, types=batch.types)
+                lengths = batch.tokens.valid.expand(len(hidden), -1).sum(1).tolist()
+                for i, states, length in zip(batch.numbers, hidden, lengths, strict=True):
+                    found[i] = states[:length]
+        return [found[i] for i in range(len(found))]
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing."""
+        save_folder(folder, self.model, tokenizer=self.tokenizer)
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that a text may have, with those of the template."""
+        return token_limit(self.spec)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.model.embedding.device
+
+    def __repr__(self) -> str:
+        count = f"{self.spec.parameter_count:,} parameters"
+        return f"{type(self).__name__}({self.spec.family}, {count}, {self.tokenizer!r})"
+
+    def _read(self, texts: Sequence[Text], cut: bool = False, special: bool = False) -> list[Encoded]:
+        if isinstance(texts, str) or len(texts) == 0:
+            what = "one text" if isinstance(texts, str) else "no texts"
+            raise DataError(f"a list of texts is expected, got {what}")
+        read = self.need_tokenizer().inputs(texts, special=special)
+        limit = self.limit
+        return [shortened(one, limit) for one in read] if cut and limit is not None else read
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises DataError when there is none."""
+        if self.tokenizer is None:
+            raise DataError(
+                "this model has no tokenizer: give ids to the model, or a folder with tokenizer.json"
+            )
+        return self.tokenizer
+
+    def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
+        """What the head gives for each text: [T, ...] of its own slots, or one row."""
+        found: dict[int, Tensor] = {}
+        a_token = self.spec.head.task not in ("classify", "embed")
+        with torch.inference_mode():
+            for batch in rows(texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device):
+                out = self.model(batch.ids, tokens=batch.tokens, types=batch.types)
+                for i, one in zip(batch.numbers, out, strict=True):
+                    found[i] = one[: len(texts[i].ids)] if a_token else one
+        return [found[i].float() for i in range(len(texts))]
+
+
+class MaskedLM(TextEncoder):
+    """Finds words for masked places (Devlin et al. 2019, section 3.1).
+
+    >>> for candidate in headway.load("bert", task="fill-mask").fill_mask("Paris is the [MASK] of France.")[0]: ...
+    """
+
+    heads = ("masked-lm",)
+
+    @overload  # a str is a Sequence[str], too
+    def fill_mask(  # type: ignore[overload-overlap]
+        self, texts: str, *, top_k: int = ..., batch_size: int = ...
+    ) -> list[list[Candidate]]: ...
+
+    @overload
+    def fill_mask(
+        self, texts: Sequence[str], *, top_k: int = ..., batch_size: int = ...
+    ) -> list[list[list[Candidate]]]: ...
+
+    def fill_mask(
+        self, texts: str | Sequence[str], *, top_k: int = 5, batch_size: int = BATCH
+    ) -> list[list[Candidate]] | list[list[list[Candidate]]]:
+        """For each masked place of a text, in order, the `top_k` most likely tokens, the best first.
+
+        A place is written as the tokenizer's own mask token ("[MASK]", "<mask>"); other special tokens in the text are
+        special too. Several masks are filled independently of each other. A list of texts gives a list of that.
+        Raises DataError for a text without a mask, ConfigError for top_k outside 1..vocab.
+        """
+        if isinstance(texts, str):
+            return self.fill_mask([texts], top_k=top_k, batch_size=batch_size)[0]
+        tokenizer = self.need_tokenizer()
+        mask, vocab = tokenizer.need("mask"), self.spec.vocab
+        if not 1 <= top_k <= vocab:
+            raise ConfigError(f"top_k must lie in 1..{vocab}, the vocabulary, got {top_k}")
+        read = self._read(texts, special=True)
+        for i, one in enumerate(read):
+            if mask not in one.ids:
+                raise DataError(
+                    f"text {i} has no {tokenizer.token(mask)}: write it where a word is to be found"
+                )
+        unused = torch.tensor(tokenizer.unused_ids(vocab), dtype=torch.int64, device=self.device)
+        found = []
+        for one, logits in zip(read, self._outputs(read, batch_size), strict=True):
+            at = torch.tensor([i for i, token in enumerate(one.ids) if token == mask], device=self.device)
+            probabilities = logits[at].index_fill(1, unused, float("-inf")).softmax(-1)
+            top = probabilities.topk(min(top_k, tokenizer.vocab_size))
+            found.append(
+                [
+                    [Candidate(i, tokenizer.token(i), tokenizer.decode([i], special=True).strip(), p)
+                     for i, p in zip(ids, values, strict=True)]
+                    for ids, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+                ]
+            )  # fmt: skip
+        return found
+
+
+class Embedder(TextEncoder):
+    """One vector for a text, so that texts of like meaning are near (Reimers and Gurevych 2019)."""
+
+    heads = ("embed",)
+
+    def __init__(
+        self, model: Encoder, tokenizer: Tokenizer | None = None, *, longest: int | None = None
+    ) -> None:
+        """`longest`: tokens of a text, at most, where that is less than the model reads (sentence-transformers)."""
+        super().__init__(model, tokenizer)
+        self.longest = longest
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that a text may have, with those of the template."""
+        known = [n for n in (super().limit, self.longest) if n is not None]
+        return min(known, default=None)
+
+    def embed(self, texts: str | Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
+        """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none. `cut`: as in
+        `Classifier.classify`."""
+        if isinstance(texts, str):
+            return self.embed([texts], batch_size=batch_size, cut=cut)[0]
+        return torch.stack(self._outputs(self._read(texts, cut), batch_size))

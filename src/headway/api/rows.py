@@ -1,0 +1,111 @@
+"""Texts as an encoder reads them: rows of ids, token types and global tokens, in batches.
+
+Legend: B rows, T slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.models import ModelSpec, mark_global
+from headway.patterns import And, GlobalKeys, GlobalQueries, Or, Pattern, PerHead
+from headway.text import Encoded
+from headway.tokens import Tokens
+
+BATCH = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """`numbers` of the texts, ids and types [B, T] (types None where the model has but one), and tokens."""
+
+    numbers: list[int]
+    ids: Tensor
+    types: Tensor | None
+    tokens: Tokens
+
+
+def rows(
+    texts: Sequence[Encoded],
+    spec: ModelSpec,
+    *,
+    limit: int | None = None,
+    batch_size: int = BATCH,
+    device: torch.device | str = "cpu",
+) -> Iterator[Rows]:
+    """The texts in batches of like length, padded on the right.
+
+    Where a pattern has global tokens, they are those of the task (`mark_global`). Raises ConfigError for a text of
+    more than `limit` tokens, naming it, and for a batch_size below 1.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+    for i, text in enumerate(texts):
+        if limit is not None and len(text.ids) > limit:
+            raise ConfigError(
+                f"text {i} has {len(text.ids)} tokens, and this model reads {limit}; give less of it, or cut=True "
+                "(--cut) to read its beginning only"
+            )
+    globally = any(map(has_globals, spec.patterns))
+    numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
+    for at in range(0, len(numbers), batch_size):
+        part = numbers[at : at + batch_size]
+        longest = max(len(texts[i].ids) for i in part)
+        tokens = Tokens.from_lengths([len(texts[i].ids) for i in part], longest)
+        if globally:
+            asked = [texts[i].texts for i in part] if spec.head.task == "answer" else None
+            tokens = mark_global(tokens, spec.head.task, asked)
+        types = [texts[i].token_types for i in part]
+        yield Rows(
+            part,
+            _padded([texts[i].ids for i in part], longest).to(device),
+            _padded(types, longest).to(device) if spec.token_types > 1 else None,
+            tokens.to(device),
+        )
+
+
+def token_limit(spec: ModelSpec) -> int | None:
+    """The longest row that the model was made for."""
+    limits = [n for n in (spec.context_limit, spec.trained_context) if n is not None]
+    return min(limits, default=None)
+
+
+def has_globals(pattern: Pattern) -> bool:
+    """Whether global tokens mean something to a pattern."""
+    if isinstance(pattern, And | Or | PerHead):
+        return any(map(has_globals, pattern.parts))
+    return isinstance(pattern, GlobalKeys | GlobalQueries)
+
+
+def shortened(text: Encoded, limit: int) -> Encoded:
+    """At most `limit` tokens: of the longer text its last token is dropped, until it fits (of two equally long ones,
+    the second's). The template stays."""
+    slots = [[i for i, which in enumerate(text.texts) if which == t] for t in (0, 1)]
+    over = len(text.ids) - limit
+    if over > sum(map(len, slots)):
+        raise ConfigError(
+            f"the template alone has {len(text.ids) - sum(map(len, slots))} tokens, above {limit}"
+        )
+    gone: set[int] = set()
+    for _ in range(over):
+        gone.add((slots[0] if len(slots[0]) > len(slots[1]) else slots[1]).pop())
+    return chosen(text, [i for i in range(len(text.ids)) if i not in gone])
+
+
+def chosen(text: Encoded, slots: Sequence[int]) -> Encoded:
+    """These slots of a text, in this order."""
+    return Encoded(
+        [text.ids[i] for i in slots],
+        [text.token_types[i] for i in slots],
+        [text.offsets[i] for i in slots],
+        [text.texts[i] for i in slots],
+    )
+
+
+def _padded(lists: Sequence[Sequence[int]], longest: int) -> Tensor:
+    return torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists])

@@ -1,0 +1,96 @@
+"""What a folder of sentence-transformers says beside its model: how a text's vector is made of its tokens' states.
+
+modules.json               the steps: Transformer, Pooling, Normalize
+1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
+sentence_bert_config.json  max_seq_length, do_lower_case
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headway.errors import ConfigError
+from headway.models import Head
+
+MODULES = "modules.json"
+POOLS: dict[str, Literal["first", "mean"]] = {
+    "pooling_mode_cls_token": "first",
+    "cls": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "mean": "mean",
+}
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """`head`: what makes the vector.   model: the folder of the encoder.   longest: tokens of a text, if it says so."""
+
+    head: Head
+    model: Path
+    longest: int | None
+
+
+def read_sentences(folder: Path) -> Sentences | None:
+    """What the folder says; None where it is not of sentence-transformers.
+
+    Raises ConfigError for a step or a pooling that is not known: the vectors would not be the model's.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    steps = [
+        (str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in _list(folder)
+    ]
+    kinds = [kind for kind, _ in steps]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ConfigError(
+            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; what is read is Transformer and Pooling, "
+            "then perhaps Normalize"
+        )
+    pooling = folder / steps[1][1] / "config.json"
+    model = folder / steps[0][1]
+    more = _object(model / "sentence_bert_config.json")
+    if more.get("do_lower_case"):
+        raise ConfigError(
+            f"{model / 'sentence_bert_config.json'}: do_lower_case is said beside the tokenizer; put it into the "
+            "tokenizer's own normalizer"
+        )
+    return Sentences(
+        Head("embed", pool=_pool(_object(pooling), pooling), unit="Normalize" in kinds),
+        model,
+        more.get("max_seq_length"),
+    )
+
+
+def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
+    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if isinstance(config.get("pooling_mode"), str):
+        chosen.append(config["pooling_mode"])
+    if len(chosen) != 1 or chosen[0] not in POOLS:
+        raise ConfigError(
+            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; what is read is one of {', '.join(POOLS)}"
+        )
+    return POOLS[chosen[0]]
+
+
+def _list(folder: Path) -> list[dict[str, Any]]:
+    found = _json(folder / MODULES)
+    if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
+        raise ConfigError(f"{folder / MODULES}: a list of steps is expected")
+    return found
+
+
+def _object(file: Path) -> dict[str, Any]:
+    found = _json(file) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: an object is expected, got {type(found).__name__}")
+    return found
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from None

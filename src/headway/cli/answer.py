@@ -1,0 +1,41 @@
+"""`headway answer MODEL QUESTION [CONTEXT]`: the stretch of a text that answers a question."""
+
+from typing import Annotated
+
+import typer
+
+from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
+from headway.cli.generate import DtypeOption, ModelArgument, read_stdin
+
+
+def command(
+    model: ModelArgument,
+    question: Annotated[str, typer.Argument(metavar="QUESTION")],
+    context: Annotated[
+        str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="so many answers")] = 1,
+    longest: Annotated[int, typer.Option("--longest", min=1, help="tokens of an answer, at most")] = 30,
+    stride: Annotated[
+        int, typer.Option("--stride", min=1, help="tokens from one window of a long text to the next")
+    ] = 128,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="windows at once")] = 32,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+) -> None:
+    """Find the answer to a question in a text, with its place and probability."""
+    set_threads(threads)
+    from headway.api import load
+
+    answerer = load(model, task="answer", dtype=dtype, backend=backend)
+    text = read_stdin() if context is None or context == "-" else context
+    found = answerer.answer(
+        question, text, top_k=top_k, longest=longest, stride=stride, batch_size=batch_size
+    )
+    if json:
+        print_json({"question": question, "answers": found})
+        return
+    rows = [(f"{one.start}:{one.end}", f"{one.probability:.4f}", one.text) for one in found]
+    print(table(("place", "probability", "answer"), rows))

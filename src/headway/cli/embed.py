@@ -1,0 +1,63 @@
+"""`headway embed MODEL [TEXT]...`: one vector for each text."""
+
+from typing import Annotated, Literal, cast
+
+import typer
+
+from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
+from headway.cli._texts import BatchSizeOption, CutOption, FileOption, TextsArgument, given_texts
+from headway.cli.generate import DtypeOption, ModelArgument
+
+
+def command(
+    model: ModelArgument,
+    texts: TextsArgument = None,
+    file: FileOption = None,
+    pool: Annotated[
+        str | None,
+        typer.Option("--pool", help="first | mean, over a text's tokens [default: the folder's, or mean]"),
+    ] = None,
+    unit: Annotated[
+        bool | None,
+        typer.Option("--unit/--no-unit", help="vectors of length 1 [default: the folder's, or no]"),
+    ] = None,
+    similarity: Annotated[
+        bool, typer.Option("--similarity", help="print the cosines between the texts instead of vectors")
+    ] = False,
+    cut: CutOption = False,
+    batch_size: BatchSizeOption = 32,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+) -> None:
+    """Print one vector for each text, its numbers on one line, from any encoder."""
+    if pool not in (None, "first", "mean"):
+        raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
+    set_threads(threads)
+    from torch.nn.functional import normalize
+
+    from headway.api import load
+
+    how = cast(Literal["first", "mean"] | None, pool)
+    embedder = load(model, task="embed", pool=how, unit=unit, dtype=dtype, backend=backend)
+    given = given_texts(texts, file)
+    vectors = embedder.embed(given, batch_size=batch_size, cut=cut).double()
+    if similarity:
+        unit_vectors = normalize(vectors, dim=-1)
+        cosines = (unit_vectors @ unit_vectors.T).tolist()
+        if json:
+            print_json({"texts": given, "cosines": cosines})
+            return
+        numbers = range(1, len(given) + 1)
+        rows = [
+            (i, *(f"{c:.4f}" for c in row), text)
+            for i, row, text in zip(numbers, cosines, given, strict=True)
+        ]
+        print(table(("", *map(str, numbers), "text"), rows))
+        return
+    if json:
+        print_json({"texts": given, "head": embedder.spec.head, "vectors": vectors.tolist()})
+        return
+    for vector in vectors.tolist():
+        print(" ".join(f"{x:.6g}" for x in vector))

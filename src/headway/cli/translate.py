@@ -1,0 +1,105 @@
+"""`headway translate MODEL [TEXT]...`: a text for each text, by beam search."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli._shared import (
+    BackendOption,
+    JsonOption,
+    ThreadsOption,
+    note,
+    print_json,
+    set_threads,
+)
+from headway.cli._texts import BatchSizeOption, FileOption, TextsArgument, given_texts
+from headway.cli.generate import DtypeOption, ModelArgument
+
+if TYPE_CHECKING:
+    from headway.generate import Generation
+
+
+def command(
+    model: ModelArgument,
+    texts: TextsArgument = None,
+    file: FileOption = None,
+    beams: Annotated[
+        int, typer.Option("--beams", min=1, help="texts that are followed at once; 1 is greedy")
+    ] = 4,
+    length_penalty: Annotated[
+        float,
+        typer.Option(
+            "--length-penalty", help="score = log probability / length^this; more favours long texts"
+        ),
+    ] = 1.0,
+    n_best: Annotated[
+        int,
+        typer.Option("--n-best", min=1, help="translations of each text, the best first, with their scores"),
+    ] = 1,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "-n", min=1, help="at most so many [default: 128, or the context]"),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", help="right translations, one a line: BLEU is printed instead of texts"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write the translations to this file")] = None,
+    batch_size: BatchSizeOption = 32,
+    dtype: DtypeOption = None,
+    json: JsonOption = False,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+) -> None:
+    """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
+    if n_best > beams:
+        raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
+    set_threads(threads)
+    from headway.api import load
+    from headway.api.bleu import bleu
+    from headway.checkpoints import atomic_write
+    from headway.train.pairs import read_lines
+
+    translator = load(model, task="translate", dtype=dtype, backend=backend)
+    given = given_texts(texts, file)
+    wanted = read_lines(reference) if reference is not None else None
+    if wanted is not None and len(wanted) != len(given):
+        raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")
+    begun = time.perf_counter()
+    found = translator.translate(
+        given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+    )  # fmt: skip
+    seconds = time.perf_counter() - begun
+    best = [one.text for one in found]
+    score = bleu(best, wanted) if wanted is not None else None
+    if out is not None:
+        atomic_write(out, "".join(f"{' '.join(text.splitlines())}\n" for text in best))
+    if json:
+        said = {"score": score.score, "signature": score.signature} if score is not None else None
+        rows = [_row(text, one) for text, one in zip(given, found, strict=True)]
+        print_json({"translations": rows, "mean_score": _mean(found), "bleu": said, "seconds": seconds})
+        return
+    if score is not None:
+        print(score)
+    elif n_best == 1:
+        print("\n".join(best))
+    else:
+        for one in found:
+            print("\n".join(f"{text.score:.4f}\t{text.text}" for text in one.hypotheses))
+    note(f"{len(given)} texts, {beams} beams, mean score {_mean(found):.4f}, {seconds:.1f} s")
+
+
+def _row(text: str, found: "Generation") -> dict[str, object]:
+    return {
+        "text": text,
+        "translation": found.text,
+        "finish_reason": found.finish_reason,
+        "hypotheses": [{"text": one.text, "score": one.score} for one in found.hypotheses],
+    }
+
+
+def _mean(found: "list[Generation]") -> float:
+    return sum(one.score or 0.0 for one in found) / len(found)

@@ -1,0 +1,102 @@
+"""The catalog as rows of a table: what each published size is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from headway.models import catalog
+from headway.models.spec import ModelSpec
+from headway.positions import (
+    Learned,
+    LinearBias,
+    NoPositions,
+    PerLayer,
+    PositionScheme,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
+
+POSITIONS: Mapping[type[PositionScheme], str] = MappingProxyType(
+    {
+        NoPositions: "none",
+        Learned: "absolute",
+        Sinusoidal: "absolute, fixed",
+        Relative: "classic relative",
+        T5Bias: "bias by bucket",
+        LinearBias: "ALiBi",
+        Rotary: "RoPE",
+        PerLayer: "by layer",
+    }
+)
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "bert-base-chinese": "char",
+        "nezha-cn-base": "char",
+        "nezha-cn-large": "char",
+        "wobert-chinese-base": "word",
+        "wobert-chinese-plus-base": "word",
+        "roformer-chinese-base": "word",
+        "roformer-chinese-small": "word",
+        "roformer-chinese-char-base": "char",
+        "roformer-chinese-char-small": "char",
+    }
+)
+"""What a token of the published Chinese vocabs is, most often."""
+COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roformer-chinese-base")
+"""The four that Su et al. 2021, section 4.5, compare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One model. tokens: "char" or "word", "" where it is neither. parameters: of all stacks; the other sizes are the
+    decoder's where there are two. context: the trained one."""
+
+    name: str
+    family: str
+    kind: str
+    tokens: str
+    positions: str
+    parameters: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocab: int
+    context: int
+
+    @staticmethod
+    def of(name: str) -> Row:
+        """The row of a name of the catalog. Raises ConfigError as `catalog.spec` does."""
+        spec = catalog.spec(name)
+        return Row(
+            name=name,
+            family=spec.family,
+            kind=kind_of(spec),
+            tokens=UNITS.get(name, ""),
+            positions=POSITIONS.get(type(spec.positions), type(spec.positions).__name__),
+            parameters=spec.parameter_count,
+            layers=spec.layers,
+            width=spec.width,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            hidden=spec.hidden,
+            vocab=spec.vocab,
+            context=spec.trained_context,
+        )
+
+
+def kind_of(spec: ModelSpec) -> str:
+    """Whether it is a "decoder", an "encoder" or an "encoder-decoder"."""
+    if not spec.causal:
+        return "encoder"
+    return "decoder" if spec.encoder is None else "encoder-decoder"
+
+
+def rows() -> tuple[Row, ...]:
+    """All of the catalog."""
+    return tuple(Row.of(name) for name in catalog.names())

@@ -1,0 +1,248 @@
+"""An encoder of short rows made long: windows, global tokens, and its table of positions copied end to end.
+(Beltagy et al. 2020, section 5.)
+
+Legend: M width, S positions before, N positions after, w window.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints import Folder, choose_dtype, load_folder, save_state, why_not_plain
+from headway.checkpoints.folder import TOKENIZER_FILES
+from headway.checkpoints.restore import build_model, restore
+from headway.checkpoints.windows import from_foreign
+from headway.errors import ConfigError, DataError
+from headway.models import Encoder, Model, ModelSpec
+from headway.patterns import Global
+from headway.positions import Learned
+from headway.surgery.operation import changes, check_target
+from headway.text import Tokenizer
+from headway.tokens import Tokens
+
+TABLE = "model.embed_positions.weight"
+_LOCAL = re.compile(r"(?<=\.self_attn)\.([qkv])_proj\.")
+
+
+def make_longformer(
+    spec: ModelSpec, state: Mapping[str, Tensor], context: int, window: int | Sequence[int] = 512
+) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """The encoder for rows of N = `context` tokens, with windows and global tokens in every layer.
+
+        positions   row p of the new table is row p mod S of the old one
+        patterns    Window.around(w / 2) | Global()
+        q', k', v'  the projections of global tokens begin as copies of q, k, v
+
+    Rows of up to w / 2 + 1 tokens see what they saw, so what is computed of them does not change, whichever of them are
+    global. Without the copies, at random, the model would lose what it knows; with them it still has to learn what lies
+    beyond S (the paper: 65 000 steps of masked language modelling).
+
+    A table without a row for padding (BERT's) is given one, of zeros, which no token reads: then transformers has a
+    class for the result (`Learned.offset`). Schemes without a table (rotary, relative) are left as they are.
+
+    Args:
+        context: N, at least S.
+        window: w, even, as in transformers' attention_window: w / 2 others on either side; or one for each layer.
+    Raises:
+        ConfigError: no encoder; one with linear attention, or with projections for global tokens already; a context
+        below S; a window that is odd or below 2, or a list of another length than there are layers.
+    """
+    if spec.causal or spec.linear is not None or spec.global_projections:
+        what = "is a decoder" if spec.causal else "has linear attention"
+        what = "has projections for global tokens already" if spec.global_projections else what
+        raise ConfigError(
+            f"make_longformer: an encoder with full attention is needed, and this {spec.family} {what}"
+        )
+    each = [window] * spec.layers if isinstance(window, int) else list(window)
+    if len(each) != spec.layers:
+        raise ConfigError(
+            f"make_longformer: {len(each)} windows for {spec.layers} layers; give one, or one for each"
+        )
+    patterns = tuple(from_foreign("huggingface attention_window", w) | Global() for w in each)
+    positions, family = spec.positions, spec.family
+    known = positions.size if isinstance(positions, Learned) else spec.trained_context
+    if isinstance(context, bool) or not isinstance(context, int) or context < known:
+        raise ConfigError(
+            f"make_longformer: the model takes rows of {known} tokens, so context must be at least that, got "
+            f"{context!r}"
+        )
+    changed = dict(state)
+    for name, value in state.items():
+        if _LOCAL.search(name):
+            changed[_LOCAL.sub(r".\1_global_proj.", name)] = value.clone()
+    if isinstance(positions, Learned):
+        family, table = "longformer", state[TABLE]
+        unread, old = table[: positions.offset], table[positions.offset :]
+        unread = unread if len(unread) else torch.zeros_like(old[:1])
+        changed[TABLE] = torch.cat((unread, old[torch.arange(context) % known]))
+        positions = Learned(context, offset=len(unread))
+    limit = None if spec.max_context is None else max(spec.max_context, context)
+    new = replace(
+        spec,
+        family=family,
+        positions=positions,
+        patterns=patterns,
+        global_projections=True,
+        trained_context=context,
+        max_context=limit,
+    )
+    return new, changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The largest difference of an output on one row, in absolute value, beside the largest output before."""
+
+    tokens: int
+    marked: bool
+    difference: float
+    largest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengthened:
+    """What `lengthen` did, and the evidence.
+
+    Attributes:
+        changed: fields of the spec that differ, as text: (name, before, after).
+        transformers: whether transformers reads the new folder, and what keeps it from that.
+        parameters: before and after.
+        context: the longest row, before and after; `unchanged` is up to which length rows see what they saw.
+        pairs: scores of one row of the new context in all layers and heads, if all saw all, and as it is.
+        differences: of rows of `unchanged` tokens, without and with their first token global, and of the longest row
+            that the old model takes, where windows are narrower than that.
+    """
+
+    source: Path
+    target: Path
+    changed: tuple[tuple[str, str, str], ...]
+    transformers: str
+    dtype: str
+    parameters: tuple[int, int]
+    context: tuple[int, int]
+    unchanged: int
+    pairs: tuple[int, int]
+    differences: tuple[Difference, ...]
+
+
+def lengthen(
+    folder: Folder,
+    target: str | Path,
+    context: int,
+    window: int | Sequence[int] = 512,
+    *,
+    text: str | None = None,
+    overwrite: bool = False,
+) -> Lengthened:
+    """Write `folder` as `make_longformer` changes it; compare what both compute of short rows.
+
+    The rows are the first tokens of `text`, by the folder's tokenizer, or drawn evenly from the vocabulary. Both
+    models run in float32, the new one from the folder that was just written, before it takes its name. The tokenizer
+    is copied; a `model_max_length` in it becomes `context`.
+
+    Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`), and as `make_longformer`
+    does.
+    """
+    target = Path(target)
+    check_target(target, overwrite)
+    spec, state = make_longformer(folder.spec, folder.tensors, context, window)
+    known = folder.spec.context_limit or folder.spec.trained_context
+    unchanged = min((window if isinstance(window, int) else min(window)) // 2 + 1, known)
+    row = _row(folder, text, known)
+    asked = [(unchanged, False), (unchanged, True), (known, False)][: 3 if unchanged < len(row) else 2]
+    old = restore(folder.spec, folder.tensors)
+    before = [_outputs(old, row[:n]) for n, _ in asked]
+    del old
+    after: list[Tensor] = []
+
+    def measure(path: Path) -> None:
+        new = build_model(load_folder(path), dtype=torch.float32)
+        after.extend(_outputs(new, row[:n], mark) for n, mark in asked)
+
+    save_state(
+        target,
+        spec,
+        state,
+        tokenizer=_Tokenizer(folder, context),
+        generation=folder.generation,
+        keep_pairing=True,
+        before_publishing=measure,
+    )
+    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    reason = why_not_plain(spec)
+    return Lengthened(
+        source=folder.path,
+        target=target,
+        changed=changes(folder.spec, spec),
+        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=(folder.spec.parameter_count, spec.parameter_count),
+        context=(known, context),
+        unchanged=unchanged,
+        pairs=(spec.layers * spec.heads * context**2, spec.attention_pairs(context)),
+        differences=tuple(
+            Difference(
+                tokens=min(n, len(row)),
+                marked=mark,
+                difference=float((b - a).abs().max()),
+                largest=float(a.abs().max()),
+            )
+            for (n, mark), a, b in zip(asked, before, after, strict=True)
+        ),
+    )
+
+
+def _row(folder: Folder, text: str | None, count: int) -> Tensor:
+    """Ids [T] of at most `count` tokens."""
+    if text is None:
+        return torch.randint(folder.spec.vocab, (count,), generator=torch.Generator().manual_seed(0))
+    tokenizer = Tokenizer.load(folder.path)
+    tokenizer.require_fits(folder.spec.vocab)
+    ids = torch.tensor(tokenizer.encode(text)[:count])
+    if not len(ids):
+        raise DataError("surgery longformer: the text has no tokens; give one that has, or none at all")
+    return ids
+
+
+@torch.no_grad()
+def _outputs(model: Model, ids: Tensor, mark: bool = False) -> Tensor:
+    """What the head gives of one row, with its first token global where `mark`."""
+    assert isinstance(model, Encoder)
+    tokens = Tokens.range(len(ids))
+    out: Tensor = model(ids[None], tokens=tokens.with_global([0]) if mark else tokens)
+    return out
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """The tokenizer of a folder, file by file as it is, but for the longest row that it allows."""
+
+    folder: Folder
+    context: int
+
+    @property
+    def bos(self) -> int | None:
+        return self.folder.generation.get("bos_token_id")
+
+    @property
+    def eos(self) -> int | None:
+        return self.folder.generation.get("eos_token_id")
+
+    def save(self, folder: Path) -> None:
+        for file in sorted(self.folder.path.iterdir()):
+            if not TOKENIZER_FILES.match(file.name):
+                continue
+            shutil.copy(file, folder / file.name)
+            if file.name == "tokenizer_config.json":
+                config = json.loads(file.read_text(encoding="utf-8"))
+                if "model_max_length" in config:
+                    config["model_max_length"] = self.context
+                    (folder / file.name).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")

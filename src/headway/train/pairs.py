@@ -1,0 +1,128 @@
+"""Sentences and their translations: read, encoded, and put into batches by length.
+
+Legend: B pairs of a batch, S source slots, T target slots.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.data import order
+from headway.errors import DataError
+from headway.text import Tokenizer, train_bpe
+from headway.tokens import Tokens
+from headway.train.loss import IGNORED
+
+START, END = 0, 1  # ids of `train_bpe`: what a target is begun with, and what ends either side
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Ids of sentences and of their translations; END ends each."""
+
+    sources: Sequence[Sequence[int]]
+    targets: Sequence[Sequence[int]]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """The pairs `rows`, padded on the right; a target is read one slot late, behind START."""
+        sources, targets = [self.sources[i] for i in rows], [self.targets[i] for i in rows]
+        return Batch(
+            _padded(sources, END),
+            Tokens.from_lengths([len(ids) for ids in sources]),
+            _padded([[START, *ids[:-1]] for ids in targets], END),
+            Tokens.from_lengths([len(ids) for ids in targets]),
+            _padded(targets, IGNORED),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """source [B, S]; ids [B, T], which are read, and targets [B, T], which follow them."""
+
+    source: Tensor
+    source_tokens: Tokens
+    ids: Tensor
+    tokens: Tokens
+    targets: Tensor
+
+
+def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Every pair once, beside pairs of its length; at most `batch_tokens` slots on either side, padding included.
+
+    A pure function of its arguments: the pairs in an order of their own (`headway.data.order`), sorted by length,
+    cut, and the batches in an order of their own again.
+    """
+    size = len(pairs.sources)
+    drawn = order(seed, epoch, size)
+    rows = sorted(map(drawn, range(size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
+    found: list[list[int]] = []
+    longest = batch_tokens + 1
+    for i in rows:
+        longest = max(longest, len(pairs.targets[i]), len(pairs.sources[i]))
+        if not found or longest * (len(found[-1]) + 1) > batch_tokens:
+            found.append([])
+            longest = max(len(pairs.targets[i]), len(pairs.sources[i]))
+        found[-1].append(i)
+    again = order(seed + 1, epoch, len(found))
+    return [found[again(i)] for i in range(len(found))]
+
+
+def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
+    """A byte-level BPE of both languages: END ends a sentence, nothing begins it."""
+    made = train_bpe(texts, vocab)
+    return Tokenizer(
+        made.backend, bos=START, eos=END, begins_with_bos=False, ends_with_eos=True, config=made.config
+    )
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a UTF-8 file, .gz or not. Raises DataError for one that is empty or cannot be read."""
+    file = Path(path)
+    try:
+        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    lines = [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+    if "" in lines or not lines:
+        raise DataError(
+            f"{path}: line {lines.index('') + 1 if lines else 1} is empty; a sentence stands on each"
+        )
+    return lines
+
+
+def read_pairs(source: str, target: str) -> tuple[list[str], list[str]]:
+    """The lines of both files. Raises DataError when they are not as many."""
+    left, right = read_lines(source), read_lines(target)
+    if len(left) != len(right):
+        raise DataError(
+            f"{source} has {len(left)} lines and {target} {len(right)}: line i of one is to be the translation of "
+            "line i of the other"
+        )
+    return left, right
+
+
+def encode_pairs(tokenizer: Tokenizer, sources: Sequence[str], targets: Sequence[str], context: int) -> Pairs:
+    """The ids of both sides. Raises DataError for a pair with more than `context` tokens on one side."""
+    pairs = Pairs(tokenizer.encode_batch(sources), tokenizer.encode_batch(targets))
+    for i, both in enumerate(zip(pairs.sources, pairs.targets, strict=True)):
+        longest = max(map(len, both))
+        if longest > context:
+            raise DataError(
+                f"pair {i + 1} has {longest} tokens on one side, and context is {context}; raise it, or leave "
+                "the pair out"
+            )
+    return pairs
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])

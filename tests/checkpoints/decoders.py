@@ -1,0 +1,103 @@
+"""The oracle of decoders that are not of LLaMA's form: transformers' models of small configs, with random weights.
+
+Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong angles, heads or masks hide.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+GPT2 = {"vocab_size": 61, "n_positions": 32, "n_embd": 48, "n_layer": 3, "n_head": 6}
+FALCON = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 32,
+}
+OLD = {**FALCON, "multi_query": False, "bias": True}
+NEW = {**FALCON, "new_decoder_architecture": True}
+STARCODER2 = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2),
+    "gpt2, gelu, n_inner, untied": (
+        "gpt2",
+        {**GPT2, "n_inner": 80, "activation_function": "gelu", "tie_word_embeddings": False},
+    ),
+    "gpt2, scores not scaled": (
+        "gpt2",
+        {**GPT2, "scale_attn_weights": False, "reorder_and_upcast_attn": True},
+    ),
+    "santacoder (one kv head)": ("gpt_bigcode", GPT2),
+    "starcoder (gelu)": ("gpt_bigcode", {**GPT2, "activation_function": "gelu", "n_inner": 96}),
+    "gpt_bigcode, a key per head": ("gpt_bigcode", {**GPT2, "multi_query": False}),
+    "falcon 7b": ("falcon", {**FALCON, "num_kv_heads": 6}),
+    "falcon 7b, biases, linear scaling": (
+        "falcon",
+        {
+            **FALCON,
+            "bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+        },
+    ),
+    "falcon, a key per head, side by side": ("falcon", OLD),
+    "falcon, a key per head, one after the other": ("falcon", {**OLD, "parallel_attn": False}),
+    "falcon, one key, one after the other": ("falcon", {**FALCON, "parallel_attn": False}),
+    "falcon 40b": ("falcon", {**NEW, "num_kv_heads": 2}),
+    "falcon 40b, a key per head": ("falcon", {**NEW, "bias": True}),
+    "falcon 40b, one key": ("falcon", {**NEW, "num_kv_heads": 1, "tie_word_embeddings": False}),
+    "falcon 11b (grouped, one norm)": ("falcon", {**NEW, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    "falcon-rw (alibi)": (
+        "falcon",
+        {**OLD, "num_attention_heads": 8, "alibi": True, "parallel_attn": False},
+    ),
+    "falcon (alibi, one key, side by side)": ("falcon", {**FALCON, "num_attention_heads": 4, "alibi": True}),
+    "starcoder2": ("starcoder2", STARCODER2),
+    "starcoder2, window, theta": (
+        "starcoder2",
+        {**STARCODER2, "sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
+    "starcoder2, no biases, untied": (
+        "starcoder2",
+        {**STARCODER2, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    ),
+}
+IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
+
+
+def kernel(config: Any) -> str:
+    """The attention of transformers to compare with: its "eager" of Falcon adds ALiBi twice."""
+    return "sdpa" if getattr(config, "alibi", False) else "eager"
+
+
+def theirs(name: str, std: float = 0.3) -> Any:
+    """A transformers model of a case: every parameter normal (norm gains around 1), no dropout in effect."""
+    family, settings = CASES[name]
+    config = AutoConfig.for_model(family, **settings)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=kernel(config))
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            gain = key.endswith("weight") and p.dim() == 1
+            p.copy_(torch.randn(p.shape, generator=g) * std + gain)
+    return model.eval()
+
+
+MAIN = (
+    "gpt2",
+    "santacoder (one kv head)",
+    "falcon 7b",
+    "falcon 40b",
+    "falcon-rw (alibi)",
+    "starcoder2, window, theta",
+)

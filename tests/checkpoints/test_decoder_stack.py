@@ -1,0 +1,151 @@
+"""All that is done with a decoder is done with those that are not of LLaMA's form."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.restore import load_model
+from headway.cli import run
+from headway.cli.plan import to_text
+from headway.generate import Settings, generate
+from headway.models import ModelSpec, catalog
+from headway.models.planning import Machine, plan
+from headway.positions import LinearBias, Rotary
+from tests.checkpoints.decoders import IDS, MAIN, theirs
+from tests.checkpoints.hf import off
+from tests.models.test_arithmetic import kept
+
+MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    want = model.generate(
+        IDS[:, :9],
+        attention_mask=torch.ones(2, 9, dtype=torch.long),
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    found = generate(ours, IDS[:, :9].tolist(), Settings(max_new_tokens=12))
+    assert [one.ids for one in found] == want[:, 9:].tolist()
+
+
+def test_a_window_is_decoded_from_a_ring_and_keys_are_stored_in_int8(tmp_path: Path) -> None:
+    model = theirs("starcoder2, window, theta")
+    model.save_pretrained(tmp_path)
+    ours = load_model(tmp_path)
+    rings, whole = ours.make_cache(2), ours.make_cache(2, dtype=torch.int8)
+    with torch.no_grad():
+        want = ours(IDS)
+        for cache, bound in ((rings, 1e-5), (whole, 0.05)):
+            steps = [ours(IDS[:, i : i + 1], cache=cache) for i in range(19)]
+            assert off(torch.cat(steps, 1), want) < bound
+    assert {layer.slots for layer in rings.layers} == {5}
+    assert whole.nbytes < rings.nbytes / 2
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = load_folder(tmp_path / "theirs")
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "same")]) == 0
+    assert "transformers loads it" in capsys.readouterr().out
+    same = load_folder(tmp_path / "same")
+    assert same.spec == ours.spec
+    assert all(torch.equal(same.tensors[key], value) for key, value in ours.tensors.items())
+    assert run(["inspect", str(tmp_path / "same"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["parameter_count"] == sum(p.numel() for p in model.parameters())
+    assert said["transformers"] == "loads it"
+    report = plan(ours.spec, model=name, context=16, machine=MACHINE)
+    assert report.training["parameters"] == 2 * said["parameter_count"]
+    assert ("ALiBi" in str(report.layers[0].decode.rejected)) == isinstance(ours.spec.positions, LinearBias)
+    if not isinstance(ours.spec.positions, Rotary):
+        return
+    assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
+    assert "refuses it: it cannot say its positions" in capsys.readouterr().out
+    assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scores", ["recomputed", "stored"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"dropout": 0.1},
+        {"activation": "relu"},
+        {"order": "joint"},
+        {"order": "parallel"},
+        {"gated": True, "activation": "silu"},
+        {"gated": True, "activation": "relu"},
+        {"norm": "rms", "norm_bias": False},
+    ],
+    ids=str,
+)
+def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any, dtype: torch.dtype) -> None:
+    """Row 109, for LayerNorm, feed-forwards without a gate, norms side by side, and dropout."""
+    size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
+    spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
+    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
+    found = kept(model, torch.randint(97, (2, 48)))
+    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())
+    assert abs(found - want) < 0.01 * want
+
+
+def test_what_is_not_counted_is_noted_in_the_plan() -> None:
+    spec = replace(catalog.spec("gpt2"), embedding_norm=True)
+    report = plan(spec, model="x", context=64, machine=MACHINE)
+    assert (report.training, report.checkpointed) == ({}, 0)
+    assert "training memory: activation_bytes is counted for decoders" in report.notes[0]
+    assert "embedding_norm=True" in report.notes[0]
+    assert "training holds" not in to_text(report, spec)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt_bigcode", "falcon", "starcoder2"))],
+)
+def test_row_27_any_of_them_is_trained_from_scratch(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text in, a folder that transformers loads and that we evaluate and generate from out."""
+    monkeypatch.setattr("headway.train.loop.gemm_peak", lambda dtype: 1e12)
+    (tmp_path / "text.txt").write_text("one two three four five\nsix seven\n" * 200)
+    settings = {"data": tmp_path / "text.txt", "out": tmp_path / "run", "family": family, "vocab": 270, "depth": 2,
+                "width": 32, "heads": 4, "context": 32, "batch_tokens": 256, "steps": 12, "dtype": "fp32",
+                "lr": 0.01, "log_every": 1}  # fmt: skip
+    flags = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    assert run(["train", *flags]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [entry["loss"] for line in lines if "loss" in (entry := json.loads(line))]
+    assert losses[-1] < losses[0] - 0.5
+    final = str(tmp_path / "run" / "final")
+    ours = load_model(final)
+    assert (ours.spec.family, ours.spec.kv_heads, ours.spec.hidden) == (
+        family,
+        4 if family == "gpt2" else 1,
+        128,
+    )
+    peer = AutoModelForCausalLM.from_pretrained(final, attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert off(ours(IDS), peer(IDS).logits) < 1e-5
+    capsys.readouterr()
+    assert run(["eval", final, "--data", str(tmp_path / "text.txt"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] < 4
+    assert run(["generate", final, "one two", "--max-new-tokens", "5"]) == 0

@@ -1,0 +1,378 @@
+"""The harness of small training runs, and the topics that need one (rows 30, 32, 33, 62, 68 to 70, 74, 75, 82, 114)."""
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from headway.errors import ConfigError, DataError
+from headway.explain import (
+    Report,
+    blocks,
+    extrapolation,
+    linear_training,
+    positions,
+    rotary_layers,
+    rotary_switches,
+    rotary_trained,
+    runs,
+)
+from headway.explain.runs import Budget, Gap, Run, contend, gap, small, train
+from headway.models import build
+from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
+
+MODULES = (
+    positions,
+    extrapolation,
+    rotary_layers,
+    rotary_switches,
+    rotary_trained,
+    blocks,
+    linear_training,
+)
+TOY = Budget(steps=2, rows=2, seeds=(0, 1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy_size() -> Iterator[None]:
+    """Two steps, two seeds; short rows where rows grow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "HELD_OUT_ROWS", 8)
+        for module in MODULES:
+            patch.setattr(module, "BUDGET", TOY)
+        patch.setattr(extrapolation, "ROWS", 2)
+        patch.setattr(linear_training, "LENGTHS", (64, 128, 256))
+        patch.setattr(linear_training, "REPEATS", 1)
+        patch.setattr(blocks, "REPEATS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def reports(toy_size: None) -> dict[ModuleType, Report]:
+    return {module: module.run() for module in MODULES}
+
+
+def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
+    """Runs whose losses are given."""
+    model = build(small(layers=size), device="meta")
+    return tuple(Run(model, loss, (loss,), 1.0, 1, 0) for loss in losses)
+
+
+# -- the harness -------------------------------------------------------------------------------------------
+
+
+def test_contenders_of_a_seed_have_equal_budgets_and_equal_data_in_equal_order() -> None:
+    found = contend({"rotary": small(), "none": small(positions=NoPositions()), "wide": small(width=32)}, TOY)
+    for own in found.values():
+        assert [run.trained for run in own] == [TOY.steps * TOY.rows * TOY.tokens] * 2
+        assert [len(run.curve) for run in own] == [TOY.steps] * 2
+        assert [run.digest for run in own] == [run.digest for run in found["rotary"]]
+    first, second = found["rotary"]
+    assert first.digest != second.digest, "another seed sees other rows"
+
+
+def test_contenders_of_a_seed_start_from_the_same_weights_where_shapes_agree() -> None:
+    one, two = build(small(), seed=3), build(small(positions=NoPositions()), seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_a_seed_gives_the_same_run_again_on_any_number_of_threads() -> None:
+    spec = {"rotary": small()}
+    one = contend(spec, TOY)["rotary"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        two = contend(spec, TOY)["rotary"]
+        assert torch.get_num_threads() == 2, "the setting comes back"
+    finally:
+        torch.set_num_threads(before)
+    assert [run.curve for run in one] == [run.curve for run in two]
+    assert [run.loss for run in one] == [run.loss for run in two]
+    assert one[0].loss != one[1].loss
+
+
+def test_training_lowers_the_loss_of_text_that_was_not_trained_on() -> None:
+    run = train(small(), Budget(steps=20, rows=4, seeds=(0, 1)), 0)
+    fresh = runs.held_out_loss(build(small(), seed=0), TOY.tokens)
+    assert run.loss < fresh - 1
+    assert run.curve[-1] < run.curve[0] - 1
+
+
+def test_training_and_held_out_text_share_no_module() -> None:
+    train_text, held = runs.text()
+    assert min(len(train_text), len(held)) > runs.LEAST_BYTES
+    assert int(held.min()) > 0, "no byte is the mask"
+    middle = bytes(held[5000:5400].tolist())
+    assert middle not in bytes(train_text.tolist())
+
+
+def test_a_python_without_its_library_as_files_is_told(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(runs.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(DataError, match="0 bytes of Python modules to train on and 0 held out, 100000 each"):
+        runs.text.__wrapped__()
+
+
+def test_a_hidden_byte_does_not_reach_the_encoder() -> None:
+    model = build(linear_training.contenders()["softmax"], seed=0).eval()
+    ids = runs.held_out_rows(32, 2)
+    noise = torch.Generator().manual_seed(5)
+    hidden = torch.rand(2, 32, generator=noise) < runs.MASKED
+    hidden[:, 0] = True
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    loss = runs.loss_of(model, ids, torch.Generator().manual_seed(5))
+    assert (seen[0][hidden] == runs.MASK).all()
+    assert torch.equal(seen[0][~hidden], ids[:, :-1][~hidden])
+    logits = model(seen[0])[hidden]
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, :-1][hidden])
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+# -- the verdict on numbers that are made up ---------------------------------------------------------------
+
+
+def test_a_gap_is_the_paired_t_interval() -> None:
+    """Against the formula written out: n = 4, t = 3.182."""
+    a, b = [2.0, 2.2, 1.9, 2.4], [1.5, 1.9, 1.3, 2.0]
+    apart = [x - y for x, y in zip(a, b, strict=True)]
+    found = gap(a, b)
+    assert found.mean == pytest.approx(sum(apart) / 4)
+    variance = sum((x - found.mean) ** 2 for x in apart) / 3
+    assert found.bound == pytest.approx(3.182 * math.sqrt(variance / 4))
+    assert found.higher
+    assert not found.lower
+    assert gap(b, a).lower
+
+
+def test_what_every_seed_shares_is_no_spread() -> None:
+    """Seeds that differ by 1 do not hide a gap of 0.01 that all of them show."""
+    base = [1.0, 2.0, 3.0]
+    assert gap([x + 0.01 + 0.001 * i for i, x in enumerate(base)], base).seen
+    assert not gap([1.01, 1.99, 3.005], base).seen
+    assert not gap(base, base).seen, "equal is not a difference"
+
+
+def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
+    """The points of t are right: 4000 draws, 5 % within four standard deviations of the count."""
+    noise = torch.Generator().manual_seed(0)
+    for seeds in (2, 3, 4, 6, 10):
+        draws = torch.randn(4000, seeds, generator=noise, dtype=torch.float64)
+        share = statistics.fmean(gap(row, [0.0] * seeds).seen for row in draws.tolist())
+        assert share == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000)), seeds
+
+
+def test_one_seed_has_no_spread() -> None:
+    with pytest.raises(ConfigError, match=r"two different seeds or more, got \(0, 0\)"):
+        Budget(seeds=(0, 0))
+
+
+def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
+    table = runs.rows({"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}, {"b": "a", "c": "b"})
+    assert [line[4] for line in table] == [None, "a", "b"]
+    assert table[1][5:8] == (0.5, 0.0, True)
+    assert runs.gap_in(table[2]) == gap([1.5, 2.6], [1.5, 2.5])
+    assert [line[-2:] for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
+
+
+# -- the topics --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_every_topic_runs_and_draws_with_labels(
+    module: ModuleType, reports: dict[ModuleType, Report]
+) -> None:
+    found = reports[module]
+    assert "2 steps of 2 x 64 bytes" in found.verdict
+    assert "seeds 0, 1" in found.verdict
+    figure = Figure()
+    module.draw(figure, found)
+    for axes in figure.axes:
+        assert axes.get_title(loc="left") or axes.get_title()
+        assert axes.get_xlabel()
+
+
+@pytest.mark.parametrize("module", [positions, rotary_layers, rotary_switches, blocks])
+def test_contenders_of_a_topic_have_equal_sizes_but_for_their_switch(
+    module: ModuleType, reports: dict[ModuleType, Report]
+) -> None:
+    sizes = reports[module].column("parameters")
+    smallest = 0.93 if module is blocks else 0.96  # shared keys; tables of positions
+    assert min(sizes) > smallest * max(sizes)
+
+
+def test_positions_says_rotary_only_when_it_is_lower() -> None:
+    """Row 74."""
+    low = made(1.00, 1.01, 0.99, 1.00)
+    high = made(1.20, 1.22, 1.19, 1.21)
+    names = list(positions.schemes(64))
+    found = {name: low if name == "rotary" else high for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "BUDGET", Budget())
+        assert positions.judge(found).seen
+        assert not positions.judge({**found, "learned": low}).seen
+        assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}).seen
+        assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}).seen, "spread hides it"
+
+
+def test_extrapolation_at_the_trained_length_is_the_model_itself(reports: dict[ModuleType, Report]) -> None:
+    """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
+    found = {row[0]: row[1:] for row in reports[extrapolation].rows}
+    for name in ("rotary, linear", "rotary, NTK", "rotary, YaRN", "rotary, window L"):
+        assert found[name][0] == pytest.approx(found["rotary"][0], abs=1e-5), name
+        assert found[name][3] != found["rotary"][3], name
+    assert found["learned"][1:4] == (None, None, None), "a table ends"
+    assert found["none"][3] is not None
+
+
+def test_extrapolation_asks_for_the_same_bytes_at_every_length() -> None:
+    """A model that sees the last byte alone cannot tell lengths apart."""
+    spec = small(positions=NoPositions(), patterns=extrapolation.Window.last(1))
+    run = train(spec, TOY, 0)
+    losses = [extrapolation.tail_loss(run, spec, times) for times in (1, 2, 8)]
+    assert losses[1:] == pytest.approx([losses[0]] * 2, abs=1e-6)
+
+
+def test_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> None:
+    good, bad = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.99, 1.09]], [[1.0, 1.1], [2.0, 2.1]] * 2
+    names = ("rotary", "rotary, window L", "sinusoidal", "ALiBi", "learned")
+    found = dict.fromkeys(names, good) | {"learned": [[1.0, 1.1], None, None, None]}
+    assert extrapolation.judge(found).seen
+    assert "refused: learned" in extrapolation.judge(found).finding
+    assert not extrapolation.judge({**found, "rotary": bad}).seen
+
+
+def test_layers_turn_where_they_are_said_to() -> None:
+    """Row 69."""
+    turned = {
+        name: [isinstance(scheme.at(i), Rotary) for i in range(4)]
+        for name, scheme in rotary_layers.schemes().items()
+    }
+    assert turned == {
+        "all": [True] * 4,
+        "every other": [True, False, True, False],
+        "first only": [True, False, False, False],
+        "last only": [False, False, False, True],
+        "none": [False] * 4,
+    }
+    assert isinstance(rotary_layers.schemes()["all"], PerLayer)
+
+
+def test_switches_rank_by_loss_and_say_what_is_worse() -> None:
+    """Rows 68 and 70."""
+    low, high = made(1.0, 1.1, 1.2), made(1.3, 1.4, 1.51)
+    found = {name: high if "equal" in name else low for name in rotary_switches.schemes()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary_switches, "BUDGET", Budget(seeds=(0, 1, 2)))
+        told = rotary_switches.judge(found)
+        assert told.seen
+        assert told.finding.index("powers 1.100") < told.finding.index("equal to 1 1.403")
+        assert not rotary_switches.judge({**found, "equal to 1": low}).seen
+
+
+def test_drift_is_that_of_the_model_and_can_be_put_back() -> None:
+    """Row 62."""
+    spec = small(positions=Rotary(pairing="halves", trainable=True))
+    run = train(spec, TOY, 0)
+    drift = rotary_trained.drifts(run)
+    assert drift.shape == (2, 8)
+    assert float(drift.abs().min()) > 0, "every frequency is trained"
+    fixed = build(replace(spec, positions=Rotary(pairing="halves")), seed=0)
+    fixed.load_state_dict({k: v for k, v in run.model.state_dict().items() if not k.endswith("drift")})
+    assert rotary_trained.without_drift(run) == pytest.approx(runs.held_out_loss(fixed, TOY.tokens), abs=1e-6)
+    assert torch.equal(rotary_trained.drifts(run), drift), "and it is as it was"
+
+
+def test_frequencies_that_move_are_noticed() -> None:
+    found = {"fixed": made(1.0, 1.1), "trained": made(1.01, 1.08)}
+    still = torch.full((2, 2, 8), 1e-3)
+    assert rotary_trained.judge(found, still, [1.01, 1.08]).seen
+    assert not rotary_trained.judge(found, 100 * still, [1.01, 1.08]).seen
+    lower = {"fixed": made(1.0, 1.1), "trained": made(0.9, 1.0)}
+    assert not rotary_trained.judge(lower, still, [0.9, 1.0]).seen
+
+
+def test_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None:
+    """Row 33: nothing but the declared differences stands between the two."""
+    rungs = list(blocks.ladder().values())
+    llama = small(hidden=blocks.HIDDEN, kv_heads=blocks.KV_HEADS)
+    assert replace(rungs[-1], family="llama", norm_eps=llama.norm_eps) == llama
+    declared = {name for name, _, _ in blocks.differences()}
+    training = {"family", "trained_context", "dropout", "embedding_scale"}
+    changed = {
+        name
+        for one, two in pairwise(rungs)
+        for name in small().__dataclass_fields__
+        if getattr(one, name) != getattr(two, name)
+    }
+    assert changed == declared - training
+    assert isinstance(rungs[0].positions, Sinusoidal)
+
+
+def test_the_listed_differences_are_those_of_the_document() -> None:
+    """Row 33: pre-norm and RMSNorm, rotary, SwiGLU, grouped keys."""
+    told = {name: (base, llama) for name, base, llama in blocks.differences()}
+    assert told["order"] == ("post", "pre")
+    assert told["norm"] == ("layer", "rms")
+    assert told["positions"] == ("Sinusoidal", "Rotary")
+    assert told["activation"] == ("relu", "silu")
+    assert told["gated"] == ("False", "True")
+    assert told["kv_heads"] == ("8", "2")
+
+
+def test_gated_and_plain_have_equally_many_parameters() -> None:
+    """Row 32."""
+    rungs = blocks.ladder()
+    plain, gated = (rungs[name].parameters()["feed-forward"] for name in ("+ rotary", "+ SwiGLU"))
+    assert abs(plain - gated) / gated < 0.01
+
+
+def test_blocks_tell_which_rung_helps() -> None:
+    """Row 30: as well, not better."""
+    names = list(blocks.ladder())
+    found = {name: made(2.0 - 0.1 * i, 2.1 - 0.1 * i) for i, name in enumerate(names)}
+    found["+ RMSNorm"] = found["+ pre-norm"]
+    times = dict.fromkeys(blocks.norm_times(), 1.0)
+    told = blocks.judge(found, times)
+    assert told.seen
+    assert "RMSNorm ends no higher than LayerNorm: seen" in told.finding
+    assert "less time than torch's LayerNorm: not seen" in told.finding
+    assert not blocks.judge({**found, names[-1]: found["2017"]}, times).seen
+
+
+def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[ModuleType, Report]) -> None:
+    """Row 82."""
+    costs = linear_training.measure()
+    (_, linear), (_, dense) = (linear_training.slopes(costs[name]) for name in ("linear", "softmax, dense"))
+    assert linear == pytest.approx(1, abs=linear_training.SLOPE)
+    assert dense > 1.2
+    found = reports[linear_training]
+    kept = [row[-1] for row in found.rows if row[-4] == "linear"]
+    assert kept == [size / 2**20 for _, size in costs["linear"]], "bytes are counted, not sampled"
+
+
+def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
+    costs = {name: [(1.0, 100), (2.0, 200), (4.0, 400)] for name in linear_training.COLOURS}
+    good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
+    assert linear_training.judge(good, costs, 3.0).seen
+    assert not linear_training.judge(good, costs, 2.05).seen
+    squares = {**costs, "linear": [(1.0, 100), (4.0, 400), (16.0, 1600)]}
+    assert not linear_training.judge(good, squares, 3.0).seen
+
+
+def test_guessing_without_context_costs_the_entropy_of_bytes() -> None:
+    assert 2.5 < linear_training.unigram() < math.log(256)
+
+
+def test_a_gap_says_how_it_was_judged() -> None:
+    assert str(Gap(0.05, 0.01)) == "+0.050 ± 0.010, seen"
+    assert str(Gap(-0.05, 0.1)) == "-0.050 ± 0.100, not seen"
+
+
+def test_learned_tables_are_as_long_as_rows() -> None:
+    assert positions.schemes(64)["learned"] == Learned(64)

@@ -1,0 +1,266 @@
+"""Row 26: translation as a task: batches, schedule, smoothing, a run, its folder, its score."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headway
+from headway.api import Translator
+from headway.api.bleu import bleu
+from headway.errors import ConfigError, DataError
+from headway.models import EncoderDecoder, build
+from headway.train.loss import IGNORED
+from headway.train.metrics import read_metrics
+from headway.train.pairs import END, START, Pairs, batches
+from headway.train.translation import inverse_sqrt, smoothed, train_translation, translation_spec
+from headway.train.translation_config import TranslationConfig
+from tests.data import data_path
+
+ENGLISH = ["red", "green", "blue", "cat", "dog", "house"]
+GERMAN = ["rot", "grün", "blau", "Katze", "Hund", "Haus"]
+TINY: dict[str, Any] = {
+    "vocab": 300,
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "hidden": 64,
+    "context": 32,
+    "batch_tokens": 256,
+    "steps": 40,
+    "warmup": 20,
+    "lr_scale": 0.5,
+    "dtype": "fp32",
+    "dropout": 0.0,
+}
+
+
+def corpus(folder: Path, count: int = 60) -> dict[str, str]:
+    """Colours and things, word by word."""
+    picks = [[(7 * i + 3 * j) % 6 for j in range(1 + i % 3)] for i in range(count)]
+    (folder / "a.en").write_text("".join(" ".join(ENGLISH[k] for k in p) + "\n" for p in picks), "utf-8")
+    (folder / "a.de").write_text("".join(" ".join(GERMAN[k] for k in p) + "\n" for p in picks), "utf-8")
+    return {"source": str(folder / "a.en"), "target": str(folder / "a.de")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("translation")
+    files = corpus(folder)
+    held = {"validation_source": files["source"], "validation_target": files["target"]}
+    found = train_translation(
+        TranslationConfig.of({**TINY, **files, **held, "out": str(folder / "run")}), quiet=True
+    )
+    return found, files
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60),
+    seed=st.integers(0, 5),
+)
+def test_batches_hold_every_pair_once_and_no_more_slots_than_asked(
+    lengths: list[tuple[int, int]], seed: int
+) -> None:
+    pairs = Pairs([[9] * a for a, _ in lengths], [[9] * b for _, b in lengths])
+    found = batches(pairs, 40, seed, 0)
+    assert sorted(i for rows in found for i in rows) == list(range(len(lengths)))
+    for rows in found:
+        batch = pairs.batch(rows)
+        assert batch.source.numel() <= 40
+        assert batch.ids.numel() <= 40
+    assert found == batches(pairs, 40, seed, 0)
+
+
+def test_epochs_have_orders_of_their_own() -> None:
+    pairs = Pairs([[9] * (1 + i % 4) for i in range(50)], [[9] * (1 + i % 3) for i in range(50)])
+    assert batches(pairs, 12, 0, 0) != batches(pairs, 12, 0, 1)
+
+
+def test_row_14_a_target_is_read_one_slot_late() -> None:
+    batch = Pairs([[5, 6, END], [5, END]], [[7, END], [8, 9, END]]).batch([0, 1])
+    assert batch.ids.tolist() == [[START, 7, END], [START, 8, 9]]
+    assert batch.targets.tolist() == [[7, END, IGNORED], [8, 9, END]]
+    assert batch.tokens.index.tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert batch.source_tokens.index.tolist() == [[0, 1, 2], [0, 1, -1]]
+
+
+def test_row_23_the_rate_rises_and_falls_as_the_paper_says() -> None:
+    width, warmup = 512, 4000
+    rates = [inverse_sqrt(step, width, warmup) for step in range(1, 20001)]
+    assert max(rates) == rates[warmup - 1] == pytest.approx((width * warmup) ** -0.5)
+    assert rates[99] == pytest.approx(100 * rates[0])
+    assert rates[15999] == pytest.approx(rates[3999] / 2)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
+def test_labels_are_smoothed_as_the_formula_says(smoothing: float) -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[1, 2, IGNORED], [0, 6, 3]])
+    loss, nats = smoothed(logits, targets, smoothing)
+    log_p = logits.double().log_softmax(-1)
+    kept = targets != IGNORED
+    picked = log_p.gather(-1, targets.clamp_min(0).unsqueeze(-1))[..., 0]
+    wanted = -(1 - smoothing) * picked - smoothing * log_p.mean(-1)
+    assert float(loss) == pytest.approx(float(wanted[kept].sum()), rel=1e-5)
+    assert float(nats) == pytest.approx(float(-picked[kept].sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_rows_21_and_27_one_matrix_and_either_order(order: str) -> None:
+    spec = translation_spec(TranslationConfig.of({**TINY, "source": "a", "target": "b", "order": order}), 300)
+    model = build(spec, seed=0)
+    assert isinstance(model, EncoderDecoder)
+    assert [n for n, _ in model.named_parameters() if "embed_tokens" in n or "lm_head" in n] == [
+        "decoder.embed_tokens.weight"
+    ]
+    assert (spec.order, spec.encoder and spec.encoder.order, spec.final_norm) == (
+        order,
+        order,
+        order == "pre",
+    )
+    assert spec.embedding_scale == math.sqrt(32)
+
+
+def test_the_loss_falls_and_the_folder_translates(run: tuple[Any, dict[str, str]]) -> None:
+    result, files = run
+    losses = [record["loss"] for record in read_metrics(result.metrics)]
+    assert len(losses) == result.steps == 40
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert result.validation_loss < losses[0]
+    translator = headway.load(result.model)
+    assert isinstance(translator, Translator)
+    texts = Path(files["source"]).read_text("utf-8").splitlines()[:12]
+    found = translator.translate(texts, max_new_tokens=16)
+    assert [one.text for one in translator.translate(texts, max_new_tokens=16, batch_size=5)] == [
+        one.text for one in found
+    ]
+    assert translator.translate(texts[3], max_new_tokens=16).text == found[3].text
+    greedy = translator.translate(texts, beams=1, max_new_tokens=16)
+    for one, other in zip(found, greedy, strict=True):  # row 26: beams are no worse than greedy
+        assert one.score is not None
+        assert other.score is not None
+        assert one.score >= other.score - 1e-5
+    best = translator.translate(texts[0], n_best=3, length_penalty=0.0, max_new_tokens=16).hypotheses
+    assert len(best) == 3
+    assert [b.score for b in best] == sorted((b.score for b in best), reverse=True)
+    assert best[0].score == pytest.approx(sum(best[0].log_probs))
+
+
+def test_a_translator_is_saved_and_loaded(run: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+    translator = headway.load(run[0].model, task="translate")
+    translator.save(tmp_path / "again")
+    again = headway.load(tmp_path / "again")
+    assert again.generation["decoder_start_token_id"] == START
+    assert (
+        again.translate("red cat", max_new_tokens=8).ids
+        == translator.translate("red cat", max_new_tokens=8).ids
+    )
+    with pytest.raises(ConfigError, match=r"no option 'beam' \(did you mean \"beams\"\?\)"):
+        translator.translate("red", beam=3)
+    with pytest.raises(ConfigError, match="'causal-lm' needs a decoder; use it with headway translate"):
+        headway.load(run[0].model, task="causal-lm")
+
+
+def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
+    files = corpus(tmp_path)
+    found = []
+    for name in ("a", "b"):
+        settings = TranslationConfig.of(
+            {**TINY, **files, "steps": 3, "dropout": 0.1, "out": str(tmp_path / name)}
+        )
+        found.append(headway.load(train_translation(settings, quiet=True).model))
+    one, two = (translator.model.state_dict() for translator in found)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train_translation(settings, quiet=True)
+
+
+def test_bleu_is_that_of_sacrebleu() -> None:
+    import sacrebleu
+
+    texts, references = ["the cat sat on the mat .", "a dog"], ["the cat sat on a mat .", "the dog"]
+    found = bleu(texts, references)
+    assert found.score == sacrebleu.corpus_bleu(texts, [references]).score
+    assert "tok:13a" in found.signature
+    assert "version:" in str(found)
+    assert bleu(references, references).score == pytest.approx(100)
+    with pytest.raises(DataError, match="2 translations and 1 references"):
+        bleu(texts, references[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"target": None}, "target is missing: their translations"),
+        ({"learning_rate": 1}, 'unknown setting "learning_rate"'),
+        ({"heads": 3}, "width 32 is not a multiple of 3 heads"),
+        ({"batch_tokens": 16}, "batch_tokens 16 holds no sentence of context 32"),
+        ({"eval_every": 5}, "eval_every needs validation_source"),
+        ({"validation_source": "x"}, "belong together"),
+        ({"label_smoothing": 1.0}, "label_smoothing = 1.0"),
+    ],
+)
+def test_settings_that_cannot_be(change: dict[str, Any], match: str) -> None:
+    values = {**TINY, "source": "a", "target": "b", **change}
+    with pytest.raises(ConfigError, match=match):
+        TranslationConfig.of({key: value for key, value in values.items() if value is not None})
+
+
+def test_settings_come_back_from_their_yaml(tmp_path: Path) -> None:
+    config = TranslationConfig.of({**TINY, "source": "a", "target": "b"})
+    (tmp_path / "c.yaml").write_text(config.yaml())
+    assert TranslationConfig.read(tmp_path / "c.yaml") == config
+    assert TranslationConfig.read(tmp_path / "c.yaml", ["steps=7"]).steps == 7
+    recipe = TranslationConfig.read(Path(__file__).parents[2] / "recipes" / "translation.yaml")
+    assert (recipe.label_smoothing, recipe.order) == (0.1, "post")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "match"),
+    [
+        ("a\nb\n", "a\n", "2 lines and .* 1: line i of one is to be the translation"),
+        ("a\n\nb\n", "a\nb\nc\n", "line 2 is empty"),
+        ("", "", "line 1 is empty"),
+        ("a b " * 40 + "\n", "a\n", r"pair 1 has \d+ tokens on one side, and context is 32"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:train_bpe")
+def test_pairs_that_are_none(source: str, target: str, match: str, tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(source)
+    (tmp_path / "t").write_text(target)
+    files = {"source": str(tmp_path / "s"), "target": str(tmp_path / "t"), "out": str(tmp_path / "out")}
+    with pytest.raises(DataError, match=match):
+        train_translation(TranslationConfig.of({**TINY, **files}), quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_row_26_german_from_english(tmp_path: Path) -> None:
+    files = {"source": data_path("multi30k/val.en.gz"), "target": data_path("multi30k/val.de.gz")}
+    size = {
+        "vocab": 1000,
+        "layers": 2,
+        "width": 64,
+        "heads": 2,
+        "hidden": 128,
+        "batch_tokens": 512,
+        "steps": 150,
+    }
+    config = {**size, "warmup": 60, "context": 128, "out": str(tmp_path / "run")}
+    result = train_translation(
+        TranslationConfig.of({**{k: str(v) for k, v in files.items()}, **config}), quiet=True
+    )
+    losses = [record["loss"] for record in read_metrics(result.metrics)]
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    translator = headway.load(result.model, task="translate")
+    import gzip
+
+    lines = [gzip.decompress(path.read_bytes()).decode().splitlines()[:40] for path in files.values()]
+    beams, greedy = (translator.translate(lines[0], beams=n, max_new_tokens=40) for n in (4, 1))
+    assert all(b.score >= g.score - 1e-4 for b, g in zip(beams, greedy, strict=True))  # type: ignore[operator]
+    print(bleu([one.text for one in beams], lines[1]))
