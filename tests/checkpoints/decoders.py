@@ -27,6 +27,16 @@ STARCODER2 = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+NEOX = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 32,
+}
+BLOOM = {"vocab_size": 61, "hidden_size": 48, "n_layer": 3, "n_head": 6}
+MPT = {"vocab_size": 61, "d_model": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 32}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", GPT2),
@@ -71,6 +81,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "starcoder2",
         {**STARCODER2, "use_bias": False, "tie_word_embeddings": False, "hidden_act": "gelu"},
     ),
+    "pythia (gpt_neox)": ("gpt_neox", NEOX),
+    "gpt_neox, one after the other, scaled, tied": (
+        "gpt_neox",
+        {
+            **NEOX,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rotary_pct": 0.5,
+            "rotary_emb_base": 500,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+    ),
+    "gpt_neox, all of a head turned": ("gpt_neox", {**NEOX, "rotary_pct": 1.0}),
+    "phi": ("phi", NEOX),
+    "phi, shared keys, tied": (
+        "phi",
+        {**NEOX, "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "bloom": ("bloom", BLOOM),
+    "bloom, a power of two of heads, untied": ("bloom", {**BLOOM, "n_head": 4, "tie_word_embeddings": False}),
+    "mpt": ("mpt", MPT),
+    "mpt, a power of two of heads, scaled": (
+        "mpt",
+        {**MPT, "n_heads": 4, "attn_config": {"softmax_scale": 0.2}},
+    ),
 }
 IDS = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(1))
 
@@ -100,4 +136,8 @@ MAIN = (
     "falcon 40b",
     "falcon-rw (alibi)",
     "starcoder2, window, theta",
+    "pythia (gpt_neox)",
+    "phi",
+    "bloom",
+    "mpt",
 )

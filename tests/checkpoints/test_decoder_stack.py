@@ -21,6 +21,7 @@ from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
 from tests.models.test_arithmetic import kept
 
+OTHERS = ("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt")
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
 
 
@@ -92,6 +93,7 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
         {"activation": "relu"},
         {"order": "joint"},
         {"order": "parallel"},
+        {"embedding_norm": True},
         {"gated": True, "activation": "silu"},
         {"gated": True, "activation": "relu"},
         {"norm": "rms", "norm_bias": False},
@@ -109,17 +111,17 @@ def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any,
 
 
 def test_what_is_not_counted_is_noted_in_the_plan() -> None:
-    spec = replace(catalog.spec("gpt2"), embedding_norm=True)
+    spec = replace(catalog.spec("gpt2"), order="post")
     report = plan(spec, model="x", context=64, machine=MACHINE)
     assert (report.training, report.checkpointed) == ({}, 0)
     assert "training memory: activation_bytes is counted for decoders" in report.notes[0]
-    assert "embedding_norm=True" in report.notes[0]
+    assert "order='post', norm='layer'" in report.notes[0]
     assert "training holds" not in to_text(report, spec)
 
 
 @pytest.mark.parametrize(
     "family",
-    ["gpt2", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt_bigcode", "falcon", "starcoder2"))],
+    ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
 )
 def test_row_27_any_of_them_is_trained_from_scratch(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -136,12 +138,9 @@ def test_row_27_any_of_them_is_trained_from_scratch(
     losses = [entry["loss"] for line in lines if "loss" in (entry := json.loads(line))]
     assert losses[-1] < losses[0] - 0.5
     final = str(tmp_path / "run" / "final")
+    kv_heads = 1 if family in ("gpt_bigcode", "falcon", "starcoder2") else 4
     ours = load_model(final)
-    assert (ours.spec.family, ours.spec.kv_heads, ours.spec.hidden) == (
-        family,
-        4 if family == "gpt2" else 1,
-        128,
-    )
+    assert (ours.spec.family, ours.spec.kv_heads, ours.spec.hidden) == (family, kv_heads, 128)
     peer = AutoModelForCausalLM.from_pretrained(final, attn_implementation="eager").eval()
     with torch.no_grad():
         assert off(ours(IDS), peer(IDS).logits) < 1e-5

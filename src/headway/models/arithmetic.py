@@ -216,7 +216,8 @@ class Arithmetic(Shape):
             dropout        (2 L + 1) e M                         what the embedding and the sub-layers kept
             logits         4 V                                   the log-probabilities, in float32
 
-        (in order "joint" L norms fewer; in order "parallel" two norms of a layer keep one input),
+        (in order "joint" L norms fewer; in order "parallel" two norms of a layer keep one input; a norm behind the
+        embedding keeps its input, e M + 2 e),
 
         and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
 
@@ -232,8 +233,9 @@ class Arithmetic(Shape):
         e, n, tokens = dtype.itemsize, context, context * batch
         full = 1 if checkpoint_blocks else self.layers
         norms = full * (1 if self.order == "joint" else 2) + 1
-        inputs = norms - full * (self.order == "parallel")
-        rms, layer = norms * ((4 + 2 * e) * m + 4), inputs * e * m + norms * (e * m + 2 * e)
+        inputs = norms - full * (self.order == "parallel") + self.embedding_norm
+        rms = norms * ((4 + 2 * e) * m + 4)
+        layer = inputs * e * m + norms * e * m + (norms + self.embedding_norm) * 2 * e
         qk = (h + k) * ((4 + e) * d + 4) * self.qk_norm
         hidden = (4 if self.gated else 2) - (self.activation == "relu")
         found = {
@@ -250,13 +252,13 @@ class Arithmetic(Shape):
         return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
 
     def _must_be_counted(self, what: str) -> None:
-        usual = {"final_norm": True, "causal": True, "embedding_norm": False, "embedding_width": None, "encoder": None,
+        usual = {"final_norm": True, "causal": True, "embedding_width": None, "encoder": None,
                  "linear": None, "token_types": 0, "activation_dropout": 0.0}  # fmt: skip
         other = [
             f"{name}={getattr(self, name)!r}" for name, value in usual.items() if getattr(self, name) != value
         ]
-        if self.order == "post" or (self.order == "parallel" and self.norm == "rms"):
-            other.insert(0, f"order={self.order!r} with norm={self.norm!r}")
+        if self.order == "post" or (self.norm == "rms" and (self.order == "parallel" or self.embedding_norm)):
+            other[:0] = [f"{name}={getattr(self, name)!r}" for name in ("order", "norm", "embedding_norm")]
         if other:
             raise ConfigError(
                 f"{what} is counted for decoders whose norms stand in front of their sub-layers; this model has "

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.models.head import Head
 from headway.patterns import Full, Global, Window
-from headway.positions import Learned, Relative, Rotary, Sinusoidal, T5Bias
+from headway.positions import Learned, LinearBias, Relative, Rotary, Sinusoidal, T5Bias
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ def _scaled_embedding(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """States over sqrt(M) in front of an output layer that is the embedding, as in the code of T5."""
     return {"logit_scale": given["width"] ** -0.5 if given.get("tied") else 1.0}
+
+
+def _turned(share: float) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Rotary positions that turn a share of each head."""
+
+    def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "positions" in given:
+            return {}
+        head_dim = given.get("head_dim", given["width"] // max(given["heads"], 1))
+        return {"positions": Rotary(pairing="halves", dims=int(head_dim * share))}
+
+    return positions
 
 
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
@@ -100,6 +112,7 @@ _GPT2 = {
     "attention_dropout": 0.1,
     "trained_context": 1024,
 }
+_NEOX = {**_LAYER_NORM, **_BIASES, "norm_eps": 1e-5, "gated": False}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family("pre-norm RMSNorm, rotary positions, SwiGLU; LLaMA 1, 2 and 3", groups=True),
@@ -154,6 +167,38 @@ FAMILIES: Mapping[str, Family] = {
         },
         theta=1e5,
         groups=True,
+    ),
+    "gpt_neox": Family(
+        "a quarter of each head turned, attention and feed-forward side by side, each behind its LayerNorm; Pythia",
+        {**_NEOX, "order": "parallel", "activation": "gelu"},
+        derive=_turned(0.25),
+    ),
+    "phi": Family(
+        "half of each head turned, attention and feed-forward side by side behind one LayerNorm, biases everywhere",
+        {**_NEOX, "order": "joint", "activation": "gelu_pytorch_tanh", "output_bias": True},
+        derive=_turned(0.5),
+    ),
+    "bloom": Family(
+        "gpt2 with ALiBi, and a LayerNorm behind the embedding",
+        {
+            **_GPT2,
+            "positions": LinearBias(),
+            "embedding_norm": True,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "trained_context": 2048,
+        },
+    ),
+    "mpt": Family(
+        "pre-norm LayerNorm, ALiBi, GELU, no biases at all",
+        {
+            "norm": "layer",
+            "norm_eps": 1e-5,
+            "positions": LinearBias(),
+            "gated": False,
+            "activation": "gelu",
+            "tied": True,
+        },
     ),
     "transformer": Family(
         "the Transformer of 2017: post-norm, sinusoidal positions, ReLU; no biases in attention",

@@ -57,6 +57,7 @@ class ModelSpec(Arithmetic):
         given = {"patterns": Causal(), **FAMILIES[family].defaults, **fields}
         seen = given.pop("patterns") if patterns is None else patterns
         given.pop("patterns", None)
+        given = {**FAMILIES[family].derive(given), **given}
         given.setdefault("kv_heads", given["heads"])
         given.setdefault("positions", Rotary(FAMILIES[family].theta, pairing="halves"))
         if "head_dim" not in given:
@@ -67,7 +68,6 @@ class ModelSpec(Arithmetic):
                 )
             given["head_dim"] = given["width"] // given["heads"]
         causal = given.get("causal", True)
-        given = {**FAMILIES[family].derive(given), **given}
         return ModelSpec(family=family, patterns=expand_patterns(seen, given["layers"], causal), **given)
 
     @staticmethod

@@ -8,11 +8,15 @@ from types import MappingProxyType
 from headway.checkpoints.layouts.bart import BART, MBART
 from headway.checkpoints.layouts.base import Layout
 from headway.checkpoints.layouts.bert import BERT
+from headway.checkpoints.layouts.bloom import BLOOM
 from headway.checkpoints.layouts.falcon import FALCON
 from headway.checkpoints.layouts.gpt2 import GPT2
 from headway.checkpoints.layouts.gpt_bigcode import GPT_BIGCODE
+from headway.checkpoints.layouts.gpt_neox import GPT_NEOX
 from headway.checkpoints.layouts.longformer import LONGFORMER
 from headway.checkpoints.layouts.marian import MARIAN
+from headway.checkpoints.layouts.mpt import MPT
+from headway.checkpoints.layouts.phi import PHI
 from headway.checkpoints.layouts.roberta import ROBERTA
 from headway.checkpoints.layouts.roformer import ROFORMER
 from headway.checkpoints.layouts.starcoder2 import STARCODER2
@@ -27,6 +31,10 @@ _ALL = (
     GPT_BIGCODE,
     FALCON,
     STARCODER2,
+    GPT_NEOX,
+    PHI,
+    BLOOM,
+    MPT,
     MARIAN,
     BART,
     MBART,
