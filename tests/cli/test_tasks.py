@@ -1,0 +1,199 @@
+"""The commands for texts: results on stdout, the rest on stderr, and errors that say what to do."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headway
+from headway.checkpoints import save_folder
+from headway.cli import run
+from headway.models import Head, ModelSpec, build
+from headway.text import Tokenizer
+from headway.train.pairs import END, START, joint_tokenizer
+from headway.train.translation import translation_spec
+from headway.train.translation_config import TranslationConfig
+from tests.generate.conftest import small
+from tests.text.conftest import CORPUS, byte_level
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", "who", ".", "猫"]
+TEXTS = ["the cats", "who sat ."]
+HEADS = {
+    "fill-mask": Head("masked-lm", dense="gelu"),
+    "classify": Head("classify", labels=("no", "yes", "perhaps"), dense="tanh"),
+    "tag": Head("tag", labels=("O", "B-X", "I-X")),
+    "answer": Head("answer"),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A small model for every task, and a decoder."""
+    root = tmp_path_factory.mktemp("models")
+    (root / "vocab.txt").write_text("\n".join(PIECES), encoding="utf-8")
+    tokenizer = Tokenizer.load(root / "vocab.txt")
+    size: dict[str, Any] = {
+        "vocab": len(PIECES),
+        "width": 32,
+        "layers": 1,
+        "heads": 2,
+        "hidden": 48,
+        "init_std": 0.3,
+    }
+    bert = ModelSpec.of("bert", **size)
+    for name, head in HEADS.items():
+        save_folder(root / name, build(bert.with_head(head), seed=1), tokenizer=tokenizer)
+    save_folder(root / "decoder", small(), tokenizer=byte_level())
+    both = joint_tokenizer(iter(CORPUS), 320)
+    config = TranslationConfig.of(
+        {"source": "a", "target": "b", "layers": 1, "width": 32, "heads": 2, "hidden": 48, "context": 64}
+    )
+    generation = {"decoder_start_token_id": START, "eos_token_id": END}
+    model = build(translation_spec(config, both.vocab_size), seed=2)
+    save_folder(root / "translate", model, tokenizer=both, generation=generation)
+    return {path.name: str(path) for path in root.iterdir() if path.is_dir()}
+
+
+def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_fill_mask(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model, text = folders["fill-mask"], "the [MASK] sat [MASK]"
+    found = headway.load(model, task="fill-mask").fill_mask(text, top_k=3)
+    (said,) = report(["fill-mask", model, text, "--top-k", "3"], capsys)
+    assert [[one["token"] for one in place] for place in said["masks"]] == [
+        [one.token for one in place] for place in found
+    ]
+    assert run(["fill-mask", model, text, "--top-k", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(text)
+    assert f"{found[1][2].probability:.4f}" in out
+    assert run(["fill-mask", model, "the cat"]) == 1
+    assert "text 0 has no [MASK]" in capsys.readouterr().err
+
+
+def test_classify(
+    folders: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    model = folders["classify"]
+    found = headway.load(model, task="classify").classify(TEXTS)
+    labels = [[one.label for one in row] for row in found]
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    for arguments, stdin in (
+        (TEXTS, ""),
+        ([], "\n".join(TEXTS) + "\n"),
+        (["--file", str(tmp_path / "texts")], ""),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        said = report(["classify", model, *arguments, "--batch-size", "1"], capsys)
+        assert [[one["label"] for one in row["labels"]] for row in said] == labels
+    (one,) = report(["classify", model, "the cat\twho sat", "--pairs", "--top-k", "1"], capsys)
+    pair = headway.load(model, task="classify").classify(("the cat", "who sat"), top_k=1)
+    assert one["labels"][0]["probability"] == pytest.approx(pair[0].probability)
+    assert run(["classify", model, *TEXTS, "--top-k", "1"]) == 0
+    assert labels[0][0] in capsys.readouterr().out
+
+
+def test_tags_and_answers(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = headway.load(folders["tag"], task="tag").tag(TEXTS)
+    said = report(["classify", folders["tag"], *TEXTS], capsys)
+    assert [[s["start"] for s in row["spans"]] for row in said] == [[s.start for s in row] for row in found]
+    assert run(["classify", folders["tag"], *TEXTS]) == 0
+    assert "covers" in capsys.readouterr().out
+    best = headway.load(folders["answer"], task="answer").answer("who sat", "the cats sat .", top_k=2)
+    said = report(["answer", folders["answer"], "who sat", "the cats sat .", "--top-k", "2"], capsys)
+    assert [(a["start"], a["end"]) for a in said["answers"]] == [(a.start, a.end) for a in best]
+    assert run(["answer", folders["answer"], "who sat", "the cats sat ."]) == 0
+    assert best[0].text in capsys.readouterr().out
+
+
+def test_embed(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    model = folders["fill-mask"]
+    vectors = headway.load(model, task="embed", pool="first", unit=True).embed(TEXTS)
+    said = report(["embed", model, *TEXTS, "--pool", "first", "--unit"], capsys)
+    assert torch.allclose(torch.tensor(said["vectors"]), vectors, atol=1e-6)
+    assert said["head"]["pool"] == "first"
+    said = report(["embed", model, *TEXTS, "--pool", "first", "--similarity"], capsys)
+    assert torch.allclose(torch.tensor(said["cosines"]), vectors @ vectors.T, atol=1e-5)
+    assert run(["embed", model, *TEXTS]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line.split()) for line in lines] == [32, 32]
+    assert run(["embed", model, *TEXTS, "--similarity"]) == 0
+    assert "1.0000" in capsys.readouterr().out
+
+
+def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, texts = folders["translate"], ["the cat", "the dog sat on the log", "def attend"]
+    flags = ["--beams", "3", "--length-penalty", "0.6", "-n", "9"]
+    found = headway.load(model, task="translate").translate(
+        texts, beams=3, length_penalty=0.6, max_new_tokens=9
+    )
+    assert run(["translate", model, *texts, *flags, "--batch-size", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "".join(one.text + "\n" for one in found)
+    assert "3 texts, 3 beams, mean score" in err
+    said = report(["translate", model, *texts, *flags, "--n-best", "2"], capsys)
+    assert [len(one["hypotheses"]) for one in said["translations"]] == [2, 2, 2]
+    assert [one["translation"] for one in said["translations"]] == [one.text for one in found]
+    assert run(["translate", model, texts[0], *flags, "--n-best", "2"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"{found[0].score:.4f}\t")
+    (tmp_path / "right").write_text("a cat\nthe dog\nattend\n")
+    where = ["--reference", str(tmp_path / "right"), "--out", str(tmp_path / "out")]
+    assert run(["translate", model, *texts, *flags, *where]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("BLEU ")
+    assert "nrefs:1|case:mixed" in out
+    assert len((tmp_path / "out").read_text("utf-8").splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["fill-mask", "decoder", "a"], 1, "needs an encoder that fills masks; use it with headway generate"),
+        (["generate", "fill-mask", "a"], 1, "'causal-lm' needs a decoder; use it with headway fill-mask"),
+        (["classify", "translate", "a"], 1, "an encoder-decoder (transformer), and 'classify' needs"),
+        (["translate", "classify", "a"], 1, "'translate' needs an encoder-decoder; use it with headway classify"),
+        (["answer", "tag", "a", "b"], 1, "'answer' needs an encoder that marks answers"),
+        (["embed", "decoder", "a"], 1, "'embed' needs an encoder"),
+        (["embed", "classify", "a", "--pool", "max"], 2, "--pool is first or mean"),
+        (["translate", "translate", "a", "--n-best", "5"], 2, "--n-best 5 needs as many --beams, which are 4"),
+        (["classify", "classify", "a", "--pairs"], 1, "text 1 has no tab"),
+        (["classify", "tag", "a", "--cut"], 2, "this model labels tokens"),
+        (["classify", "classify", "a", "--file", "x"], 2, "texts are given twice"),
+        (["classify", "classify", "--file", "nosuch"], 1, "cannot read nosuch"),
+        (["fill-mask", "fill-mask", "[MASK]", "--top-k", "0"], 2, "--top-k"),
+        (["train-translation", "source=a"], 1, "target is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(
+    arguments: list[str], code: int, said: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *rest = arguments
+    rest = [folders.get(rest[0], rest[0]), *rest[1:]]
+    assert run([command, *rest]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+
+
+def test_no_texts(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert run(["classify", folders["classify"]]) == 1
+    assert "no texts: give them as arguments" in capsys.readouterr().err
+
+
+def test_the_settings_of_a_translation(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(Path(__file__).parents[2] / "recipes" / "translation.yaml")
+    assert run(["train-translation", "--config", recipe, "steps=3", "--print-config"]) == 0
+    assert "steps: 3\n" in capsys.readouterr().out
