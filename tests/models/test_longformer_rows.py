@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from headway.attention import attend
+from headway.attention.plan import plan
 from headway.models import Decoder, Encoder, Head, ModelSpec, build, mark_global
 from headway.models.head import Task
 from headway.native import library
@@ -438,3 +442,42 @@ def test_row_111_marks_matter_and_cannot_come_later() -> None:
         model(row[:, :10], tokens=cache.next_tokens(10).with_global(mark[:, :10]), cache=cache)
         rest = model(row[:, 10:], cache=cache)  # nothing is said of the past again
     assert off(rest, with_it[:, 10:]) < EXACT
+
+
+# -- rows 98, 99: what is stored ---------------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one tensor holds, of all that are made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def test_row_98_the_loop_stores_scores_that_are_seen_and_no_others() -> None:
+    n, k = 512, 16
+    q = torch.randn(1, 1, n, 4)
+    found = {}
+    for backend in BACKENDS:
+        with Largest() as largest:
+            attend(q, q, q, Window.around(k), backend=backend)
+        found[backend] = largest.numbers
+    assert found["diagonal"] == n * (2 * k + 1)
+    assert found["dense"] >= n * n
+    assert found["banded"] < n * n / 4
+
+
+@pytest.mark.parametrize(("k", "ratio"), [(128, 2.0), (256, 2.0), (512, 1.5)])
+def test_row_99_blocks_compute_less_than_twice_what_is_seen(k: int, ratio: float) -> None:
+    """Overlapping w x w chunks store about twice of it (the paper, section 3.2); the plan's blocks follow the band."""
+    n = 4096
+    at = Tokens.range(n)
+    assert 1 < plan(Window.around(k), at, at).area / pairs(Window.around(k), n) < ratio
