@@ -5,6 +5,7 @@ Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wro
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,36 @@ def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_
 
     with pytest.raises(CheckpointError, match=r"model\.decoder\.embed_positions\.weight is not what it is"):
         load_folder(rewritten(path, swapped))
+
+
+def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, "marian", MARIAN)
+    (path / "generation_config.json").unlink()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "bad_words_ids": [[60]]}))
+    wanted = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0}
+    assert load_folder(path).generation == {**wanted, "bad_words_ids": [[60]]}
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path: Path) -> None:
+    """It begins the targets with the id that we wrote."""
+    spec = ModelSpec.of_pair(
+        family, vocab=V, width=48, layers=2, heads=4, hidden=64, init_std=0.3, dropout=0.0
+    )
+    ours = build(replace(spec, attention_dropout=0.0, activation_dropout=0.0), seed=0)
+    assert isinstance(ours, EncoderDecoder)
+    save_folder(
+        tmp_path / "ours",
+        ours,
+        generation={"decoder_start_token_id": 5, "pad_token_id": 6, "eos_token_id": 0},
+    )
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    shifted = torch.nn.functional.pad(TARGET[:, :-1], (1, 0), value=5)
+    with torch.no_grad():
+        logits = ours(SOURCE, shifted)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TARGET.flatten())
+        assert float(theirs(input_ids=SOURCE, labels=TARGET).loss) == pytest.approx(float(loss), rel=1e-4)
 
 
 def test_names_of_one_embedding_must_agree(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from headway.models import Head, Model, ModelSpec
 from headway.positions import Pairing, Rotary
 
 SHARD_BYTES = 4_000_000_000
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+START = "decoder_start_token_id"  # transformers reads it from either file
+OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 _WEIGHTS = re.compile(r"(model|pytorch_model|consolidated).*\.(safetensors|bin|pth|index\.json)$")
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
@@ -167,9 +170,11 @@ def save_state(
     named = dtype_name(next(iter(forms(state).values())).dtype)
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
-    ids = {key: generation.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {key: generation.get(key) for key in TOKEN_IDS}
+    first = {START: generation[START]} if START in generation and spec.encoder is not None else {}
     config = {
         **ids,
+        **first,
         **config,
         "dtype": named,
         "torch_dtype": named,
@@ -208,6 +213,5 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(k) is not None
-    }
+    """What old folders, without a generation_config.json, say of it."""
+    return {key: config[key] for key in (*TOKEN_IDS, START, *OF_TARGETS) if config.get(key) is not None}
