@@ -5,7 +5,6 @@ Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wro
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,10 +310,9 @@ def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path: Path) -> None:
     """It begins the targets with the id that we wrote."""
-    spec = ModelSpec.of_pair(
-        family, vocab=V, width=48, layers=2, heads=4, hidden=64, init_std=0.3, dropout=0.0
-    )
-    ours = build(replace(spec, attention_dropout=0.0, activation_dropout=0.0), seed=0)
+    size = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64, "init_std": 0.3}
+    none = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    ours = build(ModelSpec.of_pair(family, **size, **none), seed=0)
     assert isinstance(ours, EncoderDecoder)
     save_folder(
         tmp_path / "ours",
