@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 import headway
-from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, TextEncoder
+from headway.api import Answerer, Classifier, Embedder, MaskedLM, Tagger, TextEncoder, Translator
 from headway.api.answers import windows
 from headway.api.labels import spans
 from headway.api.rows import shortened
@@ -18,6 +18,7 @@ from headway.checkpoints import save_folder
 from headway.errors import ConfigError, DataError
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
+from tests.text.test_marian import sides
 
 WORDS = """the cat sat on a mat dog ran home . , who where is not ##s ##ting 猫
 b c d e f g""".split()  # noqa: SIM905
@@ -362,3 +363,37 @@ def test_a_task_that_a_model_is_not_made_for(
     with pytest.raises(ConfigError, match='pool and unit are for task="embed"'):
         headway.load(masked[0], pool="mean")
     assert isinstance(headway.load(classifier[0]), Classifier)
+
+
+def test_marian_translates_as_in_transformers(tmp_path: Path) -> None:
+    sides(tmp_path, "unigram")
+    tokenizer = headway.text.MarianTokenizer.load(tmp_path)
+    torch.manual_seed(5)
+    config = transformers.MarianConfig(
+        vocab_size=tokenizer.vocab_size, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, init_std=0.3,
+        pad_token_id=tokenizer.pad, eos_token_id=tokenizer.eos, decoder_start_token_id=tokenizer.pad,
+        forced_eos_token_id=tokenizer.eos, bad_words_ids=[[tokenizer.pad]],
+    )  # fmt: skip
+    model = transformers.MarianMTModel(config).eval()
+    model.save_pretrained(tmp_path)
+    ours = headway.load(tmp_path)
+    assert isinstance(ours, Translator)
+    texts = ["two dogs run over the green grass", ">>fra<< a man", "children play in the water ."]
+    for beams, penalty in ((1, 1.0), (4, 1.0), (4, 0.3)):
+        found = ours.translate(
+            texts,
+            beams=beams,
+            length_penalty=penalty,
+            max_new_tokens=12,
+            with_greedy=beams == 1,
+            n_best=beams,
+        )
+        for text, one in zip(texts, found, strict=True):
+            out = model.generate(
+                torch.tensor([tokenizer.encode(text)]), num_beams=beams, length_penalty=penalty, do_sample=False,
+                max_new_tokens=12, num_return_sequences=beams,
+            )  # fmt: skip
+            wanted = [[i for i in row if i != tokenizer.pad] for row in out[:, 1:].tolist()]
+            assert [list(text.ids) for text in one.hypotheses] == wanted
+            assert one.text == tokenizer.decode(wanted[0])
