@@ -1,0 +1,114 @@
+"""The oracle for encoders: transformers models with random weights, what they are given, and what both give."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from headway.checkpoints import load_folder
+from headway.checkpoints.restore import build_model
+from headway.models import Encoder
+from headway.tokens import Tokens
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 20,
+}
+LENGTHS = (9, 5)
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
+NAMES = {
+    "masked-lm": "ForMaskedLM",
+    "classify": "ForSequenceClassification",
+    "tag": "ForTokenClassification",
+    "answer": "ForQuestionAnswering",
+    "states": "Model",
+}
+CLASSES = {"bert": "Bert", "roberta": "Roberta", "roformer": "RoFormer"}
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    task: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "-".join([self.family, self.task, *(f"{k}={v}" for k, v in self.changes.items())])
+
+    @property
+    def theirs(self) -> Any:
+        return getattr(transformers, CLASSES[self.family] + NAMES[self.task])
+
+    @property
+    def config(self) -> Any:
+        labels = LABELS if self.task in ("classify", "tag") else {}
+        made = getattr(transformers, CLASSES[self.family] + "Config")
+        return made(**{**SHAPE, **labels, **self.changes}, attn_implementation="eager")
+
+
+def peer(case: Case) -> Any:
+    """Their model: every trained number normal with standard deviation 0.3, gains around 1."""
+    torch.manual_seed(0)
+    model = case.theirs(case.config).eval()
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                is_gain = name.lower().endswith(("layernorm.weight", "layer_norm.weight"))
+                p.copy_(torch.randn(p.shape, generator=draw) * 0.3 + is_gain)
+    return model
+
+
+def inputs(model: Any, side: str = "right") -> tuple[dict[str, Tensor], Tokens]:
+    """Two rows of unequal length, for them and for us."""
+    draw = torch.Generator().manual_seed(2)
+    shape, pad = (len(LENGTHS), max(LENGTHS)), model.config.pad_token_id or 0
+    tokens = Tokens.from_lengths(list(LENGTHS), side=side)
+    ids = torch.where(tokens.valid, torch.randint(5, 61, shape, generator=draw), pad)
+    types = torch.randint(0, model.config.type_vocab_size, shape, generator=draw)
+    return {"input_ids": ids, "attention_mask": tokens.valid.long(), "token_type_ids": types}, tokens
+
+
+def run(model: Encoder, given: dict[str, Tensor], tokens: Tokens) -> Tensor:
+    return model(given["input_ids"], tokens=tokens, types=given["token_type_ids"])  # type: ignore[no-any-return]
+
+
+def output(theirs: Any) -> Tensor:
+    if "start_logits" in theirs:
+        return torch.stack((theirs.start_logits, theirs.end_logits), -1)
+    return theirs.logits if "logits" in theirs else theirs.last_hidden_state  # type: ignore[no-any-return]
+
+
+def seen(values: Tensor, tokens: Tokens) -> Tensor:
+    """What is said of tokens; of a row, where there is one answer for it."""
+    return values[tokens.valid] if values.shape[:2] == tokens.valid.shape else values
+
+
+def off(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, relative to the largest value of theirs."""
+    return float((ours - theirs).detach().abs().max() / theirs.detach().abs().max())
+
+
+def from_them(model: Any, path: Path) -> Encoder:
+    model.save_pretrained(path)
+    ours = build_model(load_folder(path))
+    assert isinstance(ours, Encoder)
+    return ours
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """A folder whose tensors went through `change`."""
+    file = path / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+    return path
+
+
+SMALL: dict[str, Any] = {"vocab": 61, "width": 48, "layers": 2, "heads": 4, "hidden": 80, "init_std": 0.3}
