@@ -51,13 +51,13 @@ def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _turned(share: float) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Rotary positions that turn a share of each head."""
+    """Rotary positions that turn a share of each head, rounded down to whole pairs, and one pair at least."""
 
     def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
         if "positions" in given:
             return {}
         head_dim = given.get("head_dim", given["width"] // max(given["heads"], 1))
-        return {"positions": Rotary(pairing="halves", dims=int(head_dim * share))}
+        return {"positions": Rotary(pairing="halves", dims=max(2, 2 * int(head_dim * share / 2)))}
 
     return positions
 

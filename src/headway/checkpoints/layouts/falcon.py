@@ -1,5 +1,5 @@
-"""Falcon as `transformers` stores it (Almazrouei et al. 2023, section 3): 1B and 7B of the first kind, 40B and 180B of
-the second ("new_decoder_architecture"), and 11B, which is the second with one norm."""
+"""Falcon as `transformers` stores it (Almazrouei et al. 2023, section 3): 7B of the first kind, 40B and 180B of the
+second ("new_decoder_architecture"), and 11B, which is the second with one norm."""
 
 from __future__ import annotations
 
