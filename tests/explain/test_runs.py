@@ -223,7 +223,7 @@ def test_positions_says_rotary_only_when_it_is_lower() -> None:
 def test_extrapolation_at_the_trained_length_is_the_model_itself(reports: dict[ModuleType, Report]) -> None:
     """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
     found = {row[0]: row[1:] for row in reports[extrapolation].rows}
-    for name in ("rotary, linear", "rotary, NTK", "rotary, YaRN", "rotary, window L"):
+    for name in (*extrapolation.RESCALED, "rotary, window L"):
         assert found[name][0] == pytest.approx(found["rotary"][0], abs=1e-5), name
         assert found[name][3] != found["rotary"][3], name
     assert found["learned"][1:4] == (None, None, None), "a table ends"
@@ -245,6 +245,10 @@ def test_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> None:
     assert extrapolation.judge(found).seen
     assert "refused: learned" in extrapolation.judge(found).finding
     assert not extrapolation.judge({**found, "rotary": bad}).seen
+    rescaled = {**found, **dict.fromkeys(extrapolation.RESCALED, bad)}
+    assert "lower than by any rescaling: seen" in extrapolation.judge(rescaled).finding
+    rescaled["rotary, YaRN"] = good
+    assert "lower than by any rescaling: not seen" in extrapolation.judge(rescaled).finding
 
 
 def test_layers_turn_where_they_are_said_to() -> None:
@@ -353,15 +357,16 @@ def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict
     assert dense > 1.2
     found = reports[linear_training]
     kept = [row[-1] for row in found.rows if row[-4] == "linear"]
-    assert kept == [size / 2**20 for _, size in costs["linear"]], "bytes are counted, not sampled"
+    assert kept == [cost.bytes / 2**20 for cost in costs["linear"]], "bytes are counted, not sampled"
 
 
 def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
-    costs = {name: [(1.0, 100), (2.0, 200), (4.0, 400)] for name in linear_training.COLOURS}
+    cost = linear_training.Cost
+    costs = {name: [cost(64, 1.0, 100), cost(128, 2.0, 200)] for name in linear_training.COLOURS}
     good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
     assert linear_training.judge(good, costs, 3.0).seen
     assert not linear_training.judge(good, costs, 2.05).seen
-    squares = {**costs, "linear": [(1.0, 100), (4.0, 400), (16.0, 1600)]}
+    squares = {**costs, "linear": [cost(64, 1.0, 100), cost(128, 4.0, 400)]}
     assert not linear_training.judge(good, squares, 3.0).seen
 
 

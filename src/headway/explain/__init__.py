@@ -82,7 +82,7 @@ TOPICS: dict[str, tuple[str, str]] = {
         "headway.explain.extrapolation",
         "Which marks of positions bear rows longer than those of training?",
     ),
-    "rotary-layers": ("headway.explain.rotary_layers", "Is it enough to turn in the first layer?"),
+    "rotary-layers": ("headway.explain.rotary_layers", "What is lost when only some layers turn?"),
     "rotary-switches": (
         "headway.explain.rotary_switches",
         "What do other frequencies, and turned values, do to a model trained on text?",

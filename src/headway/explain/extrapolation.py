@@ -19,6 +19,7 @@ from headway.positions import DynamicNTK, Linear, Rotary, YaRN
 
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
 TIMES, ROWS = (1, 2, 4, 8), 32
+RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
 FORMULA = """trained on rows of L; then given up to k L bytes, to guess the same bytes every time, the last L of each
 held-out row of 8 L. More context can only help whoever can read it: loss(k) <= loss(1)
@@ -95,11 +96,13 @@ def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
     assert sinusoidal is not None
     assert alibi is not None
     assert window is not None
+    rescaled = [x for name, x in ends.items() if name in RESCALED and x is not None]
     claims = {
         f"rotary reads rows of {TIMES[-1]} L as well as rows of L": "rotary" in bears,
         "it loses less than sinusoidal": gap(rotary, sinusoidal).lower,
         "linear decay (ALiBi) ends lower than rotary": gap(alibi, rotary).lower,
-        "a window of L is enough for rotary": "rotary, window L" in bears,
+        "through a window of L rotary reads them as well as rows of L": "rotary, window L" in bears,
+        "and ends lower than by any rescaling": all(gap(window, x).lower for x in rescaled),
     }
     return Report(
         topic="extrapolation",

@@ -4,7 +4,7 @@ figure 3, right; Katharopoulos et al. 2020.)"""
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,8 @@ from headway.models.build import build
 from headway.positions import NoPositions, Rotary
 from headway.report import table
 
-BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (256, 512, 1024, 2048), 3
+BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
+PAIRS = 2**20  # most pairs of tokens whose weights are kept
 COLOURS = {"softmax, dense": GREY, "softmax": BLUE, "linear": ORANGE, "linear, cosine": GREEN}
 SLOPE = 0.1
 
@@ -41,6 +42,14 @@ FORMULA = """linear          sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j p
 linear, cosine  s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) above and below
 masked language model: 15 % of the bytes are hidden, and guessed from both sides
 slope           of log(time, or bytes kept for the backward) over log(length), between the two longest rows"""
+
+
+class Cost(NamedTuple):
+    """Of one training step on one row of `tokens`: seconds of one core, bytes kept for the backward."""
+
+    tokens: int
+    seconds: float
+    bytes: int
 
 
 def contenders() -> dict[str, ModelSpec]:
@@ -63,8 +72,8 @@ def unigram() -> float:
     return float(-(share * share.log()).sum())
 
 
-def step_cost(spec: ModelSpec, length: int, backend: str) -> tuple[float, int]:
-    """Seconds of a training step on one row (the fastest of some), and bytes that its forward keeps."""
+def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
+    """Seconds of one core for a training step on one row (the fastest of some), and bytes that its forward keeps."""
     model = build(spec, seed=0, backend=backend)
     ids = held_out_rows(length, 1)
     kept: dict[int, int] = {}
@@ -76,19 +85,19 @@ def step_cost(spec: ModelSpec, length: int, backend: str) -> tuple[float, int]:
 
     taken = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        began = time.process_time()
         kept.clear()
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
             loss = loss_of(model, ids, torch.Generator().manual_seed(0))
         weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
         size = sum(n for at, n in kept.items() if at not in weights)
         loss.backward()
-        taken.append(time.perf_counter() - began)
-    return min(taken), size
+        taken.append(time.process_time() - began)
+    return Cost(length, min(taken), size)
 
 
-def measure() -> dict[str, list[tuple[float, int]]]:
-    """Cost of a step at each of `LENGTHS`; "softmax, dense" keeps the weights of all pairs."""
+def measure() -> dict[str, list[Cost]]:
+    """Cost of a step at each of `LENGTHS`; "softmax, dense" keeps the weights of all pairs, so it ends at `PAIRS`."""
     specs = contenders()
     cases = {
         "softmax, dense": (specs["softmax"], "dense"),
@@ -97,7 +106,10 @@ def measure() -> dict[str, list[tuple[float, int]]]:
         "linear, cosine": (specs["linear, cosine"], "auto"),
     }
     with one_thread():
-        return {name: [step_cost(spec, n, how) for n in LENGTHS] for name, (spec, how) in cases.items()}
+        return {
+            name: [step_cost(spec, n, how) for n in LENGTHS if how != "dense" or n * n <= PAIRS]
+            for name, (spec, how) in cases.items()
+        }
 
 
 def run() -> Report:
@@ -105,16 +117,14 @@ def run() -> Report:
     return judge(contend(contenders(), BUDGET), measure(), unigram())
 
 
-def slopes(costs: Sequence[tuple[float, int]]) -> tuple[float, float]:
+def slopes(costs: Sequence[Cost]) -> tuple[float, float]:
     """Of time and of bytes, between the two longest rows."""
-    (before, kept), (after, more) = costs[-2:]
-    ratio = math.log(LENGTHS[-1] / LENGTHS[-2])
-    return math.log(after / before) / ratio, math.log(more / kept) / ratio
+    one, two = costs[-2:]
+    ratio = math.log(two.tokens / one.tokens)
+    return math.log(two.seconds / one.seconds) / ratio, math.log(two.bytes / one.bytes) / ratio
 
 
-def judge(
-    runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[tuple[float, int]]], blind: float
-) -> Report:
+def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
     """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
     lines = rows(runs, {name: "softmax" for name in runs if name != "softmax"})
     own = {name: losses(found) for name, found in runs.items()}
@@ -128,9 +138,9 @@ def judge(
         "it ends higher than softmax": gap(own["linear"], own["softmax"]).higher,
     }
     told_costs = [
-        (name, n, 1e3 * seconds, size / 2**20)
-        for name, cost in costs.items()
-        for n, (seconds, size) in zip(LENGTHS, cost, strict=True)
+        (name, cost.tokens, 1e3 * cost.seconds, cost.bytes / 2**20)
+        for name, own_costs in costs.items()
+        for cost in own_costs
     ]
     cost_columns = ("attention", "tokens", "ms a step", "MiB kept")
     padded = [(*line, *(None,) * len(cost_columns)) for line in lines]
@@ -164,7 +174,12 @@ def draw(figure: Any, report: Report) -> None:
     for name, colour in COLOURS.items():
         cost = [row[width + 1 :] for row in report.rows if row[width] == name]
         for axes, at in ((middle, 1), (right, 2)):
-            axes.loglog([c[0] for c in cost], [c[at] for c in cost], "o-", color=colour, label=name, base=2)
-    middle.set(title="time of a step (rough)", xlabel="tokens of the row", ylabel="ms")
+            axes.loglog([c[0] for c in cost], [c[at] for c in cost], "o-", color=colour, label=name)
+            axes.set_xticks(LENGTHS, [f"{n:,}" for n in LENGTHS], fontsize=8)
+            axes.set_xticks([], minor=True)
+    middle.set(title="a step, time of one core (rough)", xlabel="tokens of the row", ylabel="ms")
     right.set(title="kept for the backward", xlabel="tokens of the row", ylabel="MiB")
+    for axes, ticks in ((middle, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.set_yticks([], minor=True)
     right.legend(fontsize=8)

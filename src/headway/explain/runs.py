@@ -64,7 +64,7 @@ class Run:
 
     loss      of held-out text, nats per byte
     curve     training loss of each step
-    seconds   of training
+    seconds   of one core, for training
     trained   bytes in all rows that were trained on, digest their CRC-32 in order
     """
 
@@ -165,7 +165,7 @@ def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
     """One model after its budget: Adam (0.9, 0.95), warm-up, half a cosine down, gradients clipped to norm 1."""
     model, noise = build(spec, seed=seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), budget.rate, betas=(0.9, 0.95))
-    data, curve, digest, began = text()[0], [], 0, time.perf_counter()
+    data, curve, digest, began = text()[0], [], 0, time.process_time()
     for step in range(budget.steps):
         start = torch.randint(len(data) - budget.tokens - 1, (budget.rows,), generator=noise)
         ids = rows_at(data, start, budget.tokens + 1)
@@ -178,7 +178,7 @@ def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         curve.append(loss.item())
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     trained = budget.steps * budget.rows * budget.tokens
     return Run(model, held_out_loss(model, budget.tokens), tuple(curve), seconds, trained, digest)
 
@@ -225,7 +225,7 @@ def columns(budget: Budget) -> tuple[str, ...]:
 
 def rows(runs: Mapping[str, Sequence[Run]], against: Mapping[str, str]) -> list[tuple[Any, ...]]:
     """A line for each contender: mean and standard deviation of its losses, its gap to the contender that `against`
-    names, mean seconds of a run, and the losses one by one."""
+    names, mean seconds of one core for a run, and the losses one by one."""
     found: list[tuple[Any, ...]] = []
     for name, own in runs.items():
         loss, base = losses(own), against.get(name)
