@@ -229,8 +229,9 @@ def test_one_beam_is_greedy_with_its_penalty_on_logits(seed: int, penalty: float
     while len(ids) < 9 and ids[-1] != 0:
         seen = torch.tensor([[i in ids for i in range(6)]])
         ids += Sampling(repetition_penalty=penalty).choose(toy.logits(ids).unsqueeze(0), seen, [0.0]).tolist()
-    ((best,),) = run(toy, Beams(1), 8, repetition_penalty=penalty)
-    assert list(best.ids) == ids[1:]
+    for kept in (True, False):
+        ((best,),) = run(Toy(6, seed, [[1]]), Beams(1, with_greedy=kept), 8, repetition_penalty=penalty)
+        assert list(best.ids) == ids[1:]
 
 
 EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], room=9)
