@@ -18,7 +18,7 @@ from headway.errors import ConfigError
 from headway.models.shape import Shape
 from headway.nn import Turns
 from headway.patterns import Pattern, pairs, visible
-from headway.positions import Learned
+from headway.positions import Learned, PositionScheme
 from headway.tokens import Tokens
 
 Scores = Literal["recomputed", "stored"]
@@ -83,6 +83,7 @@ class Arithmetic(Shape):
         return (m * m + m) * (head.dense is not None) + (m + 1) * head.outputs
 
     def _position_parameters(self) -> int:
+        turned: dict[PositionScheme, int] = {}
         with torch.device("meta"):
             total = 0
             for i, scheme in enumerate(self.layer_positions):
@@ -92,7 +93,9 @@ class Arithmetic(Shape):
                         t.numel() for s in steps for t in s.parameters if isinstance(t, torch.nn.Parameter)
                     )
                 elif scheme.marks == "queries and keys":
-                    total += sum(p.numel() for p in Turns(scheme, self.head_dim).parameters())
+                    if scheme not in turned:
+                        turned[scheme] = sum(p.numel() for p in Turns(scheme, self.head_dim).parameters())
+                    total += turned[scheme]
         return total
 
     @property
