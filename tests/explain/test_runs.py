@@ -344,7 +344,7 @@ def test_blocks_tell_which_rung_helps() -> None:
     times = dict.fromkeys(blocks.norm_times(), 1.0)
     told = blocks.judge(found, times)
     assert told.seen
-    assert "RMSNorm ends no higher than LayerNorm: seen" in told.finding
+    assert "RMSNorm ends elsewhere than LayerNorm: not seen" in told.finding
     assert "less time than torch's LayerNorm: not seen" in told.finding
     assert not blocks.judge({**found, names[-1]: found["2017"]}, times).seen
 
