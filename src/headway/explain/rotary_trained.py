@@ -17,7 +17,7 @@ from headway.positions import Rotary
 
 BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
 
-FORMULA = f"""theta_i = 10000^(-2i/d) + drift_i, drift_i = 0 at the start, one set for all layers' heads of a layer
+FORMULA = f"""theta_i = 10000^(-2i/d) + drift_i, drift_i = 0 at the start, one set for the heads of each layer
 noticed: over the rows of training, T |drift_i|, the angle that the farthest pair of tokens has gained, is beyond
 {NOTICED} radians in the mean of seeds and layers
 put back: the trained model with drift set to 0 again, nothing else changed"""
