@@ -19,7 +19,7 @@ def listed_norm(weight, hidden_states, eps):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
-def test_norm_is_the_listing_and_the_peer_bit_for_bit(dtype, eps):
+def test_row_29_norm_is_the_listing_and_the_peer_bit_for_bit(dtype, eps):
     torch.manual_seed(0)
     x = (torch.randn(4, 33, 64) * 3).to(dtype)
     theirs = peer.LlamaRMSNorm(64, eps).to(dtype)
@@ -36,7 +36,7 @@ def test_norm_is_the_listing_and_the_peer_bit_for_bit(dtype, eps):
         assert torch.equal(listed(x), today(x))
 
 
-def test_norm_rescales_and_does_not_recentre():
+def test_row_29_norm_rescales_and_does_not_recentre():
     torch.manual_seed(0)
     norm, x = LlamaRMSNorm(64, eps=0.0).double(), torch.randn(5, 64, dtype=torch.float64)
     torch.testing.assert_close(norm(7.5 * x), norm(x), rtol=1e-13, atol=0)

@@ -59,7 +59,7 @@ def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> Non
 # -- norms and their place ---------------------------------------------------------------------------------
 
 
-def test_each_norm_is_normal_over_its_own_axes(reports: dict[ModuleType, Report]) -> None:
+def test_row_23_each_norm_is_normal_over_its_own_axes(reports: dict[ModuleType, Report]) -> None:
     """Row 23."""
     found = {row[0]: row[1:] for row in reports[norms].rows}
     assert max(found["BatchNorm"][2:4]) < 1e-9 < 0.05 < min(found["BatchNorm"][:2])
@@ -106,7 +106,7 @@ def test_depth_shows_in_the_gradient_of_one_order_only(
 # -- Swish, sinusoids --------------------------------------------------------------------------------------
 
 
-def test_swish_has_the_golden_values(reports: dict[ModuleType, Report]) -> None:
+def test_row_32_swish_has_the_golden_values(reports: dict[ModuleType, Report]) -> None:
     """Row 32 and E16: Swish_0(2) = 1, Swish_100(-1) about 0."""
     found = reports[swish]
     value = {row[0]: row for row in found.rows}
@@ -141,7 +141,7 @@ def test_a_sinusoid_is_moved_by_one_matrix(reports: dict[ModuleType, Report]) ->
 # -- complexity, fields, heads -----------------------------------------------------------------------------
 
 
-def test_operations_grow_as_the_table_says(reports: dict[ModuleType, Report]) -> None:
+def test_row_24_operations_grow_as_the_table_says(reports: dict[ModuleType, Report]) -> None:
     """Row 24: n^2 d, n d^2, k n d^2, r n d, counted while the layers run."""
     count = {row[:3]: row[3] for row in reports[complexity].rows}
     doubled = {
@@ -156,7 +156,7 @@ def test_operations_grow_as_the_table_says(reports: dict[ModuleType, Report]) ->
         assert count[name, 32, 64] == with_d * count[name, 32, 32]
 
 
-def test_paths_are_found_by_gradients(reports: dict[ModuleType, Report]) -> None:
+def test_row_24_paths_are_found_by_gradients(reports: dict[ModuleType, Report]) -> None:
     hops = {row[0]: row[7] for row in reports[complexity].rows if row[1:3] == (64, 32)}
     assert hops == {
         "self-attention": 1,
@@ -208,7 +208,9 @@ def test_a_field_that_differs_is_not_seen(reports: dict[ModuleType, Report]) -> 
     assert not field.judge([(*rows[0][:4], 11, *rows[0][5:]), *rows[1:]]).seen
 
 
-def test_more_heads_name_more_tokens_with_as_many_parameters(reports: dict[ModuleType, Report]) -> None:
+def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
+    reports: dict[ModuleType, Report],
+) -> None:
     """Row 17."""
     found = reports[channels]
     right = dict(zip(found.column("heads"), found.column("right"), strict=True))

@@ -120,7 +120,7 @@ def test_forms_agree_and_angles_have_half_a_head(reports: dict[ModuleType, Repor
 # -- expansion, decay, frequencies -------------------------------------------------------------------------
 
 
-def test_expansion_prints_the_golden_numbers(reports: dict[ModuleType, Report]) -> None:
+def test_row_72_expansion_prints_the_golden_numbers(reports: dict[ModuleType, Report]) -> None:
     """Row 72 and E10: 1.0612 = 1.0612, and 1.2307 with the printed sign."""
     found = reports[rotary_expansion]
     assert found.picture.splitlines()[1] == (
@@ -156,7 +156,7 @@ def test_decay_prints_the_golden_numbers_to_their_digits(reports: dict[ModuleTyp
     assert "rises at 115 of 256 steps and is lowest at m = 236" in found.verdict
 
 
-def test_decay_measures_what_the_bound_bounds() -> None:
+def test_row_66_decay_measures_what_the_bound_bounds() -> None:
     """Row 66: the modulus itself stays below, and a score is no larger than it."""
     noise = torch.Generator().manual_seed(3)
     q, k = torch.randn(2, 500, 1, 1, 128, generator=noise, dtype=torch.float64)
@@ -180,7 +180,7 @@ def test_schedules_have_the_golden_ends(reports: dict[ModuleType, Report]) -> No
         assert torch.allclose(flat, torch.full_like(flat, 32.5), rtol=1e-12, atol=0)
 
 
-def test_one_angle_gives_two_curves_and_different_angles_give_more() -> None:
+def test_row_71_one_angle_gives_two_curves_and_different_angles_give_more() -> None:
     """Row 71: cos(m theta) and sin(m theta) for every different theta."""
     assert rotary_frequencies.rank(torch.full((64,), 0.7)) == 2
     two = torch.tensor([0.7, 0.2]).repeat(32)
@@ -222,7 +222,9 @@ def test_values_turned_and_back_are_the_sum_of_relative_turns() -> None:
         torch.testing.assert_close(out[0, 0, m], weights[m] @ turned, rtol=0, atol=1e-12)
 
 
-def test_a_shift_leaves_rounding_only_while_angles_are_exact(reports: dict[ModuleType, Report]) -> None:
+def test_row_64_a_shift_leaves_rounding_only_while_angles_are_exact(
+    reports: dict[ModuleType, Report],
+) -> None:
     """Row 64."""
     found = reports[rotary_shift]
     change = {(row[0], row[1]): row for row in found.rows}

@@ -206,7 +206,7 @@ def test_contenders_of_a_topic_have_equal_sizes_but_for_their_switch(
     assert min(sizes) > smallest * max(sizes)
 
 
-def test_positions_says_rotary_only_when_it_is_lower() -> None:
+def test_row_74_positions_says_rotary_only_when_it_is_lower() -> None:
     """Row 74."""
     low = made(1.00, 1.01, 0.99, 1.00)
     high = made(1.20, 1.22, 1.19, 1.21)
@@ -220,7 +220,9 @@ def test_positions_says_rotary_only_when_it_is_lower() -> None:
         assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}).seen, "spread hides it"
 
 
-def test_extrapolation_at_the_trained_length_is_the_model_itself(reports: dict[ModuleType, Report]) -> None:
+def test_row_75_extrapolation_at_the_trained_length_is_the_model_itself(
+    reports: dict[ModuleType, Report],
+) -> None:
     """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
     found = {row[0]: row[1:] for row in reports[extrapolation].rows}
     for name in (*extrapolation.RESCALED, "rotary, window L"):
@@ -238,7 +240,7 @@ def test_extrapolation_asks_for_the_same_bytes_at_every_length() -> None:
     assert losses[1:] == pytest.approx([losses[0]] * 2, abs=1e-6)
 
 
-def test_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> None:
+def test_row_75_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> None:
     good, bad = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.99, 1.09]], [[1.0, 1.1], [2.0, 2.1]] * 2
     names = ("rotary", "rotary, window L", "sinusoidal", "ALiBi", "learned")
     found = dict.fromkeys(names, good) | {"learned": [[1.0, 1.1], None, None, None]}
@@ -301,7 +303,7 @@ def test_frequencies_that_move_are_noticed() -> None:
     assert not rotary_trained.judge(lower, still, [0.9, 1.0]).seen
 
 
-def test_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None:
+def test_row_33_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None:
     """Row 33: nothing but the declared differences stands between the two."""
     rungs = list(blocks.ladder().values())
     llama = small(hidden=blocks.HIDDEN, kv_heads=blocks.KV_HEADS)
@@ -318,7 +320,7 @@ def test_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None:
     assert isinstance(rungs[0].positions, Sinusoidal)
 
 
-def test_the_listed_differences_are_those_of_the_document() -> None:
+def test_row_33_the_listed_differences_are_those_of_the_document() -> None:
     """Row 33: pre-norm and RMSNorm, rotary, SwiGLU, grouped keys."""
     told = {name: (base, llama) for name, base, llama in blocks.differences()}
     assert told["order"] == ("post", "pre")
@@ -329,14 +331,14 @@ def test_the_listed_differences_are_those_of_the_document() -> None:
     assert told["kv_heads"] == ("8", "2")
 
 
-def test_gated_and_plain_have_equally_many_parameters() -> None:
+def test_row_32_gated_and_plain_have_equally_many_parameters() -> None:
     """Row 32."""
     rungs = blocks.ladder()
     plain, gated = (rungs[name].parameters()["feed-forward"] for name in ("+ rotary", "+ SwiGLU"))
     assert abs(plain - gated) / gated < 0.01
 
 
-def test_blocks_tell_which_rung_helps() -> None:
+def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
     """Row 30: as well, not better."""
     names = list(blocks.ladder())
     found = {name: made(2.0 - 0.1 * i, 2.1 - 0.1 * i) for i, name in enumerate(names)}

@@ -88,7 +88,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", catalog.names())
-def test_catalog_counts_on_the_meta_device(name: str) -> None:
+def test_row_28_catalog_counts_on_the_meta_device(name: str) -> None:
     """Row 28: the module itself, and the released checkpoints."""
     spec = catalog.spec(name)
     model = build(spec, device="meta")
@@ -96,7 +96,7 @@ def test_catalog_counts_on_the_meta_device(name: str) -> None:
     assert spec.parameter_count == CARDS.get(name, spec.parameter_count)
 
 
-def test_llama_shares_keys_at_34b_and_70b_only() -> None:
+def test_row_28_llama_shares_keys_at_34b_and_70b_only() -> None:
     sizes = [n for n in catalog.names() if n.startswith(("llama-1", "llama-2"))]
     grouped = [n for n in sizes if catalog.spec(n).kv_heads < catalog.spec(n).heads]
     assert grouped == ["llama-2-34b", "llama-2-70b"]

@@ -116,7 +116,7 @@ def test_repeating_kv_heads_gives_the_same_mha(kv_heads: int) -> None:
     assert torch.allclose(grouped(X), full(X), rtol=0, atol=1e-13)
 
 
-def test_dropout_on_weights_and_on_the_output_are_two_things() -> None:
+def test_row_6_dropout_on_weights_and_on_the_output_are_two_things() -> None:
     """Row 6: the first zeroes weights (outputs stay non-zero), the second zeroes outputs, at their rates."""
     x = torch.randn(4, 128, WIDTH)
     on_weights = Attention(WIDTH, HEADS, pattern=Full(), dropout=0.4)

@@ -29,7 +29,7 @@ def order_of_calls(block: Block) -> list[str]:
     return calls
 
 
-def test_pre_norm_norms_before_each_sub_layer() -> None:
+def test_row_31_pre_norm_norms_before_each_sub_layer() -> None:
     assert order_of_calls(block_of("pre")) == [
         "input_layernorm",
         "self_attn",

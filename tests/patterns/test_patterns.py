@@ -29,7 +29,7 @@ def seen(pattern: Pattern, n: int, tokens: Tokens | None = None) -> list[list[in
     return [row.nonzero().squeeze(1).tolist() for row in visible(pattern, tokens, tokens)[0, 0]]
 
 
-def test_the_leaves_say_what_their_names_say() -> None:
+def test_row_93_the_leaves_say_what_their_names_say() -> None:
     assert seen(Full(), 2) == [[0, 1], [0, 1]]
     assert seen(Causal(), 3) == [[0], [0, 1], [0, 1, 2]]
     assert seen(Window.last(2), 4) == [[0], [0, 1], [1, 2], [2, 3]]

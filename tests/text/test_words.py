@@ -49,7 +49,7 @@ def test_every_text_comes_back(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("".join(LINES)), max_size=60))
-def test_words_are_never_more_tokens_than_characters(text: str) -> None:
+def test_row_86_words_are_never_more_tokens_than_characters(text: str) -> None:
     by_character = len(CHARACTERS.encode(text))
     assert len(text) + 2 == by_character
     assert len(WORDS.encode(text)) <= by_character

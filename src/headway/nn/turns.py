@@ -13,7 +13,7 @@ Table = RotaryTable | MatrixTable
 
 
 class Turns(nn.Module):
-    """The turns of a scheme that marks queries and keys, for all layers that share it.
+    """The turns of a scheme that marks queries and keys.
 
         turn = turns(tokens, x.dtype)        q, k = turn.apply(q), turn.apply(k)
         if turn.turns_values: v = turn.apply(v)

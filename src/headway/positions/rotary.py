@@ -32,7 +32,7 @@ class Rotary(PositionScheme):
     dims       d: only the first `dims` of D are turned (partial rotary); None = all of D
     scaling    rule that changes the frequencies for longer contexts, and their `amplitude`
     schedule   the frequencies, by the name of a rule or as d/2 numbers (`Schedule`); theta is that of "powers"
-    trainable  whether the frequencies are trained, from the schedule on; one set serves all layers (`nn.Turns`)
+    trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.Turns`)
     values     whether values are turned, too, each by its own position (RoFormer's `rotary_value`); outputs are
                not turned back, so they depend on absolute positions
 
