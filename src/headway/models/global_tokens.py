@@ -30,8 +30,8 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
         texts: for "answer", row by row: the text that each token is of, 0 or 1, None for what the template puts
             between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever padding stands.
     Raises:
-        DataError: a task that no encoder has ("lm"), packed documents, texts where the task looks at none, or none where
-            it does; texts of another number of rows or tokens, or without a question.
+        DataError: a task that no encoder has ("lm"), packed documents, texts where the task looks at none, or none
+            where it does; texts of another number of rows or tokens, or without a question.
     """
     if task not in TASKS or task == "lm":
         known = [name for name in TASKS if name != "lm"]
