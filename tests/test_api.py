@@ -10,6 +10,7 @@ import headway
 from headway.api import LanguageModel
 from headway.checkpoints.folder import save_folder
 from headway.errors import CheckpointError, ConfigError, DataError, HeadwayError
+from headway.text import Tokenizer
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
 from tests.text.test_chat import CHAT, TURNS, with_template
@@ -221,6 +222,30 @@ def test_dtypes(folder: Path) -> None:
         assert len(lm.generate("the", max_new_tokens=3, eos=()).ids) == 3
     with pytest.warns(UserWarning, match=r"float16 on a CPU: .*several hundred times slower"):
         headway.load(folder, dtype="float16")
+
+
+def test_a_prompt_stays_open_where_texts_end_with_eos(tmp_path: Path) -> None:
+    """What a model is to go on with has no EOS behind it, by whatever road it comes."""
+    made = byte_level()
+    ends = Tokenizer(made.backend, bos=0, eos=1, ends_with_eos=True, config=made.config)
+    assert ends.encode("the cat")[-1] == 1
+    save_folder(tmp_path / "m", small(), tokenizer=ends)
+    lm = headway.load(tmp_path / "m", task="causal-lm")
+    wanted = lm.generate(made.encode("the cat"), max_new_tokens=6, eos=()).ids
+    assert lm.generate("the cat", max_new_tokens=6, eos=()).ids == wanted
+    assert lm.generate(["the cat", "a"], max_new_tokens=6, eos=())[0].ids == wanted
+    assert [d.token for d in lm.stream("the cat", max_new_tokens=6, eos=())] == wanted
+
+
+def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_path: Path) -> None:
+    lm.save(tmp_path / "m")
+    for name in ("spiece.model", "source.spm", "target.spm", "target_vocab.json", "notes.md"):
+        (tmp_path / "m" / name).write_text("{}")
+    lm.save(tmp_path / "m")
+    left = {path.name for path in (tmp_path / "m").iterdir()}
+    assert "notes.md" in left
+    assert not left & {"spiece.model", "source.spm", "target.spm", "target_vocab.json"}
+    assert headway.load(tmp_path / "m").tokenizer is not None
 
 
 def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:

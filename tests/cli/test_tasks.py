@@ -197,3 +197,27 @@ def test_the_settings_of_a_translation(capsys: pytest.CaptureFixture[str]) -> No
     recipe = str(Path(__file__).parents[2] / "recipes" / "translation.yaml")
     assert run(["train-translation", "--config", recipe, "steps=3", "--print-config"]) == 0
     assert "steps: 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:train_bpe")
+def test_a_translator_is_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("red cat\nblue dog\n")
+    (tmp_path / "b").write_text("rote Katze\nblauer Hund\n")
+    size = [
+        "vocab=300",
+        "layers=1",
+        "width=16",
+        "heads=2",
+        "hidden=16",
+        "context=32",
+        "steps=2",
+        "log_every=1",
+    ]
+    files = [f"source={tmp_path / 'a'}", f"target={tmp_path / 'b'}", f"out={tmp_path / 'run'}"]
+    assert run(["train-translation", *files, *size]) == 0
+    out, err = capsys.readouterr()
+    assert "headway translate" in out
+    assert "step 2/2  loss" in err
+    assert run(["translate", str(tmp_path / "run" / "final"), "red cat", "-n", "4", "--beams", "2"]) == 0
+    assert run(["train-translation", *files, *size]) == 1
+    assert "holds a run already" in capsys.readouterr().err
