@@ -136,6 +136,10 @@ def test_independent_labels_and_single_ones(tmp_path: Path) -> None:
     assert sum(one.probability for one in many.classify(TEXTS[0])) == pytest.approx(
         float(logits.sigmoid().sum()), abs=1e-5
     )
+    many.save(tmp_path / "again")
+    again = headway.load(tmp_path / "again", task="classify")
+    assert again.independent
+    assert again.classify(TEXTS[0]) == many.classify(TEXTS[0])
     path, model = bert(tmp_path / "one", "ForSequenceClassification", num_labels=1)
     model.name_or_path = str(path)
     one = headway.load(path, task="classify")
@@ -308,6 +312,10 @@ def test_a_folder_of_sentence_transformers_says_how_texts_are_embedded(
     with pytest.raises(ConfigError, match="has 22 tokens, and this model reads 12"):
         ours.embed("the cat " * 10)
     assert ours.embed("the cat " * 10, cut=True).equal(ours.embed("the cat " * 5))
+    ours.save(tmp_path / "again")
+    again = headway.load(tmp_path / "again")
+    assert again.spec.trained_context == 12
+    assert again.embed(TEXTS).equal(found)
 
 
 def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:

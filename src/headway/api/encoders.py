@@ -180,19 +180,6 @@ class Embedder(TextEncoder):
 
     heads = ("embed",)
 
-    def __init__(
-        self, model: Encoder, tokenizer: Tokenizer | None = None, *, longest: int | None = None
-    ) -> None:
-        """`longest`: tokens of a text, at most, where that is less than the model reads (sentence-transformers)."""
-        super().__init__(model, tokenizer)
-        self.longest = longest
-
-    @property
-    def limit(self) -> int | None:
-        """The most tokens that a text may have, with those of the template."""
-        known = [n for n in (super().limit, self.longest) if n is not None]
-        return min(known, default=None)
-
     def embed(self, texts: str | Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> Tensor:
         """Vectors [N, M] of texts, [M] of a single one; what else is in the list changes none. `cut`: as in
         `Classifier.classify`."""

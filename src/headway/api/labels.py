@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import overload
 
 import torch
@@ -14,9 +15,13 @@ from torch import Tensor
 
 from headway.api.encoders import Text, TextEncoder
 from headway.api.rows import BATCH
+from headway.checkpoints.files import atomic_write, json_text, read_json
+from headway.checkpoints.folder import save_state
 from headway.errors import ConfigError
 from headway.models import Encoder
 from headway.text import Tokenizer
+
+INDEPENDENT = "multi_label_classification"  # the problem_type of config.json
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,21 @@ class Classifier(TextEncoder):
     ) -> None:
         super().__init__(model, tokenizer)
         self.independent = independent
+
+    def save(self, folder: str | Path) -> None:
+        """As `TextEncoder.save`; config.json says so where labels are independent."""
+
+        def say(new: Path) -> None:
+            config = {**read_json(new / "config.json"), "problem_type": INDEPENDENT}
+            atomic_write(new / "config.json", json_text(config))
+
+        save_state(
+            folder,
+            self.spec,
+            self.model.state_dict(),
+            tokenizer=self.tokenizer,
+            before_publishing=say if self.independent else None,
+        )
 
     @overload  # a str is a Sequence[str], too
     def classify(  # type: ignore[overload-overlap]

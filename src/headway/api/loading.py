@@ -13,7 +13,7 @@ import torch
 
 from headway.api.answers import Answerer
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
-from headway.api.labels import Classifier, Tagger
+from headway.api.labels import INDEPENDENT, Classifier, Tagger
 from headway.api.language import LanguageModel
 from headway.api.sentences import Sentences, read_sentences
 from headway.api.translator import Translator
@@ -155,6 +155,8 @@ def load(
         head = replace(head, unit=unit)
     if head != folder.spec.head:
         folder = load_folder(path, allow_pickle=allow_pickle, head=head)
+    if said is not None and said.longest is not None and said.longest < folder.spec.trained_context:
+        folder = replace(folder, spec=replace(folder.spec, trained_context=said.longest))
     _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
@@ -162,7 +164,7 @@ def load(
     if tokenizer is not None:
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend)
-    return _face(task, model, tokenizer, folder, said.longest if said is not None else None)
+    return _face(task, model, tokenizer, folder)
 
 
 def made_for(spec: ModelSpec) -> str:
@@ -196,7 +198,6 @@ def _face(
     model: Model,
     tokenizer: Tokenizer | MarianTokenizer | None,
     folder: Folder,
-    longest: int | None,
 ) -> AnyModel:
     if isinstance(model, EncoderDecoder):
         starts = {name: folder.config[name] for name in STARTS if folder.config.get(name) is not None}
@@ -206,10 +207,10 @@ def _face(
     if isinstance(model, Decoder):
         return LanguageModel(model, tokenizer, generation=folder.generation)
     if task == "classify":
-        several = folder.config.get("problem_type") == "multi_label_classification"
+        several = folder.config.get("problem_type") == INDEPENDENT
         return Classifier(model, tokenizer, independent=several)
     if task == "embed":
-        return Embedder(model, tokenizer, longest=longest)
+        return Embedder(model, tokenizer)
     faces: dict[str, type[TextEncoder]] = {"fill-mask": MaskedLM, "tag": Tagger, "answer": Answerer}
     return faces.get(task, TextEncoder)(model, tokenizer)
 
