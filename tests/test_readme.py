@@ -31,6 +31,9 @@ TOY = {
         "headway train --data texts --validation-share 0.1 --patterns 'Window.last(16); Causal()' --out runs/mine "
         + SMALL_RUN
     ),
+    "headway train --data texts --family roformer --validation-share 0.1 --out runs/encoder": (
+        f"headway train --data texts --family roformer --validation-share 0.1 --out runs/encoder {SMALL_RUN}"
+    ),
     "headway eval runs/mine/final --data texts": "headway eval runs/mine/final --data texts --limit 500",
     "headway eval runs/demo --data runs/demo/text/held-out.jsonl": (
         "headway eval runs/demo --data runs/demo/text/held-out.jsonl --limit 500"
@@ -58,6 +61,13 @@ def stories(folder: Path) -> None:
         shutil.copy(data_path(f"weights/stories260K/{name}"), folder)
 
 
+def converted(folder: Path) -> None:
+    """The model that an earlier section converts, and texts."""
+    texts(folder)
+    stories(folder)
+    run("headway convert stories260K.bin stories260K --tokenizer tok512.bin", folder)
+
+
 def nothing(folder: Path) -> None:
     pass
 
@@ -65,6 +75,8 @@ def nothing(folder: Path) -> None:
 SETUP: dict[str, Callable[[Path], None]] = {
     "Train, continue, measure": texts,
     "Bring a checkpoint": stories,
+    "Encoders and translators": texts,
+    "Change a model": converted,
     "Keep your stack": trained,
 }
 SECTIONS = {

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headway.cli.demo",
         "Three minutes here: patterns drawn, a model trained, the claims checked",
     ),
-    "train": ("headway.cli.train", "Train a causal language model; resumes bit for bit"),
+    "train": ("headway.cli.train", "Train a language model or an encoder; resumes bit for bit"),
     "train-translation": (
         "headway.cli.train_translation",
         "Train a translator on pairs of sentences",
@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "surgery": (
         "headway.cli.surgery",
-        "Change what a model computes: fewer kv heads, windows, longer rows; before and after",
+        "Change a model: fewer kv heads, windows, longer rows; before and after",
     ),
     "show": ("headway.cli.show", "Draw an attention pattern and say what it costs"),
     "models": ("headway.cli.models", "The published sizes by name, and how Chinese encoders compare"),

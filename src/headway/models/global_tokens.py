@@ -28,7 +28,8 @@ def mark_global(tokens: Tokens, task: Task, texts: Sequence[Sequence[int | None]
     Args:
         tokens: [B|1, T]; padding may stand on either side.
         texts: for "answer", row by row: the text that each token is of, 0 or 1, None for what the template puts
-            between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever padding stands.
+            between; `texts` of what `Tokenizer.inputs` gives. The first entry is of token 0, wherever padding
+            stands.
     Raises:
         DataError: a task that no encoder has ("lm"), packed documents, texts where the task looks at none, or none
             where it does; texts of another number of rows or tokens, or without a question.
