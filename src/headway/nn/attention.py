@@ -91,7 +91,7 @@ class Attention(nn.Module):
             raise ConfigError(
                 f"Attention: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
             )
-        self.pattern, self.positions, self.backend, self.scale = pattern, positions, backend, scale
+        self.pattern, self.backend, self.scale = pattern, backend, scale
         self.turns = Turns(positions, self.head_dim)
         self.dropout = dropout
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=qkv_bias)
@@ -103,6 +103,10 @@ class Attention(nn.Module):
         self.drop_output = nn.Dropout(output_dropout)
         own = positions.scores(heads, self.head_dim, not pattern.is_causal)
         self.score = Scores((*own, *((score,) if isinstance(score, Score) else score)))
+
+    @property
+    def positions(self) -> PositionScheme:
+        return self.turns.positions
 
     def forward(
         self,
