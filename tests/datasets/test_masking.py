@@ -53,7 +53,7 @@ def within(found: int, count: int, p: float) -> bool:
 
 
 @pytest.mark.parametrize("share", [0.15, 0.4])
-def test_the_shares_are_those_of_the_paper(share: float) -> None:
+def test_row_87_the_shares_are_those_of_the_paper(share: float) -> None:
     """15 % chosen; of them 80 / 10 / 10. A random token may be the right one by chance, 1 time in V - 5."""
     vocab, n, rows = 1000, 500, 800
     masking = plain(vocab, share=share)

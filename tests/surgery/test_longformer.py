@@ -67,7 +67,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("family", ["bert", "roberta", "roformer", "nezha"])
-def test_rows_within_half_a_window_are_as_they_were(family: str, head: Head | None) -> None:
+def test_row_106_rows_within_half_a_window_are_as_they_were(family: str, head: Head | None) -> None:
     """Up to w / 2 + 1 tokens, whichever are global; one more and the ends no longer see each other."""
     old = make(family, head=head)
     new = make_longformer(*old, LONG, WINDOW)

@@ -51,7 +51,9 @@ def model_of(folder: Path) -> Encoder:
     return model
 
 
-def test_a_run_learns_and_logs_loss_and_accuracy(encoder: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
+    encoder: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = encoder(
         validation_share=0.2, steps=40, lr=1e-2, eval_every=20, eval_tokens=200, dropout=0.0, optimizer="muon",
         sample_prompts=["one [MASK] three"], sample_every=20,
