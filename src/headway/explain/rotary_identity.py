@@ -7,8 +7,10 @@ from torch import Tensor
 
 from headway.draw import GREY
 from headway.explain import TOPICS, Report
-from headway.positions import Rotary
+from headway.nn import Turns
+from headway.positions import Rotary, SpecialOrthogonal
 from headway.positions.forms import complex_form, matrix_form, rotation_matrix
+from headway.tokens import Tokens
 
 HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
 ALLOWED = 4 * FARTHEST * 2.0**-53  # an angle m theta_i is rounded by up to m 2^-53; at most three enter
@@ -19,7 +21,8 @@ FORMULA = """wanted: f with <f(q, m), f(k, n)> = g(q, k, m - n) and f(q, 0) = q
 in two dimensions, as complex numbers: |f(q, m)| = |q|, and the angle is that of q plus phi(m), where
 phi(m) - phi(m-1) is the same for every m: phi(m) = m theta, so f(q, m) = q e^(i m theta), a rotation
 any even d: one rotation per pair i, theta_i = base^(-2i/d) (i from 0; base^(-2(i-1)/d) from 1), R_m block-diagonal
-(R_m q)^T (R_n k) = q^T R_(n-m) k        R_m^T R_m = I        angles: [tokens, D/2], D the width of one head"""
+(R_m q)^T (R_n k) = q^T R_(n-m) k        R_m^T R_m = I        angles: [tokens, D/2], D the width of one head
+all of this needs R_m = R_1^m alone, with any R_1 of SO(d): R_1 = e^A, A^T = -A, may be trained"""
 
 
 def run() -> Report:
@@ -52,6 +55,11 @@ def run() -> Report:
         ("positions from 1: same scores", CASES, (score - (turn(q, m + 1) * turn(k, n + 1)).sum(-1)) / size),
         ("R_m^T R_m = I", 50, torch.stack([matrix(a).T @ matrix(a) - eye for a, _ in some])),
         ("R_m^T R_n = R_(n-m)", 50, torch.stack([matrix(a).T @ matrix(b) - matrix(b - a) for a, b in some])),
+        (
+            "any R_1 of SO(d): <R_1^m q, R_1^n k> = <q, R_1^(n-m) k>",
+            100,
+            any_rotation(q[:100], k[:100], m, n),
+        ),
         ("theta_i, i from 0 or from 1", HEAD_DIM // 2, one_based - ROTARY.frequencies(HEAD_DIM)),
     ]
     return judge([(law, cases, float(off.abs().max())) for law, cases, off in laws], nearest(q[0]))
@@ -85,6 +93,24 @@ def turn(x: Tensor, position: Tensor) -> Tensor:
 def matrix(position: int) -> Tensor:
     """R_m [D, D]."""
     return rotation_matrix(position, HEAD_DIM)
+
+
+def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """<R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at positions
+    below 512 (powers of a matrix are rounded more often than angles)."""
+    turns = Turns(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
+    assert turns.drift is not None
+    m, n = m[: len(q)] % 512, n[: len(q)] % 512
+    with torch.no_grad():
+        turns.drift.normal_(0, 0.1, generator=torch.Generator().manual_seed(SEED))
+
+        def turned(x: Tensor, position: Tensor) -> Tensor:
+            table = turns(Tokens.range(len(x)).with_position(position[None]), x.dtype)
+            assert table is not None
+            return table.apply(x[None, None])[0, 0]
+
+        scores = (turned(q, m) * turned(k, n)).sum(-1)
+        return (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
 
 
 def steps() -> Tensor:
