@@ -309,8 +309,12 @@ def test_without_transformers_the_error_says_what_to_install() -> None:
     assert 'pip install "headway[transformers]"' in done.stderr.splitlines()[-1]
 
 
+# Without large pages, which the system gives or not, and which round what is asked for up by megabytes.
 MEMORY = """
-import sys, torch, headway.integrations.transformers
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
+import torch, headway.integrations.transformers
 from headway.hardware import peak_rss
 from transformers import MistralConfig, MistralForCausalLM
 config = MistralConfig(vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=1,
