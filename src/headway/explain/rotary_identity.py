@@ -107,10 +107,12 @@ def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
         def turned(x: Tensor, position: Tensor) -> Tensor:
             table = turns(Tokens.range(len(x)).with_position(position[None]), x.dtype)
             assert table is not None
-            return table.apply(x[None, None])[0, 0]
+            y: Tensor = table.apply(x[None, None])[0, 0]
+            return y
 
         scores = (turned(q, m) * turned(k, n)).sum(-1)
-        return (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
+        off: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
+        return off
 
 
 def steps() -> Tensor:
