@@ -19,6 +19,7 @@ import torch
 from headway.checkpoints import disk
 from headway.checkpoints.files import atomic_folder, current_folder, json_text, read_json, write_file
 from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.lazy import copy_into
 from headway.checkpoints.tensors import open_tensors
 from headway.checkpoints.write import write_safetensors
 from headway.data import TokenFile
@@ -122,7 +123,7 @@ def load_checkpoint(
         )
     with torch.no_grad():
         for name, value in own.items():
-            value.copy_(folder.tensors[name])
+            copy_into(folder.tensors, name, value)
     tensors = dict(open_tensors(path / OPTIMIZER))
     if RNG not in tensors:
         raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")

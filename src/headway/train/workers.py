@@ -61,13 +61,10 @@ def choose_workers(
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
-    if spec.attention_dropout or spec.dropout:
+    kinds = ("attention_dropout", "dropout", "activation_dropout")
+    which = next((f"{kind.replace('_', ' ')} {p}" for kind in kinds if (p := getattr(spec, kind))), None)
+    if which is not None:
         if asked is not None and asked > 1:
-            which = (
-                f"attention dropout {spec.attention_dropout}"
-                if spec.attention_dropout
-                else f"dropout {spec.dropout}"
-            )
             raise ConfigError(
                 f"workers={asked} with {which}: its seeds are drawn in the order "
                 "of the micro batches, so they run one after the other; leave workers out, or set it to 1"
