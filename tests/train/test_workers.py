@@ -150,5 +150,9 @@ def test_how_many_workers_and_why() -> None:
     assert chosen(dropout=0.1) == ("1", "dropout draws its seeds in the order of the micro batches")
     with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
         chosen(2, dropout=0.1)
+    for kind in ("dropout", "activation_dropout"):
+        dropping = ModelSpec.of_depth(2, 100, **{kind: 0.1})
+        with pytest.raises(ConfigError, match=f"workers=2 with {kind.replace('_', ' ')} 0.1"):
+            choose_workers(2, threads=4, micro_batches=8, spec=dropping, dtype=torch.float32)
     assert chosen(hidden=10**6)[0] == "1"
     assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]
