@@ -51,7 +51,7 @@ def test_groups_hold_every_parameter_once_by_structure(tied: bool) -> None:
 def test_only_matrices_decay() -> None:
     m = model()
     groups = parameter_groups(m)
-    optimizer = Optimizer(groups, TrainConfig(data="x", weight_decay=0.5, lr=0.1))
+    optimizer = Optimizer.of(groups, TrainConfig(data="x", weight_decay=0.5, lr=0.1))
     before = {n: p.detach().clone() for n, p in m.named_parameters()}
     for p in m.parameters():
         p.grad = torch.zeros_like(p)
@@ -66,11 +66,11 @@ def test_optimizer_state_goes_through_tensors(kind: str) -> None:
     def stepped(steps: int, restore_at: int | None = None) -> Decoder:
         m = model()
         config = TrainConfig.of({"data": "x", "optimizer": kind})
-        optimizer = Optimizer(parameter_groups(m), config)
+        optimizer = Optimizer.of(parameter_groups(m), config)
         for step in range(steps):
             if step == restore_at:
                 saved = {k: v.clone() for k, v in optimizer.state_tensors().items()}
-                optimizer = Optimizer(parameter_groups(m), config)
+                optimizer = Optimizer.of(parameter_groups(m), config)
                 optimizer.load_state_tensors(saved)
             for i, p in enumerate(m.parameters()):
                 p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i))
@@ -83,7 +83,7 @@ def test_optimizer_state_goes_through_tensors(kind: str) -> None:
 
 def test_optimizer_state_is_strict() -> None:
     m = model()
-    optimizer = Optimizer(parameter_groups(m), TrainConfig(data="x"))
+    optimizer = Optimizer.of(parameter_groups(m), TrainConfig(data="x"))
     for p in m.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step(1.0)
@@ -94,7 +94,7 @@ def test_optimizer_state_is_strict() -> None:
         optimizer.load_state_tensors({k: v for k, v in state.items() if "model.norm" not in k})
     with pytest.raises(CheckpointError, match=r"has shape \(3,\), the parameter has \(16,\)"):
         optimizer.load_state_tensors(state | {"model.norm.weight/exp_avg": torch.zeros(3)})
-    muon = Optimizer(parameter_groups(m), TrainConfig(data="x", optimizer="muon"))
+    muon = Optimizer.of(parameter_groups(m), TrainConfig(data="x", optimizer="muon"))
     with pytest.raises(CheckpointError, match=r"Muon keeps .*; resume with the optimizer of the run"):
         muon.load_state_tensors(state)
 

@@ -84,7 +84,7 @@ def test_the_optimizer_is_shared_out_without_changing_a_bit(kind: str) -> None:
     def stepped(count: int) -> dict[str, torch.Tensor]:
         m = model()
         with Workers(count) as workers:
-            optimizer = Optimizer(
+            optimizer = Optimizer.of(
                 parameter_groups(m), TrainConfig.of({"data": "x", "optimizer": kind}), workers
             )
             for step in range(3):

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("headway.cli.train", "Train a language model or an encoder; resumes bit for bit"),
     "train-translation": (
         "headway.cli.train_translation",
-        "Train a translator on pairs of sentences",
+        "Train a translator on pairs of sentences; resumes bit for bit",
     ),
     "generate": ("headway.cli.generate", "Continue a prompt"),
     "translate": ("headway.cli.translate", "Translate texts, by beam search; BLEU against references"),

@@ -1,35 +1,51 @@
 """`headway train-translation`: a Transformer of 2017 on pairs of sentences."""
 
+from __future__ import annotations
+
 import shlex
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from headway.cli._shared import JsonOption, print_json, table
+from headway.cli._settings import (
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Resume,
+    resolve,
+    say_how_to_go_on,
+    with_flags,
+)
+from headway.cli._shared import print_json, table
+from headway.train.sources import config_yaml
 from headway.train.translation_config import TranslationConfig
 
 
+@with_flags(TranslationConfig)
 def command(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="YAML file of settings")] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    settings = TranslationConfig.read(config, overrides or ())
+    overrides: Overrides = None,
+    config: Config = None,
+    resume: Resume = "never",
+    print_config: PrintConfig = False,
+    json: Json = False,
+    **flags: Any,
+) -> int:
+    """Train a translator on two files of sentences, line by line (Vaswani et al. 2017, section 5).
+
+    Resumes bit for bit."""
+    settings = resolve(TranslationConfig, config, overrides, flags)
     if print_config:
-        print(settings.yaml(), end="")
-        return
+        print(config_yaml(settings), end="")
+        return 0
+    from headway.train.hooks import Interrupted
     from headway.train.translation import train_translation
 
-    result = train_translation(settings)
+    try:
+        result = train_translation(settings, resume=resume)
+    except Interrupted as stop:
+        return say_how_to_go_on(settings, stop.checkpoint)
     if json:
         print_json(result)
-        return
+        return 0
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
         ("loss of the last step, nats per token", result.loss),
@@ -39,15 +55,4 @@ def command(
     rows += [("model", str(result.model)), ("metrics", str(result.metrics)), ("curve", str(result.curve))]
     print(table(("what", "value"), rows))
     print(f"next: headway translate {shlex.quote(str(result.model))} 'A man rides a horse.'")
-
-
-def _help() -> str:
-    lines = ["Train a translator on two files of sentences, line by line (Vaswani et al. 2017, section 5). It is not "
-             "resumed; Ctrl-C ends it and saves what was learned.", "Settings:"]  # fmt: skip
-    for name, field in TranslationConfig.model_fields.items():
-        usual = "" if field.is_required() or field.default is None else f" [default: {field.default}]"
-        lines.append(f"{name}: {field.description}{usual}")
-    return "\n\n".join(lines)
-
-
-command.__doc__ = _help()
+    return 0

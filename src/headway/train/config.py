@@ -1,33 +1,27 @@
 """What a training run is, in one flat list of settings: the source of the flags and of the YAML keys.
 
-    TrainConfig.of({"data": "text/", "steps": 1000}, where="run.yaml")   # ConfigError names key and file
-
 Reading and writing YAML, and overrides, are in `headway.train.sources`. Imports no torch, so that
 `headway train --help` answers at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import model_validator
 
-from headway.errors import ConfigError
-from headway.train.contradictions import contradictions, explain
-from headway.train.elsewhere import known_as
+from headway.train.contradictions import contradictions
+from headway.train.settings import Settings, setting
 
 
-def setting(default: Any, description: str, *, group: str, unit: str | None = None, **limits: Any) -> Any:
-    """A field with its one description, its unit and the group under which `--help` lists it."""
-    extra: dict[str, Any] = {"group": group} | ({"unit": unit} if unit else {})
-    return Field(default, description=description, json_schema_extra=extra, **limits)
+class TrainConfig(Settings):
+    """Settings of a run of `headway train`."""
 
-
-class TrainConfig(BaseModel):
-    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    command = "train"
+    keeps_bits = Settings.keeps_bits | {"eval_tokens", "sample_prompts", "sample_every", "sample_tokens"}
+    may_change = Settings.may_change | {
+        *("steps", "epochs", "max_seconds", "micro_batch", "gradient_checkpointing", "workers")
+    }
 
     data: str = setting(
         ...,
@@ -257,17 +251,3 @@ class TrainConfig(BaseModel):
     def rows_per_step(self) -> int:
         """Rows of `context` tokens in one optimizer step."""
         return self.batch_tokens // self.context
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], where: str = "the settings") -> TrainConfig:
-        """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
-        unknown = [str(key) for key in values if key not in cls.model_fields]
-        if unknown:
-            said = ", ".join(f'"{key}"{known_as(key, cls.model_fields)}' for key in unknown)
-            raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(explain(error, cls.model_fields))) from None

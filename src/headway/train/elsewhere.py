@@ -43,4 +43,6 @@ ELSEWHERE = {
 def known_as(key: str, fields: Mapping[str, Any]) -> str:
     """` (here it is "lr": ...)` for a foreign name, else the nearest of ours, else the empty string."""
     ours = ELSEWHERE.get(key.removeprefix("--").replace("-", "_"))
-    return f' (here it is "{ours}": {fields[ours].description})' if ours else did_you_mean(key, fields)
+    if ours is not None and ours in fields:
+        return f' (here it is "{ours}": {fields[ours].description})'
+    return did_you_mean(key, fields)

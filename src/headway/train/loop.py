@@ -15,35 +15,25 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.files import atomic_write
 from headway.checkpoints.folder import save_folder
 from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.hooks import Every, Interrupted, Moment, StopRequest, TrainResult
+from headway.train.hooks import Every, Moment, TrainResult
 from headway.train.inputs import Inputs, first_model, prepare
-from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
+from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
+from headway.train.objective import Trained
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
-from headway.train.precision import DTYPES, Twin, choose_precision
-from headway.train.progress import Reporter, clock
+from headway.train.precision import DTYPES, choose_precision
+from headway.train.progress import clock
+from headway.train.run import FINAL, Run, seeded
 from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
-from headway.train.sources import config_yaml
-from headway.train.state import (
-    CONFIG,
-    Machine,
-    Progress,
-    State,
-    load_checkpoint,
-    save_checkpoint,
-    where_to_begin,
-)
+from headway.train.state import Machine, describe, where_to_begin
 from headway.train.step import Window, compute_window
 from headway.train.workers import Workers, choose_workers
-
-FINAL = "final"
 
 
 def train(
@@ -64,111 +54,62 @@ def train(
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
     out = Path(config.out)
-    start = where_to_begin(out, resume)
+    start = where_to_begin(config, resume)
     precision = choose_precision(config.dtype)
-    before = torch.get_num_threads()
-    generator = torch.get_rng_state()
-    try:
-        torch.manual_seed(config.seed)  # dropout; a checkpoint brings its own state
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+    with seeded(config.seed, config.threads):
         if start is None:
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
                 shutil.rmtree(out / left, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        run = _Run(config, prepare(config, out, start), DTYPES[precision.what], callbacks, quiet)
+        run = _TextRun(config, prepare(config, out, start), DTYPES[precision.what], callbacks, quiet)
         run.say(f"{precision.what}: {precision.why}")
         return run.go(start)
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(generator)
 
 
-class _Run:
+class _TextRun(Run[Trained, TrainResult]):
     def __init__(
         self, config: TrainConfig, inputs: Inputs, dtype: torch.dtype, callbacks: Sequence[Every], quiet: bool
     ) -> None:
-        self.config, self.inputs, self.dtype = config, inputs, dtype
-        self.out = Path(config.out)
+        self.config, self.inputs = config, inputs
         self.objective = inputs.objective
         self.rows = self.objective.examples(inputs.train, config.context, 0)
         model = first_model(config, inputs.tokenizer.vocab_size)
         inputs.tokenizer.require_fits(model.spec.vocab)
+        model.checkpoint_blocks = config.gradient_checkpointing
         threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
         side_by_side = choose_workers(
             config.workers, threads=threads, micro_batches=passes, spec=model.spec, dtype=dtype
         )
-        self.workers = Workers(int(side_by_side.what))
-        self.plan = Plan.of(config, len(self.rows), self.workers.count)
-        self.machine = Machine(threads, self.workers.count, self.plan.micro_batch)
-        self.state = State(model, Optimizer(parameter_groups(model), config, self.workers), Progress())
+        workers = Workers(int(side_by_side.what))
+        self.plan = Plan.of(config, len(self.rows), workers.count)
+        super().__init__(
+            config,
+            model,
+            Optimizer.of(parameter_groups(model), config, workers),
+            dtype=dtype,
+            machine=Machine(threads, workers.count, self.plan.micro_batch),
+            tokenizer=inputs.tokenizer,
+            data=describe(inputs.train),
+            steps=self.plan.steps,
+            workers=workers,
+            quiet=quiet,
+        )
         sampler = prompt_sampler(config, inputs.tokenizer, model.spec)
         self.callbacks = [*([sampler] if sampler else []), *callbacks]
-        self.quiet = quiet
-        self.reporter = Reporter(self.plan.steps, config.log_every, quiet=quiet)
-        self.stop = StopRequest(self.say)
         self._called: dict[int, float] = {}
-        self.flops = model.spec.train_flops(config.context)
+        self.validation: Evaluation | None = None
+        self.flops, self.peak = model.spec.train_flops(config.context), gemm_peak(dtype)
         self.bytes_per_token = inputs.train.text_bytes / max(1, len(inputs.train) - inputs.train.documents)
-
-    def say(self, text: str) -> None:
-        self.reporter.note(text)
-
-    def go(self, start: Path | None) -> TrainResult:
-        state = self.state
-        if start is not None:
-            found = load_checkpoint(
-                start, state, config=self.config, data=self.inputs.train, machine=self.machine
-            )
-            for remark in found:
-                self.say(f"not bit for bit the same run: {remark}")
-            self.say(f"going on from {start}: step {state.progress.step}")
-        self.twin = Twin(state.model, self.dtype)
-        self.twin.compute.train()
-        self.twin.compute.checkpoint_blocks = self.config.gradient_checkpointing
-        self.peak = gemm_peak(self.dtype)
-        atomic_write(self.out / CONFIG, config_yaml(self.config))
-        self.log = MetricsLog(self.out / METRICS, after=state.progress.step if start is not None else None)
-        self.began = time.monotonic() - state.progress.seconds
-        record: dict[str, Any] = {}
-        try:
-            if start is None:
-                self.save()  # shows, before any work is done, that saving works
-            with self.workers:
-                with self.stop:
-                    while not self._done():
-                        record = self._step()
-                        self._after(record)
-                return self._finish(record)
-        finally:
-            self.log.close()
-            self.reporter.close()
-
-    def save(self) -> Path:
-        self.state.progress.seconds = time.monotonic() - self.began
-        return save_checkpoint(
-            self.out,
-            self.state,
-            config=self.config,
-            tokenizer=self.inputs.tokenizer,
-            data=self.inputs.train,
-            machine=self.machine,
-        )
-
-    def _done(self) -> bool:
-        if self.plan.steps is not None:
-            return self.state.progress.step >= self.plan.steps
-        assert self.config.max_seconds is not None
-        return time.monotonic() - self.began >= self.config.max_seconds
 
     def _share(self) -> float:
         """The share of the run that is done when the present step ends."""
         if self.plan.steps is not None:
             return (self.state.progress.step + 1) / self.plan.steps
         assert self.config.max_seconds is not None
-        return (time.monotonic() - self.began) / self.config.max_seconds
+        return self.elapsed / self.config.max_seconds
 
-    def _step(self) -> dict[str, Any]:
+    def step(self) -> dict[str, Any]:
+        """See `Run`."""
         progress, config = self.state.progress, self.config
         begin = time.monotonic()
         window = compute_window(
@@ -185,10 +126,7 @@ class _Run:
             self.twin.refresh()
         progress.step += 1
         progress.trained_tokens += window.tokens
-        record = self._record(window, factor, time.monotonic() - begin)
-        self.log.write(record)
-        self.reporter.step(record)
-        return record
+        return self._record(window, factor, time.monotonic() - begin)
 
     def _record(self, window: Window, factor: float, seconds: float) -> dict[str, Any]:
         progress = self.state.progress
@@ -198,9 +136,6 @@ class _Run:
             known = window.loss is not None and self.bytes_per_token
             bits = (window.loss or 0.0) / math.log(2) / self.bytes_per_token if known else None
             measured = {"bits_per_byte": bits}
-        left = self.plan.steps - progress.step if self.plan.steps is not None else None
-        elapsed = time.monotonic() - self.began
-        eta = self.config.max_seconds - elapsed if self.config.max_seconds else (left or 0) * seconds
         return {
             "step": progress.step,
             "epoch": self.plan.epoch(progress.step),
@@ -213,25 +148,20 @@ class _Run:
             "grad_norm": window.grad_norm,
             "peak_memory_bytes": peak_rss(),
             "share_of_gemm_peak": rate * self.flops / self.peak,
-            "seconds": elapsed,
-            "eta_s": max(0.0, eta),
+            "seconds": self.elapsed,
+            "eta_s": self.eta(seconds),
         }
 
-    def _after(self, record: dict[str, Any]) -> None:
-        config, step, last = self.config, self.state.progress.step, self._done()
-        if config.eval_every and step % config.eval_every == 0 and not last:
-            self._evaluate(config.eval_tokens)
-        if config.save_every and step % config.save_every == 0 and not last:
-            self.save()
-        if self.stop.asked and not last:
-            raise Interrupted(self.save())
+    def after(self, record: dict[str, Any], last: bool) -> None:
+        """See `Run`; then the callbacks."""
+        super().after(record, last)
         for number, callback in enumerate(self.callbacks):
             now = time.monotonic()
             due = (
                 callback.seconds is not None
                 and now - self._called.get(number, self.began) >= callback.seconds
             )
-            due = due or (callback.steps is not None and step % callback.steps == 0)
+            due = due or (callback.steps is not None and self.state.progress.step % callback.steps == 0)
             if due or last:
                 self._called[number] = now
                 self._call(callback, record, last)
@@ -244,11 +174,11 @@ class _Run:
                 callback.run(
                     Moment(
                         step=self.state.progress.step,
-                        seconds=time.monotonic() - self.began,
+                        seconds=self.elapsed,
                         last=last,
                         record=record,
                         model=model,
-                        tokenizer=self.inputs.tokenizer,
+                        tokenizer=self.tokenizer,
                         say=self.say,
                     )
                 )
@@ -256,29 +186,27 @@ class _Run:
             model.train()
             torch.set_rng_state(kept)  # looking changes nothing
 
-    def _evaluate(self, limit: int | None) -> Evaluation | None:
+    def measure(self, *, last: bool) -> None:
+        """See `Run`."""
         if self.inputs.validation is None:
-            return None
-        found = evaluate(
+            return
+        self.validation = evaluate(
             self.twin.compute,
             self.inputs.validation,
             self.config.context,
-            limit=limit,
+            limit=None if last else self.config.eval_tokens,
             workers=self.workers,
             objective=self.objective,
         )
-        self.say(f"held out, step {self.state.progress.step}: {found}")
-        self.log.write({"step": self.state.progress.step, **found.record})
-        return found
+        self.say(f"held out, step {self.state.progress.step}: {self.validation}")
+        self.log.write({"step": self.state.progress.step, **self.validation.record})
 
-    def _finish(self, record: dict[str, Any]) -> TrainResult:
-        validation = self._evaluate(None)
-        self.save()
-        save_folder(self.out / FINAL, self.state.model, tokenizer=self.inputs.tokenizer)
-        progress = self.state.progress
+    def result(self, record: dict[str, Any]) -> TrainResult:
+        """See `Run`."""
+        save_folder(self.out / FINAL, self.model, tokenizer=self.tokenizer)
+        progress, spec, validation = self.state.progress, self.model.spec, self.validation
         if validation is not None and validation.bits_per_byte is not None:
             self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-        spec = self.state.model.spec
         title = f"{cell(spec.parameter_count)} parameters, {cell(progress.trained_tokens)} trained tokens"
         draw_curve(read_metrics(self.out / METRICS), self.out / CURVE, title)
         self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,21 +66,36 @@ def parameter_groups(model: nn.Module) -> Groups:
 
 
 class Optimizer:
-    """AdamW over all groups, or Muon over the matrices and AdamW over the rest, behind one learning rate.
+    """Several of torch's optimizers behind one learning rate, and their state as named tensors.
 
-    AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
-    orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
+    Args:
+        parameters: every trainable parameter by its name.
+        parts: the peak learning rate of each optimizer, and the optimizer; together they hold all of `parameters`.
+        workers: what steps the parts side by side; one after the other unless given.
     """
 
-    def __init__(self, groups: Groups, config: TrainConfig, workers: Workers | None = None) -> None:
-        self.groups, self.config = groups, config
-        self.workers = workers or Workers(1)
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        parts: Sequence[tuple[float, torch.optim.Optimizer]],
+        workers: Workers | None = None,
+    ) -> None:
+        self.parameters, self._parts, self.workers = dict(parameters), list(parts), workers or Workers(1)
+
+    @staticmethod
+    def of(groups: Groups, config: TrainConfig, workers: Workers | None = None) -> Optimizer:
+        """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
+
+        AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
+        orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
+        """
+        workers = workers or Workers(1)
         rest = [*groups.embeddings.values(), *groups.vectors.values()]
         matrices = list(groups.matrices.values())
         adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
         if config.optimizer == "adamw":
             adam.append({"params": matrices, "weight_decay": config.weight_decay})
-        self._parts: list[tuple[float, torch.optim.Optimizer]] = [
+        parts: list[tuple[float, torch.optim.Optimizer]] = [
             (
                 config.lr,
                 torch.optim.AdamW(
@@ -94,9 +109,10 @@ class Optimizer:
         ]
         if config.optimizer == "muon" and matrices:
             rate = config.matrix_lr or MATRIX_LR
-            for share in shares(matrices, self.workers.count):
+            for share in shares(matrices, workers.count):
                 muon = torch.optim.Muon(share, lr=rate, weight_decay=config.weight_decay, momentum=0.95)
-                self._parts.append((rate, muon))
+                parts.append((rate, muon))
+        return Optimizer({name: p for group in groups for name, p in group.items()}, parts, workers)
 
     def step(self, factor: float) -> None:
         """One step at `factor` times the peak learning rates; gradients are dropped afterwards."""
@@ -113,7 +129,7 @@ class Optimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ..."""
-        names = {id(p): name for group in self.groups for name, p in group.items()}
+        names = {id(p): name for name, p in self.parameters.items()}
         return {
             f"{names[id(p)]}/{key}": value.detach()
             for _, part in self._parts
@@ -123,7 +139,7 @@ class Optimizer:
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `state_tensors`, strict: CheckpointError for what is missing, left over or misshapen."""
-        parameters = {name: p for group in self.groups for name, p in group.items()}
+        parameters = self.parameters
         owner = {id(p): part for _, part in self._parts for g in part.param_groups for p in g["params"]}
         states: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
@@ -161,4 +177,5 @@ def shares(matrices: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]
 
 
 MATRIX_LR = 0.02
-STATE = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+STATE = {"Adam": ADAM, "AdamW": ADAM, "Muon": {"momentum_buffer"}}

@@ -6,9 +6,13 @@ Legend: B pairs of a batch, S source slots, T target slots.
 from __future__ import annotations
 
 import gzip
+import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +32,18 @@ class Pairs:
 
     sources: Sequence[Sequence[int]]
     targets: Sequence[Sequence[int]]
+
+    def described(self) -> dict[str, Any]:
+        """What tells these pairs from others, ids and order included."""
+        digest = hashlib.blake2b(digest_size=8)
+        for ids in chain(self.sources, self.targets):
+            digest.update(array("q", [len(ids), *ids]).tobytes())
+        return {
+            "pairs": len(self.sources),
+            "source_tokens": sum(map(len, self.sources)),
+            "target_tokens": sum(map(len, self.targets)),
+            "digest": digest.hexdigest(),
+        }
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """The pairs `rows`, padded on the right; a target is read one slot late, behind START."""
@@ -56,7 +72,8 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
     """Every pair once, beside pairs of its length; at most `batch_tokens` slots on either side, padding included.
 
     A pure function of its arguments: the pairs in an order of their own (`headway.data.order`), sorted by length,
-    cut, and the batches in an order of their own again.
+    cut, and the batches in an order of their own again. The lengths alone say how many there are, so that every epoch
+    has as many.
     """
     size = len(pairs.sources)
     drawn = order(seed, epoch, size)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
-from headway.train.objective import Trained
 
+M_co = TypeVar("M_co", bound=nn.Module, covariant=True)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -37,7 +38,7 @@ def choose_precision(asked: str) -> Choice:
     return Choice("fp32", "this CPU has no bf16 instructions", rejected=(("bf16", "emulated here"),))
 
 
-class Twin:
+class Twin(Generic[M_co]):
     """fp32 weights that are trained, and the module that computes: the same one, or a copy in bf16.
 
     A bf16 copy rather than autocast: under autocast every activation is cast on its way into every product
@@ -45,9 +46,9 @@ class Twin:
     of each micro batch are added up in fp32.
     """
 
-    def __init__(self, master: Trained, dtype: torch.dtype) -> None:
+    def __init__(self, master: M_co, dtype: torch.dtype) -> None:
         self.master = master
-        self.compute = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        self.compute: M_co = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
         both = list(zip(master.parameters(), self.compute.parameters(), strict=True))
         self._pairs = [(own, copied) for own, copied in both if own.requires_grad]
         self._copies = both if self.compute is not master else []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from headway.errors import ConfigError
 from headway.train.config import TrainConfig
+from headway.train.settings import Settings
+
+Kind = TypeVar("Kind", bound=Settings)
 
 
 def read_config(
@@ -18,10 +21,21 @@ def read_config(
     flags: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
+    """The settings of `headway train`; see `read_settings`."""
+    return read_settings(TrainConfig, path, overrides, flags, defaults)
+
+
+def read_settings(
+    kind: type[Kind],
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Kind:
     """`defaults` (the environment), a YAML file, `key=value` overrides, flags: each may be absent, later ones win.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
-    an override and as a flag, and everything that `TrainConfig.of` refuses.
+    an override and as a flag, and everything that `Settings.of` refuses.
     """
     values: dict[str, Any] = read_yaml(path) if path is not None else {}
     given, flags = parse_overrides(overrides), flags or {}
@@ -29,14 +43,14 @@ def read_config(
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
     sources += ["the command line"] if given or flags or not sources else []
-    return TrainConfig.of(dict(defaults or {}) | values | given | dict(flags), where=" + ".join(sources))
+    return kind.of(dict(defaults or {}) | values | given | dict(flags), where=" + ".join(sources))
 
 
-def config_yaml(config: TrainConfig) -> str:
-    """The resolved settings as commented YAML, which `read_config` reads back."""
+def config_yaml(config: Settings) -> str:
+    """The resolved settings as commented YAML, which `read_settings` reads back."""
     lines: list[str] = []
     group = None
-    for name, field in TrainConfig.model_fields.items():
+    for name, field in type(config).model_fields.items():
         extra: Any = field.json_schema_extra
         if extra["group"] != group:
             group = extra["group"]

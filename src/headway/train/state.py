@@ -10,6 +10,7 @@ The folder is written as one: it is there as a whole or not at all.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -24,26 +25,16 @@ from headway.checkpoints.tensors import open_tensors
 from headway.checkpoints.write import write_safetensors
 from headway.data import TokenFile
 from headway.errors import CheckpointError, ConfigError
+from headway.models import Model
 from headway.text import Tokenizer
-from headway.train.config import TrainConfig
 from headway.train.metrics import METRICS
-from headway.train.objective import Trained
 from headway.train.optimizer import Optimizer
+from headway.train.settings import Settings
 
 FORMAT = 1
 CONFIG = "config.yaml"
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
 NAME = re.compile(r"checkpoint-(\d+)")
-# What may be set differently when a run goes on: the rest decides weights, data, or the optimizer's state.
-MAY_CHANGE = frozenset(
-    ("steps", "epochs", "max_seconds", "micro_batch", "threads", "out", "log_every", "eval_every", "eval_tokens",
-     "save_every", "keep_last", "sample_prompts", "sample_every", "sample_tokens", "gradient_checkpointing",
-     "workers")
-)  # fmt: skip
-KEEPS_BITS = frozenset(
-    ("out", "log_every", "eval_every", "eval_tokens", "save_every", "keep_last", "sample_prompts", "sample_every",
-     "sample_tokens")
-)  # fmt: skip
 
 
 @dataclass
@@ -63,11 +54,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Machine:
-    """What bits depend on besides settings: resolved numbers of CPU threads, workers and rows per pass, and torch."""
+    """What bits depend on besides settings: resolved numbers of CPU threads, workers and rows per pass (None: all of
+    the step's), and torch."""
 
     threads: int
-    workers: int
-    micro_batch: int
+    workers: int = 1
+    micro_batch: int | None = None
     torch: str = str(torch.__version__)
 
 
@@ -75,26 +67,37 @@ class Machine:
 class State:
     """All that the next step depends on, besides settings and data."""
 
-    model: Trained
+    model: Model
     optimizer: Optimizer
     progress: Progress
 
 
 def save_checkpoint(
-    out: Path, state: State, *, config: TrainConfig, tokenizer: Tokenizer, data: TokenFile, machine: Machine
+    state: State,
+    *,
+    config: Settings,
+    tokenizer: Tokenizer,
+    data: Mapping[str, Any],
+    machine: Machine,
+    generation: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `out`/checkpoint-N, N being the steps done, in one atomic step; then drop the oldest ones."""
+    """Write `config.out`/checkpoint-N, N being the steps done, in one atomic step; then drop the oldest ones.
+
+    `data` tells the training data from another; `generation` is what generation_config.json says."""
+    out = Path(config.out)
     path = out / f"checkpoint-{state.progress.step}"
     record = {
         "format": FORMAT,
         **asdict(state.progress),
         "config": config.model_dump(mode="json"),
-        "data": describe(data),
+        "data": dict(data),
         "machine": asdict(machine),
     }
     with atomic_folder(path) as folder:
         # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
-        save_folder(folder / "model", state.model, tokenizer=tokenizer, keep_pairing=True)
+        save_folder(
+            folder / "model", state.model, tokenizer=tokenizer, generation=generation, keep_pairing=True
+        )
         for entry in sorted((folder / "model").iterdir()):
             disk.replace(entry, folder / entry.name)
         (folder / "model").rmdir()
@@ -107,14 +110,21 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, state: State, *, config: TrainConfig, data: TokenFile, machine: Machine
+    path: Path, state: State, *, config: Settings, data: Mapping[str, Any], machine: Machine
 ) -> list[str]:
     """Fill `state` from a checkpoint; returns remarks: what is different now, and what follows from it.
 
     Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
     """
     record = read_record(path)
-    remarks = compare(record, config, data, machine, path)
+    remarks = [f"{name} was {then!r}, is {now!r}" for name, then, now in changes(record, config, path)]
+    if record["data"] != data:
+        raise ConfigError(
+            f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
+        )
+    for name, value in asdict(machine).items():
+        if record["machine"].get(name) != value:
+            remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
     folder = load_folder(path)
     own = state.model.state_dict()
     if folder.spec != state.model.spec or own.keys() != folder.tensors.keys():
@@ -149,28 +159,27 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def compare(
-    record: dict[str, Any], config: TrainConfig, data: TokenFile, machine: Machine, path: Path
-) -> list[str]:
-    """Settings and data then and now. ConfigError for differences that do not make sense; else remarks."""
+def changes(record: dict[str, Any], config: Settings, path: Path) -> list[tuple[str, Any, Any]]:
+    """Settings that change the bits of what follows: name, value then, value now.
+
+    Raises ConfigError for differences that do not make sense, and for a checkpoint of another kind of run."""
     then, now = record["config"], config.model_dump(mode="json")
-    changed = [name for name in now if then.get(name) != now[name]]
-    wrong = [f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if n not in MAY_CHANGE]
+    lacking = [
+        name for name, field in type(config).model_fields.items() if field.is_required() and name not in then
+    ]
+    if lacking:
+        raise ConfigError(
+            f"cannot go on from {path}: it is no checkpoint of `headway {config.command}`, for its settings lack "
+            f"{', '.join(lacking)}"
+        )
+    changed = [name for name in now if then.get(name) != now[name] and name not in config.keeps_bits]
+    wrong = [f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if n not in config.may_change]
     if wrong:
         raise ConfigError(
             f"cannot go on from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
             "settings of the run (config.yaml in its folder)"
         )
-    if record["data"] != describe(data):
-        raise ConfigError(
-            f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is "
-            f"{describe(data)}"
-        )
-    remarks = [f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if n not in KEEPS_BITS]
-    for name, value in asdict(machine).items():
-        if record["machine"].get(name) != value:
-            remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
-    return remarks
+    return [(name, then.get(name), now[name]) for name in changed]
 
 
 def describe(data: TokenFile) -> dict[str, Any]:
@@ -198,14 +207,21 @@ def step_of(checkpoint: Path) -> int:
     return int(name[1])
 
 
-def where_to_begin(out: Path, resume: str) -> Path | None:
-    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed."""
+def where_to_begin(config: Settings, resume: str) -> Path | None:
+    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed, and for
+    settings that the checkpoint does not fit."""
+    out = Path(config.out)
     there = checkpoints(out)
     if resume == "auto":
-        return there[-1] if there else None
+        if not there:
+            return None
+        changes(read_record(there[-1]), config, there[-1])
+        return there[-1]
     if resume != "never":
         start = Path(resume)
-        step = read_record(start)["step"]
+        record = read_record(start)
+        changes(record, config, start)
+        step = record["step"]
         here = start.resolve().parent == out.resolve()
         later = [p.name for p in there if not here or step_of(p) > step]
         if later:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headway.errors import HeadwayError
 from headway.train.loss import IGNORED
-from headway.train.objective import Batch, Examples, losses
+from headway.train.objective import Batch, Examples, Trained, losses
 from headway.train.precision import Twin
 from headway.train.workers import Workers
 
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
     hits: int | None
 
 
-def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = None) -> Sums:
+def accumulate(twin: Twin[Trained], batches: Sequence[Batch], workers: Workers | None = None) -> Sums:
     """Add the window's gradient to `.grad` of the fp32 weights.
 
         gradient of (sum of losses over all micro batches) / (count of trained tokens over all micro batches)
@@ -81,7 +81,7 @@ def accumulate(twin: Twin, batches: Sequence[Batch], workers: Workers | None = N
 
 
 def compute_window(
-    twin: Twin,
+    twin: Twin[Trained],
     rows: Examples,
     micro_batches: Sequence[Sequence[int]],
     *,

@@ -1,6 +1,7 @@
 """Training of a translator: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5).
 
     result = train_translation(TranslationConfig(source="train.en", target="train.de", out="runs/en-de"))
+    result = train_translation(config, resume="auto")          # goes on; bit for bit the run that was never stopped
 
 Legend: B pairs of a batch, T target slots, V vocab.
 """
@@ -9,43 +10,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.checkpoints.files import atomic_write
 from headway.checkpoints.folder import save_folder
-from headway.errors import ConfigError
 from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
 from headway.text import Tokenizer
-from headway.train.hooks import StopRequest
 from headway.train.loss import IGNORED
-from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
+from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
+from headway.train.optimizer import Optimizer
 from headway.train.pairs import END, START, Batch, Pairs, batches, encode_pairs, joint_tokenizer, read_pairs
-from headway.train.precision import DTYPES, Twin, choose_precision
-from headway.train.progress import Reporter, clock
+from headway.train.precision import DTYPES, choose_precision
+from headway.train.progress import clock
+from headway.train.run import FINAL, Run, seeded
+from headway.train.state import Machine, where_to_begin
 from headway.train.step import TrainingError
 from headway.train.translation_config import TranslationConfig
 
 
 @dataclass(frozen=True)
 class TranslationResult:
-    """What a run left behind: `model` is a folder that `headway translate` reads; losses in nats per target token,
-    end of sentence included, without smoothing."""
+    """What a run left behind: `model` is a folder that `headway translate` reads; losses of the last step and of
+    held-out pairs, in nats per target token, end of sentence included, without smoothing."""
 
     model: Path
     metrics: Path
     curve: Path
     steps: int
     seconds: float
-    loss: float
+    loss: float | None
     validation_loss: float | None
 
 
@@ -92,146 +92,135 @@ def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
     return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
 
 
-def train_translation(config: TranslationConfig, *, quiet: bool = False) -> TranslationResult:
+def train_translation(
+    config: TranslationConfig, *, resume: str = "never", quiet: bool = False
+) -> TranslationResult:
     """Train as `config` says; `config.out`/final is the model's folder.
 
-    Equal settings, threads and torch give equal weights (not with `max_seconds`, which ends by the clock). A run
-    begins anew: it cannot be resumed. Ctrl-C ends it after its step, and what was learned is saved.
-    Raises DataError, ConfigError before anything is trained; TrainingError for a loss that is not finite.
+    Equal settings, threads and torch give equal weights, of a resumed run too: `resume` is as in `headway.train.train`.
+    The schedule knows of no end, so that a run that `steps` or `max_seconds` ended goes on as if it had been longer.
+    Raises DataError, ConfigError, CheckpointError before anything is trained; TrainingError for a loss that is not
+    finite; Interrupted after Ctrl-C or SIGTERM, when the running step is done and saved.
     """
-    out = Path(config.out)
-    if (out / METRICS).exists():
-        raise ConfigError(f"{out} holds a run already; give another out, or remove it")
+    start = where_to_begin(config, resume)
     precision = choose_precision(config.dtype)
     texts = read_pairs(config.source, config.target)
-    tokenizer = joint_tokenizer(chain(*texts), config.vocab)
+    tokenizer = joint_tokenizer(chain(*texts), config.vocab) if start is None else Tokenizer.load(start)
     train = encode_pairs(tokenizer, *texts, config.context)
     held: Pairs | None = None
     if config.validation_source is not None and config.validation_target is not None:
         lines = read_pairs(config.validation_source, config.validation_target)
         held = encode_pairs(tokenizer, *lines, config.context)
-    threads, generator = torch.get_num_threads(), torch.get_rng_state()
-    try:
-        torch.manual_seed(config.seed)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        model = build(translation_spec(config, tokenizer.vocab_size), seed=config.seed)
-        assert isinstance(model, EncoderDecoder)
-        out.mkdir(parents=True, exist_ok=True)
-        atomic_write(out / "config.yaml", config.yaml())
-        return _Run(config, model, DTYPES[precision.what], tokenizer, train, held, quiet).run(str(precision))
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(generator)
+    with seeded(config.seed, config.threads):
+        run = _Translation(config, DTYPES[precision.what], tokenizer, train, held, quiet)
+        run.say(f"{len(train.sources)} pairs, {run.model.spec.parameter_count} parameters, {precision}")
+        return run.go(start)
 
 
-class _Run:
-    """A run in progress."""
-
+class _Translation(Run[EncoderDecoder, TranslationResult]):
     def __init__(
         self,
         config: TranslationConfig,
-        model: EncoderDecoder,
         dtype: torch.dtype,
         tokenizer: Tokenizer,
         train: Pairs,
         held: Pairs | None,
         quiet: bool,
     ) -> None:
-        self.config, self.model, self.tokenizer, self.train, self.held = config, model, tokenizer, train, held
-        self.out = Path(config.out)
-        self.twin = Twin(cast(Any, model), dtype)
-        self.compute = cast(EncoderDecoder, self.twin.compute)
-        self.optimizer = torch.optim.Adam(
+        model = build(translation_spec(config, tokenizer.vocab_size), dtype=torch.float32, seed=config.seed)
+        assert isinstance(model, EncoderDecoder)
+        adam = torch.optim.Adam(
             model.parameters(), betas=(config.beta1, config.beta2), eps=config.eps, fused=True
         )
-        self.report = Reporter(config.steps, config.log_every, quiet=quiet)
+        super().__init__(
+            config,
+            model,
+            Optimizer(dict(model.named_parameters()), [(config.lr_scale, adam)]),
+            dtype=dtype,
+            machine=Machine(torch.get_num_threads()),
+            tokenizer=tokenizer,
+            data=train.described(),
+            steps=config.steps,
+            generation={"decoder_start_token_id": START, "eos_token_id": END},
+            quiet=quiet,
+        )
+        self.config, self.train, self.held = config, train, held
+        self.held_loss: float | None = None
+        self._epoch = 0, self._batches(0)
 
-    def run(self, precision: str) -> TranslationResult:
-        config, begun, step, loss = self.config, time.perf_counter(), 0, math.nan
-        spec = self.model.spec
-        self.report.note(f"{len(self.train.sources)} pairs, {spec.parameter_count} parameters, {precision}")
-        log, held = MetricsLog(self.out / METRICS), None
-        self.compute.train()
-        try:
-            with StopRequest(self.report.note) as stop:
-                for step, rows in zip(range(1, config.steps + 1), self._rows(), strict=False):
-                    at = time.perf_counter()
-                    loss, tokens, norm = self._step(step, rows)
-                    now = time.perf_counter()
-                    last = (
-                        step == config.steps or stop.asked or now - begun >= (config.max_seconds or math.inf)
-                    )
-                    record = {
-                        "step": step,
-                        "loss": loss,
-                        "bits_per_byte": None,
-                        "grad_norm": norm,
-                        "lr": self.optimizer.param_groups[0]["lr"],
-                        "seconds": now - begun,
-                        "tokens_per_s": tokens / (now - at),
-                        "eta_s": self._left(step, now - begun),
-                    }
-                    if self.held and (last or step % (config.eval_every or config.steps) == 0):
-                        held = record["val_loss"] = self.evaluate(self.held)
-                        self.report.note(f"step {step}  held-out loss {held:.3f} nats per token")
-                    log.write(record)
-                    self.report.step(record)
-                    if last:
-                        break
-        finally:
-            log.close()
-            self.report.close()
-        seconds = time.perf_counter() - begun
-        final = self.out / "final"
-        generation = {"decoder_start_token_id": START, "eos_token_id": END}
-        save_folder(final, self.model.eval(), tokenizer=self.tokenizer, generation=generation)
-        title = f"{spec.parameter_count:,} parameters, {len(self.train.sources):,} pairs"
-        draw_curve(read_metrics(self.out / METRICS), self.out / CURVE, title)
-        self.report.note(f"{final}: {step} steps in {clock(seconds)}")
-        return TranslationResult(final, self.out / METRICS, self.out / CURVE, step, seconds, loss, held)
-
-    def _rows(self) -> Iterator[list[int]]:
-        for epoch in count():
-            yield from batches(self.train, self.config.batch_tokens, self.config.seed, epoch)
-
-    def _left(self, step: int, seconds: float) -> float:
-        by_steps = seconds / step * (self.config.steps - step)
-        return min(by_steps, max(0.0, (self.config.max_seconds or math.inf) - seconds))
-
-    def _step(self, step: int, rows: Sequence[int]) -> tuple[float, int, float]:
-        """Nats per token before the step, tokens, and the norm of the gradient."""
-        config, batch = self.config, self.train.batch(rows)
+    def step(self) -> dict[str, Any]:
+        """See `Run`."""
+        config, progress, begin = self.config, self.state.progress, time.monotonic()
+        number, batch = progress.step + 1, self.train.batch(self._rows(progress.step))
         tokens = int((batch.targets != IGNORED).sum())
         total, nats = smoothed(self._logits(batch), batch.targets, config.label_smoothing)
         self.twin.add(self.twin.gradients(total / tokens))
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip))
         if not (math.isfinite(float(nats)) and math.isfinite(norm)):
             raise TrainingError(
-                f"step {step}: the loss or its gradient is not finite (loss sum {float(nats)}, gradient norm {norm}); "
-                "no step was made. Lower lr_scale, or raise warmup"
+                f"step {number}: the loss or its gradient is not finite (loss sum {float(nats)}, gradient norm "
+                f"{norm}); no step was made. The last checkpoint is whole, but a resumed run comes here again: begin "
+                "anew with a lower lr_scale, or a longer warmup"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = config.lr_scale * inverse_sqrt(step, config.width, config.warmup)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        factor = inverse_sqrt(number, config.width, config.warmup)
+        self.state.optimizer.step(factor)
         self.twin.refresh()
-        return float(nats) / tokens, tokens, norm
+        progress.step = number
+        progress.trained_tokens += tokens
+        seconds = time.monotonic() - begin
+        return {
+            "step": number,
+            "epoch": number / len(self._epoch[1]),
+            "loss": float(nats) / tokens,
+            "tokens": tokens,
+            "trained_tokens": progress.trained_tokens,
+            "tokens_per_s": tokens / seconds,
+            "lr": config.lr_scale * factor,
+            "grad_norm": norm,
+            "seconds": self.elapsed,
+            "eta_s": self.eta(seconds),
+        }
+
+    @torch.no_grad()
+    def measure(self, *, last: bool) -> None:
+        """See `Run`: nats per target token, without dropout and smoothing."""
+        if self.held is None:
+            return
+        self.twin.compute.eval()
+        total, tokens = 0.0, 0
+        for rows in batches(self.held, self.config.batch_tokens, 0, 0):
+            batch = self.held.batch(rows)
+            total += float(smoothed(self._logits(batch), batch.targets, 0.0)[0])
+            tokens += int((batch.targets != IGNORED).sum())
+        self.twin.compute.train()
+        number, self.held_loss = self.state.progress.step, total / tokens
+        self.say(f"held out, step {number}: {self.held_loss:.3f} nats per token")
+        self.log.write({"step": number, "val_loss": self.held_loss})
+
+    def result(self, record: dict[str, Any]) -> TranslationResult:
+        """See `Run`."""
+        final, metrics, curve = self.out / FINAL, self.out / METRICS, self.out / CURVE
+        save_folder(final, self.model, tokenizer=self.tokenizer, generation=self.generation)
+        title = f"{self.model.spec.parameter_count:,} parameters, {len(self.train.sources):,} pairs"
+        draw_curve(read_metrics(metrics), curve, title)
+        progress = self.state.progress
+        self.say(f"{final}: {progress.step} steps in {clock(progress.seconds)}")
+        return TranslationResult(
+            final, metrics, curve, progress.step, progress.seconds, record.get("loss"), self.held_loss
+        )
+
+    def _rows(self, step: int) -> list[int]:
+        """The pairs that step `step` (from 0) reads."""
+        epoch, index = divmod(step, len(self._epoch[1]))
+        if epoch != self._epoch[0]:
+            self._epoch = epoch, self._batches(epoch)
+        return self._epoch[1][index]
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        return batches(self.train, self.config.batch_tokens, self.config.seed, epoch)
 
     def _logits(self, batch: Batch) -> Tensor:
-        logits: Tensor = self.compute(
+        logits: Tensor = self.twin.compute(
             batch.source, batch.ids, source_tokens=batch.source_tokens, tokens=batch.tokens
         )
         return logits
-
-    @torch.no_grad()
-    def evaluate(self, pairs: Pairs) -> float:
-        """Nats per target token, without dropout and smoothing."""
-        self.compute.eval()
-        total, tokens = 0.0, 0
-        for rows in batches(pairs, self.config.batch_tokens, 0, 0):
-            batch = pairs.batch(rows)
-            total += float(smoothed(self._logits(batch), batch.targets, 0.0)[0])
-            tokens += int((batch.targets != IGNORED).sum())
-        self.compute.train()
-        return total / tokens

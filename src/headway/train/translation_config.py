@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import model_validator
 
-from headway.errors import ConfigError, did_you_mean
-from headway.train.config import setting
-from headway.train.sources import parse_overrides, read_yaml
+from headway.train.settings import Settings, setting
 
 
-class TranslationConfig(BaseModel):
-    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
+class TranslationConfig(Settings):
+    """Settings of a run of `headway train-translation`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    command = "train-translation"
+    keeps_bits = Settings.keeps_bits | {"steps", "max_seconds"}  # the schedule knows of no end
 
     source: str = setting(..., "sentences to translate, one a line (.gz may be read)", group="Data")
     target: str = setting(..., "their translations, line by line", group="Data")
@@ -61,8 +57,17 @@ class TranslationConfig(BaseModel):
     out: str = setting("runs/translation", "folder of the run", group="Output")
     log_every: int = setting(50, "a progress line every N steps", group="Output", unit="steps", ge=1)
     eval_every: int | None = setting(
-        None, "held-out loss every N steps [default: at the end]", group="Output", unit="steps", ge=1
+        None, "held-out loss every N steps [default: only at the end]", group="Output", unit="steps", ge=1
     )
+
+    save_every: int | None = setting(
+        None,
+        "write a checkpoint every N steps [default: only at the end]",
+        group="Output",
+        unit="steps",
+        ge=1,
+    )
+    keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> TranslationConfig:
@@ -78,36 +83,3 @@ class TranslationConfig(BaseModel):
                 "or lower the other"
             )
         return self
-
-    @classmethod
-    def read(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> TranslationConfig:
-        """A YAML file and `key=value` overrides, which win. ConfigError lists every problem."""
-        values = (read_yaml(path) if path is not None else {}) | parse_overrides(overrides)
-        return cls.of(values, where=str(path) if path is not None else "the command line")
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], where: str = "the settings") -> TranslationConfig:
-        """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
-        for key in values:
-            if key not in cls.model_fields:
-                raise ConfigError(
-                    f'{where}: unknown setting "{key}"{did_you_mean(str(key), cls.model_fields)}; there are '
-                    f"{', '.join(cls.model_fields)}"
-                )
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(map(cls._said, error.errors()))) from None
-
-    @classmethod
-    def _said(cls, item: Any) -> str:
-        if not item["loc"]:
-            return str(item["msg"].removeprefix("Value error, "))
-        name = str(item["loc"][0])
-        if item["type"] == "missing":
-            return f"{name} is missing: {cls.model_fields[name].description}"
-        return f"{name} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
-
-    def yaml(self) -> str:
-        """The resolved settings, which `read` reads back."""
-        return str(yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True))
