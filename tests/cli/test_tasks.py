@@ -113,6 +113,11 @@ def test_tags_and_answers(folders: dict[str, str], capsys: pytest.CaptureFixture
     assert [(a["start"], a["end"]) for a in said["answers"]] == [(a.start, a.end) for a in best]
     assert run(["answer", folders["answer"], "who sat", "the cats sat ."]) == 0
     assert best[0].text in capsys.readouterr().out
+    for threshold, first in (("1e9", ""), ("-1e9", best[0].text)):
+        flags = ["who sat", "the cats sat .", "--top-k", "2", "--no-answer", threshold]
+        assert report(["answer", folders["answer"], *flags], capsys)["answers"][0]["text"] == first
+    assert run(["answer", folders["answer"], "who sat", "the cats sat .", "--no-answer", "1e9"]) == 0
+    assert "no answer" in capsys.readouterr().out
 
 
 def test_embed(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

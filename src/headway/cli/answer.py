@@ -19,6 +19,15 @@ def command(
     stride: Annotated[
         int, typer.Option("--stride", min=1, help="tokens from one window of a long text to the next")
     ] = 128,
+    no_answer: Annotated[
+        float | None,
+        typer.Option(
+            "--no-answer",
+            metavar="THRESHOLD",
+            help="also weigh that the text holds none: it stands before the answers whose scores are not more than its "
+            "own plus THRESHOLD, a difference of logits (0 is even) [default: there is one]",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="windows at once")] = 32,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -32,10 +41,19 @@ def command(
     answerer = load(model, task="answer", dtype=dtype, backend=backend)
     text = read_stdin() if context is None or context == "-" else context
     found = answerer.answer(
-        question, text, top_k=top_k, longest=longest, stride=stride, batch_size=batch_size
+        question,
+        text,
+        top_k=top_k,
+        longest=longest,
+        stride=stride,
+        no_answer=no_answer,
+        batch_size=batch_size,
     )
     if json:
         print_json({"question": question, "answers": found})
         return
-    rows = [(f"{one.start}:{one.end}", f"{one.probability:.4f}", one.text) for one in found]
+    rows = [
+        (f"{one.start}:{one.end}" if one.text else "-", f"{one.probability:.4f}", one.text or "no answer")
+        for one in found
+    ]
     print(table(("place", "probability", "answer"), rows))
