@@ -52,8 +52,10 @@ class Call:
 
     @property
     def needs_grad(self) -> bool:
+        if not torch.is_grad_enabled():
+            return False
         tensors = [self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters]
-        return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return any(t.requires_grad for t in tensors)
 
     def dequantised(self) -> Call:
         """The same call with int8 keys and values as the numbers that they stand for, in the dtype of q."""
