@@ -226,6 +226,7 @@ def test_row_84_a_roformer_is_a_wobert_with_rotary_positions() -> None:
     assert isinstance(wobert.positions, Learned)
     assert roformer.positions == Rotary(10000.0, pairing="adjacent")
     rest: dict[str, Any] = {"family": "wobert", "positions": wobert.positions, "trained_context": 512}
+    rest |= {"pooled_dropout": False}  # which concerns the classifiers that transformers puts on them
     assert replace(roformer, **rest) == wobert
 
 

@@ -100,7 +100,8 @@ class HeadLayer(nn.Module):
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = masked and head.dense is not None
         self.norm = make_norm(spec.norm, inner, spec.norm_eps, spec.norm_bias) if has_norm else None
-        self.drop = nn.Dropout(spec.dropout)
+        self.drop = nn.Dropout(0.0 if head.task == "answer" else spec.dropout)
+        self.drop_pooled = spec.pooled_dropout and head.task == "classify" and head.dense is not None
         self.out: nn.Module | None = None
         if masked:
             self.out = OutputLayer(
@@ -114,7 +115,7 @@ class HeadLayer(nn.Module):
         x = hidden
         if self.task in ("classify", "embed"):
             x = pooled(hidden, tokens, self.pool)
-            x = self.drop(x) if self.task == "classify" and self.dense is not None else x
+            x = self.drop(x) if self.drop_pooled else x
         x = self.before_output(x)
         if self.task == "masked-lm":
             assert self.out is not None

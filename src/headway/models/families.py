@@ -88,7 +88,13 @@ _BERT = {
     "output_bias": True,
     "tied": True,
 }
-_ROBERTA = {**_BERT, "positions": Learned(512, offset=2), "norm_eps": 1e-5, "token_types": 1}
+_ROBERTA = {
+    **_BERT,
+    "positions": Learned(512, offset=2),
+    "norm_eps": 1e-5,
+    "token_types": 1,
+    "pooled_dropout": True,
+}
 _BART = {
     **_2017,
     **_BIASES,
@@ -252,7 +258,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "roformer": Family(
         "bert with rotary positions",
-        {**_BERT, "positions": Rotary(pairing="adjacent"), "trained_context": 1536},
+        {
+            **_BERT,
+            "positions": Rotary(pairing="adjacent"),
+            "trained_context": 1536,
+            "pooled_dropout": True,
+        },
     ),
     "wobert": Family("bert over Chinese words: the same model, of another vocab", _BERT),
     "nezha": Family(

@@ -37,6 +37,9 @@ class Head:
         embed       pool(x), divided by its length where `unit`
         states      x
 
+    In training mode, the spec's dropout falls on what C is given, except in "answer"; with `pooled_dropout` on what W
+    of "classify" is given, too. So it does in `transformers`.
+
     task     one of `TASKS`
     labels   names of the classes of "classify" and "tag"
     pool     "first": the row's first token; "mean": of its tokens (Reimers and Gurevych 2019, section 3)

@@ -91,6 +91,7 @@ def make_longformer(
         positions=positions,
         patterns=patterns,
         global_projections=True,
+        pooled_dropout=spec.pooled_dropout or family == "longformer",
         trained_context=context,
         max_context=limit,
     )

@@ -1,0 +1,106 @@
+"""In training, dropout falls where it falls in transformers: on the same tensors, in the same order."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from headway.checkpoints import load_folder
+from headway.checkpoints.restore import build_model
+from headway.models import Encoder, Head, ModelSpec, build
+from headway.tokens import Tokens
+
+SIZE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 80,
+    "max_position_embeddings": 20,
+    "hidden_dropout_prob": 0.25,
+    "attention_probs_dropout_prob": 0.0,  # of weights, whose draws are of another kind here
+    "initializer_range": 0.3,
+}
+MORE: dict[str, dict[str, Any]] = {
+    "Bert": {},
+    "Roberta": {},
+    "RoFormer": {"embedding_size": 32},
+    "Longformer": {"attention_window": 4},
+}
+CLASSES = {
+    "masked-lm": "ForMaskedLM",
+    "classify": "ForSequenceClassification",
+    "tag": "ForTokenClassification",
+    "answer": "ForQuestionAnswering",
+    "states": "Model",
+}
+Drops = list[tuple[float, tuple[int, ...]]]
+
+
+@pytest.fixture
+def drops(monkeypatch: pytest.MonkeyPatch) -> Drops:
+    """What is dropped, in order; the n-th time by the n-th mask, so that equal places give equal numbers."""
+    found: Drops = []
+
+    def dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return x
+        found.append((p, tuple(x.shape)))
+        draw = torch.Generator().manual_seed(len(found))
+        return x * (torch.rand(x.shape, generator=draw) >= p) / (1 - p)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropped)
+    return found
+
+
+def taken(drops: Drops, run: Callable[[], Tensor]) -> tuple[Tensor, Drops]:
+    drops.clear()
+    return run(), list(drops)
+
+
+@pytest.mark.parametrize("task", CLASSES)
+@pytest.mark.parametrize("family", MORE)
+def test_dropout_falls_where_it_does_in_transformers(
+    family: str, task: str, drops: Drops, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        **SIZE, **MORE[family], num_labels=2 if task == "answer" else 3
+    )
+    model = getattr(transformers, family + CLASSES[task])(config)
+    model.save_pretrained(tmp_path)
+    ours = build_model(load_folder(tmp_path))
+    assert isinstance(ours, Encoder)
+    ids = torch.randint(5, 61, (2, 8), generator=torch.Generator().manual_seed(1))
+    # None are global: what global tokens see is dropped once, too, but here in a call of its own.
+    more = {"global_attention_mask": torch.zeros(2, 8).long()} if family == "Longformer" else {}
+
+    def theirs() -> Tensor:
+        out = model.train()(ids, **more)
+        return torch.stack((out[0], out[1]), -1) if task == "answer" else out[0]
+
+    wanted, their_places = taken(drops, theirs)
+    found, places = taken(drops, lambda: ours.train()(ids))
+    assert places == their_places
+    assert len(places) > 1 + 2 * 2 - (task in ("masked-lm", "answer", "states"))
+    largest = float(wanted.detach().abs().max())
+    assert float((found - wanted).detach().abs().max()) <= 2e-5 * largest
+    _, none = taken(drops, lambda: ours.eval()(ids))
+    assert none == []
+
+
+@pytest.mark.parametrize(("family", "count"), [("bert", 1), ("nezha", 1), ("roberta", 2), ("longformer", 2)])
+def test_a_head_that_is_put_on_later_drops_as_its_family_does(family: str, count: int, drops: Drops) -> None:
+    spec = ModelSpec.of(family, vocab=61, width=48, layers=1, heads=4, hidden=80)
+    with_dense = Head("classify", labels=("a", "b"), dense="tanh")
+    for head, wanted in ((with_dense, count), (Head("classify", labels=("a", "b")), 1), (Head("embed"), 0)):
+        model = build(spec.with_head(head), seed=0)
+        assert isinstance(model, Encoder)
+        _, places = taken(
+            drops, lambda model=model: model.head(torch.ones(2, 3, 48), Tokens.range(3), torch.ones(1))
+        )
+        assert places == [(0.1, (2, 48))] * wanted
