@@ -21,7 +21,7 @@ from headway.checkpoints.lazy import LazyTensors, cast, forms, renamed
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.reading import naming, read_json
 from headway.checkpoints.sizes import check_stored
-from headway.checkpoints.strict import strict
+from headway.checkpoints.strict import other_heads, strict
 from headway.checkpoints.tensors import Tensors, open_tensors
 from headway.checkpoints.write import write_tensors
 from headway.errors import CheckpointError
@@ -106,7 +106,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         tensors,
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
-        () if layout is None else left_out(layout, tensors, spec),
+        other_heads(tensors, found) if layout is None else left_out(layout, tensors, spec),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from sys import float_info
 from typing import Any
 
 from headway.checkpoints.sizes import checked_sizes
@@ -32,7 +33,7 @@ class Given:
         value = default if value is None else value
         if value is None:
             raise ConfigError(f'config.json lacks "{key}"')
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= float_info.max:
             raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
         return float(value)
 

@@ -86,7 +86,7 @@ def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
         not positive
         or dim % heads
         or heads % kv_heads
-        or layers > MOST["layers"]
+        or layers > MOST["layer"]
         or dim // heads > MOST["head_dim"]
     ):
         raise CheckpointError(f"{path} is not a llama2.c file of version 0: its header says {header}")

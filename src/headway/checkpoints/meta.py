@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 from types import MappingProxyType
 from typing import Any
 
@@ -132,7 +133,9 @@ def translate(tensors: Mapping[str, Tensor], names: Mapping[str, str], source: s
         number = re.search(r"layers\.(\d{1,6})\.", name)
         general = name.replace(f"layers.{number[1]}.", "layers.#.", 1) if number else name
         if general not in names:
-            raise CheckpointError(f"{source}: there is no place for {name}{did_you_mean(general, names)}")
+            raise CheckpointError(
+                f"{source}: there is no place for {name or 'a tensor without a name'}{did_you_mean(general, names)}"
+            )
         new[names[general].replace("#", number[1] if number else "")] = name
     return renamed(tensors, new)
 
@@ -164,8 +167,9 @@ def read_pickled(
     heads = heads if heads is not None else said
     stored = open_shards(files, heads=heads, kv_heads=params.get("n_kv_heads"), allow_pickle=allow_pickle)
     names = TORCHTUNE if layout == "torchtune" else {theirs: theirs for theirs in META.values()}
-    weights = translate(stored, names, str(path))
-    return MetaModel(_spec(weights, params, path, heads, norm_eps), weights)
+    where = files[0] if len(files) == 1 else folder / "consolidated.*.pth"
+    weights = translate(stored, names, str(where))
+    return MetaModel(_spec(weights, params, where, heads, norm_eps), weights)
 
 
 def _params(path: Path) -> dict[str, Any]:
@@ -173,11 +177,11 @@ def _params(path: Path) -> dict[str, Any]:
     params = read_json(path) if path.exists() else {}
     for key, value in params.items():
         if key not in _PARAMS:
-            raise CheckpointError(f"{path}: unknown key {key!r}{did_you_mean(key, _PARAMS)}")
+            raise CheckpointError(f"{path}: unknown key {key[:80]!r}{did_you_mean(key, _PARAMS)}")
         kind = _PARAMS[key]
         number = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
         unknown = value is None or (key == "vocab_size" and value == -1)
-        if not unknown and not (number and (kind is bool or value > 0)):
+        if not unknown and not (number and (kind is bool or 0 < value <= float_info.max)):
             what = (
                 "true or false"
                 if kind is bool
@@ -205,7 +209,8 @@ def _spec(
     if missing or not layers:
         raise CheckpointError(f"{path}: missing {', '.join(missing[:5]) or 'all layers'}")
     if odd := [n for n, shape in shapes.items() if len(shape) != (1 if n.endswith("norm.weight") else 2)]:
-        raise CheckpointError(f"{path}: {odd[0]} has the shape {list(shapes[odd[0]])}")
+        axes = "[width]" if odd[0].endswith("norm.weight") else "[rows, columns]"
+        raise CheckpointError(f"{path}: {odd[0]} has the shape {list(shapes[odd[0]])}, expected is {axes}")
     vocab, width = shapes["tok_embeddings.weight"]
     for field, size in (("dim", width), ("n_layers", layers), ("vocab_size", vocab)):
         if params.get(field) not in (None, -1, size):
@@ -214,7 +219,10 @@ def _spec(
             )
     query, key = (shapes[f"layers.0.attention.{n}.weight"][0] for n in ("wq", "wk"))
     if query % heads or key % max(query // heads, 1) or not query or not key:
-        raise CheckpointError(f"{path}: {heads} heads do not fit queries of {query} and keys of {key} rows")
+        raise CheckpointError(
+            f"{path}: {heads} heads do not fit queries of {query} and keys of {key} rows: n_heads of params.json, or "
+            "--heads, is another model's"
+        )
     head_dim = query // heads
     if params.get("n_kv_heads", key // head_dim) * head_dim != key:
         raise CheckpointError(
@@ -226,7 +234,8 @@ def _spec(
         factor = float(params.get("rope_scaling_factor", 8.0))
         scaling = Llama3(factor, 1.0, float(params.get("rope_high_freq_factor", 4.0)), 8192)
         context = 131072
-    with naming(path):
+    beside = path.with_name("params.json")
+    with naming(beside if params else path):
         return ModelSpec(
             family="llama", vocab=vocab, width=width, layers=layers, heads=heads, kv_heads=key // head_dim,
             head_dim=head_dim, hidden=shapes["layers.0.feed_forward.w1.weight"][0], patterns=(Causal(),) * layers,

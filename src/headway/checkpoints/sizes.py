@@ -11,16 +11,17 @@ from headway.checkpoints.lazy import LazyTensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 
-MOST: Mapping[str, int] = MappingProxyType({"layers": 10_000, "head_dim": 65_536})
+MOST: Mapping[str, int] = MappingProxyType({"layer": 10_000, "head": 65_536, "head_dim": 65_536})
+"""By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
 MOST_ELSEWHERE = 2**31 - 1
 Fields = TypeVar("Fields", bound=Mapping[str, object])
 
 
 def checked_sizes(fields: Fields) -> Fields:
     """The same fields of a `ModelSpec`. Raises ConfigError for a whole number that is larger than any model's:
-    10,000 layers, 65,536 dims of a head, 2^31 - 1 of all else."""
+    10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
     for name, value in fields.items():
-        most = MOST.get(name, MOST_ELSEWHERE)
+        most = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
         if isinstance(value, int) and value > most:
             raise ConfigError(f"config.json: {name} is {value:,}, and at most {most:,} are read")
     return fields

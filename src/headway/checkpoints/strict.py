@@ -16,25 +16,33 @@ from headway.errors import CheckpointError
 from headway.models import ModelSpec
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+OTHERS = "head."
+"""What the names of an encoder's head begin with."""
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")  # written by old versions; a function of the config
 
 
 def strict(
     tensors: LazyTensors, spec: ModelSpec, path: Path, layout: Layout | None = None, other_head: bool = False
 ) -> LazyTensors:
-    """The tensors under our names: by the rules of a layout, or as they are where LLaMA's names are ours.
+    """The tensors under our names: by the rules of a layout, or as they are where LLaMA's names are ours; with
+    `other_head`, those of the head that they were saved with are not needed.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape, and for tied ones that
     differ."""
     if layout is not None:
         found = imported(layout, tensors, spec, path, other_head)
     else:
-        found = tensors.renamed(_stored(tensors, spec, path))
+        found = tensors.renamed(_stored(tensors, spec, path, other_head))
     check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
     return found
 
 
-def _stored(tensors: LazyTensors, spec: ModelSpec, path: Path) -> Mapping[str, str]:
+def other_heads(tensors: LazyTensors, found: LazyTensors) -> tuple[str, ...]:
+    """Names in a checkpoint under our names that `strict` does not read: those of another head."""
+    return tuple(name for name in tensors.forms if name.startswith(OTHERS) and name not in found.forms)
+
+
+def _stored(tensors: LazyTensors, spec: ModelSpec, path: Path, other_head: bool) -> Mapping[str, str]:
     wanted = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
     found = {name: form for name, form in tensors.forms.items() if not _DERIVED.search(name)}
     stored = dict(zip(wanted, wanted, strict=True))
@@ -51,5 +59,6 @@ def _stored(tensors: LazyTensors, spec: ModelSpec, path: Path) -> Mapping[str, s
     tip = ""
     if HEAD in wanted and HEAD not in found and EMBEDDING in found:
         tip = f"\n{HEAD} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
-    compare(found, wanted, set(found) - set(wanted), path, tip)
+    spare = {name for name in found if name not in wanted and not (other_head and name.startswith(OTHERS))}
+    compare(found, wanted, spare, path, tip)
     return stored

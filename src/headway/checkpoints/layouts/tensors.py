@@ -58,7 +58,10 @@ def imported(
         if first not in found:
             source[first] = second
         elif tied and not torch.equal(tensors[second], tensors[first]):
-            raise CheckpointError(f"{path}: {second} and {first} are one tensor in this model, but differ")
+            raise CheckpointError(
+                f"{path}: {second} and {first} are one tensor in this model, but differ: config.json is another "
+                "model's (tie_word_embeddings, if the second is a matrix of its own), or the file is damaged"
+            )
     zeros = set()
     for name, other in layout.stand_in.items():
         name = _place(name, layout, prefix)
@@ -67,12 +70,15 @@ def imported(
             found[name] = Form(wanted[name], next(iter(found.values())).dtype)
         elif name in wanted and name not in found and other is not None:
             source[name] = source[_place(other, layout, prefix)]
-    constants = _constants(layout, spec, prefix)
-    for name, value in constants.items():
-        if name in found and not _is_constant(tensors[name], value):
+    constants = _constant_shapes(layout, spec, prefix)
+    for name, shape in constants.items():
+        if name in found and (
+            found[name].shape != shape
+            or not _is_constant(tensors[name], _constants(layout, spec, prefix)[name])
+        ):
             raise CheckpointError(
-                f"{path}: {name} is not what it is in every model of this size, and would be ignored; "
-                f"expected {list(value.shape)}, {value.flatten()[:3].tolist()}, ..."
+                f"{path}: {name} is not what it is in every model of the sizes in config.json ({list(shape)}), and "
+                "would be ignored: config.json is another model's, or the file is damaged"
             )
     spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
     known = (*layout.unused, *(layout.heads if other_head else ()))
@@ -97,7 +103,7 @@ def left_out(layout: Layout, tensors: LazyTensors, spec: ModelSpec) -> tuple[str
     modern = {_new_name(layout, name): name for name in tensors.forms}
     prefix = _prefixed(layout, modern)
     read = {r.theirs for r in rules_of(layout, spec, prefix)}
-    read |= _pairs(layout, spec, read, prefix).keys() | _constants(layout, spec, prefix).keys()
+    read |= _pairs(layout, spec, read, prefix).keys() | _constant_shapes(layout, spec, prefix).keys()
     return tuple(old for new, old in modern.items() if new not in read)
 
 
@@ -177,6 +183,12 @@ def _pairs(
 
 def _constants(layout: Layout, spec: ModelSpec, prefix: bool) -> dict[str, Tensor]:
     return {_place(name, layout, prefix): value for name, value in layout.constants(spec).items()}
+
+
+def _constant_shapes(layout: Layout, spec: ModelSpec, prefix: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes of the constants, whatever sizes the config says: none is made."""
+    with torch.device("meta"):
+        return {name: tuple(value.shape) for name, value in _constants(layout, spec, prefix).items()}
 
 
 def _modern(layout: Layout, tensors: LazyTensors, path: Path) -> LazyTensors:
