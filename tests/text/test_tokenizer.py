@@ -187,7 +187,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
     for content, match in (
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
-        (b"<html>", "not a tokenizer.json"),
+        (b"<html>", "an HTML page"),
     ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=match):

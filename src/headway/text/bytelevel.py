@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
+from headway.text.beside import decoded, parsed, short
 from headway.text.pieces import byte_level_alphabet
+from headway.text.vocabulary import LARGEST_ID
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
 # the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit stands alone.
@@ -56,12 +57,11 @@ def style(kind: str, vocabulary: Mapping[str, int], path: Path) -> str:
 
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Piece -> id. Raises DataError for what is no such object, and for a piece or an id that is there twice."""
-    try:
-        pairs = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
+    pairs = parsed(path, object_pairs_hook=list)
     if not isinstance(pairs, list) or not pairs or not all(_is_pair(pair) for pair in pairs):
-        raise DataError(f'{path}: an object from pieces to ids is expected, like {{"the": 0}}')
+        raise DataError(
+            f'{path}: an object from pieces to ids is expected, like {{"the": 0}}, with ids below {LARGEST_ID:,}'
+        )
     pieces: dict[str, int] = {}
     owner: dict[int, str] = {}
     for piece, i in pairs:
@@ -74,21 +74,13 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def _is_pair(pair: Any) -> bool:
-    return (
-        isinstance(pair, tuple)
-        and isinstance(pair[1], int)
-        and not isinstance(pair[1], bool)
-        and pair[1] >= 0
-    )
+    return isinstance(pair, tuple) and type(pair[1]) is int and 0 <= pair[1] < LARGEST_ID
 
 
 def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     """The pairs, most important first. Raises DataError, with the line, for what is no pair of pieces and for pieces
     that the vocabulary lacks."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text, one merge a line: {error}") from None
+    lines = decoded(path).replace("\r\n", "\n").split("\n")
     merges = []
     for number, line in enumerate(lines, 1):
         if not line or (number == 1 and line.startswith("#version")):
@@ -96,7 +88,7 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
         pair = tuple(line.split(" "))
         if len(pair) != 2:
             raise DataError(
-                f"{path}: line {number}: two pieces with a space between are expected, got {line!r}"
+                f"{path}: line {number}: two pieces with a space between are expected, got {short(line)}"
             )
         for piece in (*pair, "".join(pair)):
             if piece not in vocabulary:

@@ -52,6 +52,8 @@ class ChatTemplate:
         self.source = source
         try:
             self._template = environment.from_string(source)
+        except RecursionError:
+            raise DataError("chat template: it is nested too deep") from None
         except TemplateError as error:
             raise DataError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
 

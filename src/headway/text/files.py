@@ -14,6 +14,15 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text import bytelevel, sentencepiece, wordpiece
+from headway.text.beside import (
+    naming,
+    read_added,
+    read_config,
+    read_json,
+    read_template,
+    refuse_impostor,
+)
+from headway.text.vocabulary import LARGEST_ID
 
 ROLES = ("cls", "sep", "mask", "pad", "unk")
 T5 = {"t5", "mt5", "umt5", "longt5"}
@@ -24,8 +33,10 @@ SENTENCEPIECE_OTHERS = {"albert", "xlnet", "pegasus", "fnet", "bigbird", "rember
 
 @dataclass(frozen=True)
 class Found:
-    """What the files say; None where they say nothing. `names`: special tokens by role, "bos" and "eos" too."""
+    """What the files say; None where they say nothing. `names`: special tokens by role, "bos" and "eos" too;
+    `file`: the one with the vocabulary."""
 
+    file: Path
     backend: Backend
     names: dict[str, str | None] = field(default_factory=dict)
     begins_with_bos: bool | None = None
@@ -59,12 +70,13 @@ def first_file(folder: Path) -> Path | None:
 
 
 def _read(file: Path, folder: Path) -> Found:
-    if file.stat().st_size == 0:
-        raise DataError(f"{file}: the file is empty")
+    with file.open("rb") as opened:
+        refuse_impostor(file, opened.read(512))
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
-    config = read_json(folder / "tokenizer_config.json") if file.suffix != ".bin" else {}
-    said = {**read_json(folder / "special_tokens_map.json"), **config} if file.suffix != ".bin" else {}
-    backend, names = reader(file, config)
+    config = read_config(folder / "tokenizer_config.json") if file.suffix != ".bin" else {}
+    said = {**read_config(folder / "special_tokens_map.json"), **config} if file.suffix != ".bin" else {}
+    with naming(file):
+        backend, names = reader(file, config)
     built = reader is not _json
     if built and file.suffix != ".bin":
         _add_declared(backend, folder, config, said, file)
@@ -84,7 +96,7 @@ def _read(file: Path, folder: Path) -> Found:
                 f"{file}: {role}_token is {name!r} in the configuration, but the tokenizer has no such token"
             )
     return Found(
-        backend, names, config.get("add_bos_token"), config.get("add_eos_token"), _template(folder, config),
+        file, backend, names, config.get("add_bos_token"), config.get("add_eos_token"), read_template(folder, config),
         {**config, **_classless()} if built or not config else config,
     )  # fmt: skip
 
@@ -111,9 +123,6 @@ def _json(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     try:
         return Backend.from_file(str(file)), {}
     except Exception as error:  # the library raises bare Exception
-        start = file.read_bytes()[:40]
-        if start.startswith(b"version https://git-lfs"):
-            raise DataError(f"{file}: a git-lfs pointer, not the file itself; run `git lfs pull`") from None
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
 
 
@@ -129,7 +138,7 @@ def _sentencepiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
             "tokenizer.json of the same model is read: put it beside"
         )
     spec = sentencepiece.read_model(file)
-    backend = sentencepiece.build(spec, sentinels=int(config.get("extra_ids", 100)) if which in T5 else 0)
+    backend = sentencepiece.build(spec, sentinels=config.get("extra_ids", 100) if which in T5 else 0)
     return backend, _piece_names(spec)
 
 
@@ -192,8 +201,8 @@ def _add_declared(
 ) -> None:
     """Adds the tokens that stand beside a vocabulary: those with ids first, each at its id, then the named ones."""
     listed = {int(i): token for i, token in config.get("added_tokens_decoder", {}).items()}
-    for name, i in read_json(folder / "added_tokens.json").items():
-        listed.setdefault(int(i), {"content": name, "special": False})
+    for name, i in read_added(folder / "added_tokens.json").items():
+        listed.setdefault(i, {"content": name, "special": False})
     for i, token in sorted(listed.items()):
         name, special = content(token), bool(token.get("special", False))
         options = {
@@ -214,33 +223,7 @@ def _add_declared(
 
 def _known(backend: Backend, value: Any) -> str | None:
     first = value[0] if isinstance(value, list) and value else value
-    return backend.id_to_token(first) if isinstance(first, int) else None
-
-
-def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {one["name"]: one["template"] for one in found}
-        if "default" not in named:
-            raise DataError(f"{folder}: chat templates {sorted(named)}, none of them named default")
-        found = named["default"]
-    return found
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} when there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{file}: an object is expected, got {type(value).__name__}")
-    return value
+    return backend.id_to_token(first) if type(first) is int and 0 <= first < LARGEST_ID else None
 
 
 def write(

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
+from headway.text.beside import naming, read_config
 from headway.text.pieces import SPACE
 
 SIDES = ("source", "target")
@@ -41,10 +42,15 @@ class MarianTokenizer:
         self.config = dict(config or {})
         roles = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
         self._names = {role: files.content(self.config.get(f"{role}_token", n)) for role, n in roles.items()}
+        separate = vocabularies["source"] is not vocabularies["target"]
         for side in SIDES:
             for role, name in self._names.items():
                 if name not in vocabularies[side]:
-                    raise DataError(f"{where}: the {role} token {name!r} is not in the {side} vocabulary")
+                    file = "target_vocab.json" if separate and side == "target" else "vocab.json"
+                    raise DataError(
+                        f"{where}: the {role} token {name[:80]!r} is not in the {side} vocabulary, {file}; its name is "
+                        "that of tokenizer_config.json, if it says one"
+                    )
         self._backends = {side: _backend(spm[side], f"{where}/{side}.spm") for side in SIDES}
         self.unk, self.eos, self.pad = (vocabularies["target"][self._names[role]] for role in roles)
 
@@ -54,7 +60,7 @@ class MarianTokenizer:
         folder = Path(folder)
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; a Marian tokenizer was to be read from it")
-        config = files.read_json(folder / "tokenizer_config.json")
+        config = read_config(folder / "tokenizer_config.json")
         own = "target_vocab.json" if config.get("separate_vocabs") else "vocab.json"
         for name in ("source.spm", "target.spm", "vocab.json", own):
             if not (folder / name).is_file():
@@ -158,7 +164,8 @@ class MarianTokenizer:
 
 
 def _backend(data: bytes, name: str) -> Backend:
-    backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
+    with naming(Path(name)):
+        backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
     backend.encode_special_tokens = True
     return backend
 

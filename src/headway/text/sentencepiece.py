@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -67,9 +69,17 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
         raise DataError(
             f"{path}: not a SentencePiece model of kind BPE or unigram ({len(pieces)} pieces, kind {model})"
         )
-    bos, eos = trainer.get(41, 1), trainer.get(42, 2)
+    unk, bos, eos = trainer.get(40, 0), trainer.get(41, 1), trainer.get(42, 2)
+    for role, i in (("unk", unk), ("bos", max(bos, 0)), ("eos", max(eos, 0))):
+        if not 0 <= i < len(pieces):
+            raise DataError(
+                f"{path}: the SentencePiece model says that {role} is id {i:,}, but it has {len(pieces)} pieces: it is "
+                "damaged, or cut short"
+            )
+    if not all(map(isfinite, scores)):
+        raise DataError(f"{path}: a SentencePiece model with a score that is no number: it is damaged")
     return Pieces(
-        pieces, scores, kinds, model, trainer.get(40, 0),
+        pieces, scores, kinds, model, unk,
         bos if bos >= 0 else None, eos if eos >= 0 else None,
         bool(trainer.get(35, 0)), bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), charsmap,
     )  # fmt: skip
@@ -109,7 +119,10 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     """
     ids = {piece: i for i, piece in enumerate(spec.pieces)}
     if len(ids) != len(spec.pieces):
-        raise DataError("this tokenizer has the same piece twice; ids would be ambiguous")
+        twice, count = Counter(spec.pieces).most_common(1)[0]
+        raise DataError(
+            f"this tokenizer has the piece {twice[:80]!r} {count} times; ids would be ambiguous: it is damaged"
+        )
     if spec.model == BPE:
         model: models.Model = models.BPE(
             vocab=ids,
@@ -232,6 +245,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+        if shift >= 70:
+            raise IndexError("a whole number of more than 10 bytes")
 
 
 def _signed(value: int) -> int:

@@ -18,6 +18,8 @@ from headway.text.stream import StreamDecoder
 ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
           "unk": ["[UNK]", "<unk>"]}  # fmt: skip
 
+LARGEST_ID = 1 << 24
+"""Above any id: tables have a row for each one."""
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -34,7 +36,11 @@ class Vocabulary:
         self, backend: Backend, *, bos: int | None, eos: int | None, special: Mapping[str, int]
     ) -> None:
         """`special`: ids by role; a role that is absent takes the special token with its usual name, if there is one.
-        Raises DataError for a role or an id that is not known."""
+        Raises DataError for a role or an id that is not known, and for ids so large that no table has a row for each.
+        """
+        largest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= LARGEST_ID:
+            raise DataError(f"there is a token of id {largest:,}, and ids are below {LARGEST_ID:,}")
         for role in special:
             if role not in ROLES:
                 raise DataError(f"no special token is called {role!r}{did_you_mean(role, ROLES)}")

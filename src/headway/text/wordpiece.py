@@ -47,7 +47,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     for i, piece in enumerate(lines):
         if piece in vocabulary:
             raise DataError(
-                f"{path}: lines {vocabulary[piece] + 1} and {i + 1} are the same piece {piece!r}; its id would be "
+                f"{path}: lines {vocabulary[piece] + 1} and {i + 1} are the same piece {piece[:80]!r}; its id would be "
                 "ambiguous"
             )
         vocabulary[piece] = i
@@ -84,7 +84,7 @@ def build(vocabulary: dict[str, int], names: Mapping[str, str], rules: Rules, pa
     for role in ("unk", "cls", "sep"):
         if names[role] not in vocabulary:
             raise DataError(
-                f"{path}: the {role} token {names[role]!r} is not among its {len(vocabulary)} pieces"
+                f"{path}: the {role} token {names[role][:80]!r} is not among its {len(vocabulary)} pieces"
             )
     backend = Backend(models.WordPiece(vocabulary, unk_token=names["unk"]))
     backend.normalizer = normalizers.BertNormalizer(

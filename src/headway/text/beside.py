@@ -1,0 +1,196 @@
+"""What stands beside a vocabulary, checked when it is read: tokenizer_config.json, special_tokens_map.json,
+added_tokens.json, and the chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from headway.errors import DataError, HeadwayError
+from headway.text.chat import ChatTemplate
+from headway.text.vocabulary import LARGEST_ID
+
+LONGEST = 256 << 20
+"""Bytes of a file that is read as JSON."""
+MOST_SENTINELS = 10_000
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _token(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return _text(value)
+    return _text(value.get("content")) and all(_flag(value.get(name)) for name in FLAGS)
+
+
+def _id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST_ID
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        key.isdecimal() and len(key) < 9 and isinstance(token, dict) and _token(token)
+        for key, token in value.items()
+    )
+
+
+def _templates(value: Any) -> bool:
+    return _text(value) or (
+        isinstance(value, list)
+        and all(
+            isinstance(one, dict) and _text(one.get("name")) and _text(one.get("template")) for one in value
+        )
+    )
+
+
+Rule = tuple[Callable[[Any], bool], str]
+_SWITCH: Rule = (_flag, "true, false or null")
+KEYS: Mapping[str, Rule] = MappingProxyType(
+    {
+        **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "trim_offsets"), _SWITCH),
+        **dict.fromkeys(("do_lower_case", "do_basic_tokenize", "strip_accents"), _SWITCH),
+        **dict.fromkeys(("tokenize_chinese_chars", "separate_vocabs"), _SWITCH),
+        **{
+            f"{role}_token": (lambda v: v is None or _token(v), 'a text, or an object with "content"')
+            for role in ("bos", "eos", "cls", "sep", "mask", "pad", "unk")
+        },
+        "tokenizer_class": (lambda v: v is None or _text(v), "a text"),
+        "extra_ids": (
+            lambda v: type(v) is int and 0 <= v <= MOST_SENTINELS,
+            f"a whole number from 0 to {MOST_SENTINELS:,}",
+        ),
+        "added_tokens_decoder": (_listed, 'an object from ids to objects with "content"'),
+        **{
+            key: (
+                lambda v: v is None or isinstance(v, dict) or (isinstance(v, list) and all(map(_token, v))),
+                'a list of texts, or of objects with "content"',
+            )
+            for key in ("additional_special_tokens", "extra_special_tokens")
+        },
+        "chat_template": (
+            lambda v: v is None or _templates(v),
+            'a text, or a list of objects with "name" and "template"',
+        ),
+    }
+)  # fmt: skip
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} when there is no such file. Raises DataError for what is none."""
+    if not file.is_file():
+        return {}
+    value = parsed(file)
+    if not isinstance(value, dict):
+        raise DataError(f"{file}: an object is expected, got {type(value).__name__}")
+    return value
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """`read_json` of tokenizer_config.json or special_tokens_map.json. Raises DataError for a key of another type than
+    it is read as."""
+    value = read_json(file)
+    for key, (fits, wanted) in KEYS.items():
+        if key in value and not fits(value[key]):
+            raise DataError(f'{file}: "{key}" must be {wanted}, got {short(value[key])}')
+    return value
+
+
+def read_added(file: Path) -> dict[str, int]:
+    """The ids of added_tokens.json, {} when there is no such file."""
+    value = read_json(file)
+    for name, i in value.items():
+        if not _id(i):
+            raise DataError(f"{file}: the id of {name[:80]!r} must be a whole number from 0, got {short(i)}")
+    return value
+
+
+def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a folder, from a file of its own or from tokenizer_config.json; None without one. Raises
+    DataError, with the file, for one that is none."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        found: Any = decoded(file)
+    else:
+        file, found = folder / "tokenizer_config.json", config.get("chat_template")
+    if isinstance(found, list):
+        named = {one["name"]: one["template"] for one in found}
+        if "default" not in named:
+            raise DataError(f"{file}: chat templates {short(sorted(named))}, none of them named default")
+        found = named["default"]
+    if found is not None:
+        with naming(file):
+            ChatTemplate(found)
+    return None if found is None else str(found)
+
+
+def parsed(file: Path, **how: Any) -> Any:
+    """What a JSON file holds. Raises DataError for what is not JSON, for what is nested too deep, and for text that no
+    UTF-8 can say."""
+    try:
+        value = json.loads(decoded(file), **how)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{file}: a text in it has a lone surrogate, which no UTF-8 can say: {error.reason}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not JSON: {error}") from None
+    return value
+
+
+def decoded(file: Path) -> str:
+    """A file's text. Raises DataError for what is not UTF-8, and for what is longer than any such file."""
+    size = file.stat().st_size
+    if size > LONGEST:
+        raise DataError(f"{file} has {size:,} bytes, and at most {LONGEST:,} are read: is it another file?")
+    raw = file.read_bytes()
+    refuse_impostor(file, raw[:512])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8: {error.reason} at byte {error.start:,}") from None
+
+
+def refuse_impostor(file: Path, head: bytes) -> None:
+    """Raise DataError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if not head:
+        raise DataError(f"{file}: the file is empty: the download or copy failed; fetch it again")
+    if start.startswith(b"version https://git-lfs"):
+        raise DataError(f"{file}: a git-lfs pointer, not the file itself; run `git lfs pull`")
+    if start.startswith((b"<!doctype html", b"<html")):
+        raise DataError(
+            f"{file}: an HTML page: a download stored an error or log-in page; fetch the file again"
+        )
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Put the file's name before an error that is raised inside and does not say it: ours, or one of the `tokenizers`
+    library, which raises many types for what it refuses."""
+    try:
+        yield
+    except HeadwayError as error:
+        if str(file) in str(error):
+            raise
+        raise DataError(f"{file}: {error}") from error
+    except Exception as error:
+        said = str(error).split("\n")[0][:300] or type(error).__name__
+        raise DataError(f"{file}: the tokenizers library refuses it: {said}") from error
+
+
+def short(value: Any) -> str:
+    """A value in at most 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
