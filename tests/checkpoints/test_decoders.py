@@ -15,7 +15,7 @@ from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.base import fused, same
+from headway.checkpoints.layouts.rules import fused, same
 from headway.checkpoints.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
 from headway.classic import MultiQueryAttention

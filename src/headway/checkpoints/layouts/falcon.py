@@ -9,14 +9,30 @@ from typing import Any
 import torch
 
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.base import Layout, Rule, interleaved, layered, same, sublayers
-from headway.checkpoints.layouts.gpt2 import ACTS, WB
-from headway.checkpoints.rope import read_rope, write_rope
+from headway.checkpoints.layouts.base import Layout
+from headway.checkpoints.layouts.bloom import NAMES
+from headway.checkpoints.layouts.keys import Keys
+from headway.checkpoints.layouts.rotary import ROPE, write_rotary
+from headway.checkpoints.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.rope import read_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import LinearBias, Rotary
+from headway.positions import LinearBias
 from headway.scores import alibi_slopes
 
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "activation": "activation",
+    "qkv_bias": "bias",
+    "out_bias": "bias",
+    "mlp_bias": "bias",
+    "norm_eps": "layer_norm_epsilon",
+    "init_std": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
 NEW = "new_decoder_architecture"
 NORMS = {
     "pre": {"input_layernorm": "input_layernorm", "post_attention_layernorm": "post_attention_layernorm"},
@@ -28,25 +44,13 @@ NORMS = {
 def _read(given: Given, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     head_dim = max(width // heads, 1)
-    size, biased, act = given.whole("max_position_embeddings"), given.flag("bias"), given.text("activation")
+    size, alibi = given.whole("max_position_embeddings"), given.flag("alibi")
     rope = read_rope(given.config, max_positions=size, head_dim=head_dim)
-    positions = _slopes(heads, head_dim, size) if given.flag("alibi") else rope.rotary
     return {
-        "vocab": given.whole("vocab_size"),
-        "width": width,
-        "layers": given.whole("num_hidden_layers"),
-        "heads": heads,
         "hidden": given.whole("ffn_hidden_size", 4 * width),
         **_blocks(given, heads),
-        "positions": positions,
-        "trained_context": size if given.flag("alibi") else rope.context,
-        "activation": ACTS.get(act, act),
-        "qkv_bias": biased,
-        "out_bias": biased,
-        "mlp_bias": biased,
-        "norm_eps": given.number("layer_norm_epsilon"),
-        "init_std": given.number("initializer_range"),
-        "tied": given.flag("tie_word_embeddings"),
+        "positions": _slopes(heads, head_dim, size) if alibi else rope.rotary,
+        "trained_context": size if alibi else rope.context,
     }
 
 
@@ -89,63 +93,40 @@ def _slopes(heads: int, head_dim: int, size: int) -> LinearBias:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    alibi = isinstance(spec.positions, LinearBias)
-    rotary = spec.positions if isinstance(spec.positions, Rotary) else Rotary(pairing="halves")
     new = spec.order == "parallel" or 1 < spec.kv_heads < spec.heads
     return {
-        "vocab_size": spec.vocab,
-        "hidden_size": spec.width,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
         "ffn_hidden_size": spec.hidden,
         NEW: new,
         "parallel_attn": spec.order != "pre" or new,
         "num_ln_in_parallel_attn": 2 if spec.order == "parallel" else 1,
         "multi_query": spec.kv_heads == 1,
         "num_kv_heads": spec.kv_heads if new else spec.heads,
-        "alibi": alibi,
-        **write_rope(rotary, spec.trained_context),
-        "activation": spec.activation,
-        "bias": spec.qkv_bias,
-        "layer_norm_epsilon": spec.norm_eps,
-        "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied,
+        "alibi": isinstance(spec.positions, LinearBias),
+        **write_rotary(spec),
     }
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs, leaves = "model.layers.#.", "transformer.h.#.", WB if spec.qkv_bias else ("weight",)
     rules = [
-        same("model.embed_tokens.weight", "transformer.word_embeddings.weight"),
-        *sublayers("model.", "transformer.", {"norm": "ln_f"}, WB),
+        *ends(spec, "transformer.word_embeddings", "transformer.ln_f"),
         *sublayers(ours, theirs, NORMS.get(spec.order, NORMS["pre"]), WB),
+        *sublayers(ours, theirs, NAMES, leaves),
+        *qkv(spec, f"{theirs}self_attention.query_key_value", leaves, by_group=True),
     ]
-    for leaf in leaves:
-        qkv = [f"{ours}self_attn.{name}_proj.{leaf}" for name in "qkv"]
-        fused = f"{theirs}self_attention.query_key_value.{leaf}"
-        rules.append(interleaved(qkv, fused, spec.heads, spec.kv_heads, spec.head_dim))
-    names = {"self_attn.o_proj": "self_attention.dense", "mlp.up_proj": "mlp.dense_h_to_4h",
-             "mlp.down_proj": "mlp.dense_4h_to_h"}  # fmt: skip
-    rules += sublayers(ours, theirs, names, leaves)
-    return layered(rules if spec.tied else [*rules, same("lm_head.weight", "lm_head.weight")], spec.layers)
+    return layered(rules, spec.layers)
 
 
 FALCON = Layout(
     family="falcon",
     architectures={"FalconForCausalLM": "lm"},
-    translated=(
-        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_kv_heads", "alibi"),
-        *("ffn_hidden_size", NEW, "parallel_attn", "num_ln_in_parallel_attn", "multi_query", "activation"),
-        *("max_position_embeddings", "original_max_position_embeddings", "rope_theta", "rope_scaling"),
-        *("rope_parameters", "bias", "layer_norm_epsilon", "initializer_range", "tie_word_embeddings"),
-    ),
+    keys=KEYS,
+    translated=(*ROPE, NEW, "num_ln_in_parallel_attn", "num_kv_heads", "ffn_hidden_size", "alibi"),
     only={
         # their dropouts fall elsewhere: on the sum of both sub-layers, and one probability on two things
         "hidden_dropout": (0.0, None),
         "attention_dropout": (0.0, None),
         "apply_residual_connection_post_layernorm": (False, None),
-        "is_encoder_decoder": (False, None),
-        "pruned_heads": ({}, None),
     },
     defaults={
         "vocab_size": 65024,

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.base import Layout, Rule, fused, interleaved, layered, sublayers
+from headway.checkpoints.layouts.base import Layout
 from headway.checkpoints.layouts.gpt2 import (
     DEFAULTS,
+    KEYS,
+    NAMES,
     ONLY,
     SUMMARY,
     TRANSLATED,
-    WB,
     read_gpt2,
     top_rules,
     write_gpt2,
 )
+from headway.checkpoints.layouts.rules import WB, Rule, layered, qkv, sublayers
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
@@ -28,7 +30,7 @@ RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", 
 
 def _read(given: Given, kind: str) -> dict[str, Any]:
     fields = read_gpt2(given, kind)
-    kv_heads = 1 if given.flag("multi_query") else fields["heads"]
+    kv_heads = 1 if given.flag("multi_query") else given.whole("n_head")
     if given.get("num_key_value_heads") not in (None, kv_heads):
         raise ConfigError(
             f"config.json: num_key_value_heads is {given.get('num_key_value_heads')}, but multi_query "
@@ -42,23 +44,20 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    ours, theirs, rules = "model.layers.#.", "transformer.h.#.", top_rules(spec)
-    one = spec.head_dim
-    for leaf in WB:
-        qkv = [f"{ours}self_attn.{name}_proj.{leaf}" for name in "qkv"]
-        whole = f"{theirs}attn.c_attn.{leaf}"
-        if spec.kv_heads == 1:
-            rules.append(fused(qkv, whole, [spec.heads * one, one, one]))
-        else:
-            rules.append(interleaved(qkv, whole, spec.heads, spec.heads, one))
-    names = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
-    return layered([*rules, *sublayers(ours, theirs, names, WB)], spec.layers)
+    theirs = "transformer.h.#."
+    rules = [
+        *top_rules(spec),
+        *qkv(spec, f"{theirs}attn.c_attn", by_group=spec.kv_heads > 1),
+        *sublayers("model.layers.#.", theirs, NAMES, WB),
+    ]
+    return layered(rules, spec.layers)
 
 
 GPT_BIGCODE = Layout(
     family="gpt_bigcode",
     architectures={"GPTBigCodeForCausalLM": "lm"},
-    translated=(*TRANSLATED, "multi_query", "num_key_value_heads"),
+    keys=KEYS,
+    translated=(*TRANSLATED, "num_key_value_heads"),
     # where the softmax is computed: ours is float32 or better in any case
     only={
         **ONLY,

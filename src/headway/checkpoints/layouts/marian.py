@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.bart import (
+from headway.checkpoints.layouts.base import Layout
+from headway.checkpoints.layouts.pairs import (
+    DECODER,
     DEFAULTS,
+    ENCODER,
     HARMLESS,
     ONLY,
+    SHARED,
     SIDES,
-    TRANSLATED,
     pair_aliases,
     pair_rules,
     read_pair,
     write_pair,
 )
-from headway.checkpoints.layouts.base import Layout
 from headway.models import ModelSpec
 from headway.positions import Sinusoidal
 
@@ -29,10 +31,13 @@ POSITIONS = Sinusoidal(pairing="halves")
 
 def _read(given: Given, kind: str) -> dict[str, Any]:
     shared = given.flag("share_encoder_decoder_embeddings") and given.flag("tie_word_embeddings")
-    vocab = (
-        given.whole("vocab_size") if shared else given.whole("decoder_vocab_size", given.whole("vocab_size"))
-    )
-    return read_pair(given, "marian", positions=POSITIONS, vocab=vocab, shared_embedding=shared)
+    vocab = given.whole("vocab_size")
+    return {
+        **read_pair(given),
+        "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
+        "positions": POSITIONS,
+        "shared_embedding": shared,
+    }
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
@@ -52,7 +57,9 @@ def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
 MARIAN = Layout(
     family="marian",
     architectures={"MarianMTModel": "lm", "MarianModel": "lm"},
-    translated=(*TRANSLATED, "decoder_vocab_size", "share_encoder_decoder_embeddings"),
+    keys=DECODER,
+    encoder_keys=ENCODER,
+    translated=("decoder_vocab_size",),
     only={
         **ONLY,
         "static_position_embeddings": (True, None),
@@ -68,6 +75,6 @@ MARIAN = Layout(
     aliases=pair_aliases,
     stand_in={"final_logits_bias": None},
     constants=_tables,
-    unused=("model.shared.weight",),
+    unused=(SHARED,),
     prefix="model.",
 )

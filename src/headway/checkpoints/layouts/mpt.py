@@ -9,11 +9,24 @@ from typing import Any
 
 from headway.checkpoints.families import HARMLESS
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.base import Layout, Rule, fused, layered, same, sublayers
+from headway.checkpoints.layouts.base import Layout
+from headway.checkpoints.layouts.keys import Keys
+from headway.checkpoints.layouts.rules import Rule, ends, layered, qkv, sublayers
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import LinearBias
 
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "d_model",
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "kv_heads": "n_heads",
+    "trained_context": "max_seq_len",
+    "norm_eps": "layer_norm_epsilon",
+    "init_std": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
 NAMES = {
     "self_attn.o_proj": "attn.out_proj",
     "mlp.up_proj": "ffn.up_proj",
@@ -38,7 +51,7 @@ RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decod
 
 
 def _read(given: Given, kind: str) -> dict[str, Any]:
-    width, heads, attention = given.whole("d_model"), given.whole("n_heads"), given.get("attn_config") or {}
+    attention = given.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
     known = (*ATTENTION, "softmax_scale", *RUN, *HARMLESS)
@@ -53,18 +66,9 @@ def _read(given: Given, kind: str) -> dict[str, Any]:
     inner = Given(attention, {})
     scaled = inner.get("softmax_scale") is not None
     return {
-        "vocab": given.whole("vocab_size"),
-        "width": width,
-        "layers": given.whole("n_layers"),
-        "heads": heads,
-        "kv_heads": heads,
-        "hidden": 4 * width,
-        "positions": _slopes(heads),
+        "hidden": 4 * given.whole("d_model"),
+        "positions": _slopes(given.whole("n_heads")),
         "attention_scale": inner.number("softmax_scale") if scaled else None,
-        "norm_eps": given.number("layer_norm_epsilon"),
-        "init_std": given.number("initializer_range"),
-        "trained_context": given.whole("max_seq_len"),
-        "tied": given.flag("tie_word_embeddings"),
     }
 
 
@@ -77,46 +81,30 @@ def _slopes(heads: int) -> LinearBias:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "vocab_size": spec.vocab,
-        "d_model": spec.width,
-        "n_layers": spec.layers,
-        "n_heads": spec.heads,
-        "attn_config": {"softmax_scale": spec.attention_scale},
-        "max_seq_len": spec.trained_context,
-        "layer_norm_epsilon": spec.norm_eps,
-        "initializer_range": spec.init_std,
-        "tie_word_embeddings": spec.tied,
-    }
+    return {"attn_config": {"softmax_scale": spec.attention_scale}}
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    ours, theirs = "model.layers.#.", "transformer.blocks.#."
-    qkv = [f"{ours}self_attn.{name}_proj.weight" for name in "qkv"]
+    theirs, leaves = "transformer.blocks.#.", ("weight",)
     rules = [
-        same("model.embed_tokens.weight", "transformer.wte.weight"),
-        same("model.norm.weight", "transformer.norm_f.weight"),
-        *sublayers(ours, theirs, NAMES, ("weight",)),
-        fused(qkv, f"{theirs}attn.Wqkv.weight", [spec.heads * spec.head_dim] * 3),
+        *ends(spec, "transformer.wte", "transformer.norm_f", leaves),
+        *sublayers("model.layers.#.", theirs, NAMES, leaves),
+        *qkv(spec, f"{theirs}attn.Wqkv", leaves),
     ]
-    return layered(rules if spec.tied else [*rules, same("lm_head.weight", "lm_head.weight")], spec.layers)
+    return layered(rules, spec.layers)
 
 
 MPT = Layout(
     family="mpt",
     architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
-    translated=(
-        *("vocab_size", "d_model", "n_layers", "n_heads", "attn_config", "max_seq_len", "layer_norm_epsilon"),
-        *("initializer_range", "tie_word_embeddings"),
-    ),
+    keys=KEYS,
+    translated=("attn_config",),
     only={
         "expansion_ratio": (4, None),
         "no_bias": (True, None),
         "logit_scale": (None,),
         "resid_pdrop": (0, None),
         "emb_pdrop": (0, None),
-        "is_encoder_decoder": (False, None),
-        "pruned_heads": ({}, None),
     },
     # how LLM Foundry trained and ran them; a table of positions there is not beside ALiBi
     harmless=(

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.base import Layout, Rule, sublayers
-from headway.checkpoints.layouts.bert import (
-    ACTS,
+from headway.checkpoints.layouts.encoders import (
+    CLS,
     DEFAULTS,
-    ONLY,
-    POOLER,
-    RENAMED,
-    TRANSLATED,
-    WB,
-    masked_rules,
+    encoder_layout,
+    head_rules,
     read_encoder,
     stack_rules,
     write_encoder,
 )
+from headway.checkpoints.layouts.keys import activation
+from headway.checkpoints.layouts.rules import WB, Rule, sublayers
 from headway.models import ModelSpec
 from headway.positions import Rotary, Sinusoidal
 
@@ -31,13 +28,12 @@ LARGEST_TABLE = 2**26  # numbers
 
 
 def _read(given: Given, kind: str) -> dict[str, Any]:
-    act = given.text("hidden_act")
-    fields = read_encoder(given, kind, dense=ACTS.get(act, act))
-    columns = given.whole("embedding_size", fields["width"])
+    width = given.whole("hidden_size")
+    columns = given.whole("embedding_size", width)
     return {
-        **fields,
+        **read_encoder(given, kind, dense=activation(given, "hidden_act")),
         "positions": Rotary(pairing="adjacent", values=given.flag("rotary_value")),
-        "embedding_width": None if columns == fields["width"] else columns,
+        "embedding_width": None if columns == width else columns,
         "trained_context": given.whole("max_position_embeddings"),
     }
 
@@ -55,15 +51,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
     rules = stack_rules(spec, "roformer.")
     if spec.columns != spec.width:
         rules += sublayers("model.", "roformer.", {"embed_proj": "embeddings_project"}, WB)
-    if spec.head.task == "masked-lm":
-        top = "cls.predictions."
-        names = {"dense": f"{top}transform.dense", "norm": f"{top}transform.LayerNorm", "bias": f"{top}bias"}
-        return [*rules, *masked_rules(spec, {**names, "out": f"{top}decoder.weight"})]
-    if spec.head.dense is not None:
-        names = {"dense": "classifier.dense", "out": "classifier.out_proj"}
-        return rules + sublayers("head.", "", names if spec.head.outputs else {"dense": names["dense"]}, WB)
-    out = "qa_outputs" if spec.head.task == "answer" else "classifier"
-    return rules + (sublayers("head.", "", {"out": out}, WB) if spec.head.outputs else [])
+    return [*rules, *head_rules(spec, CLS, "classifier.dense", deep=True)]
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -75,30 +63,11 @@ def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
     return {TABLE: Sinusoidal(pairing="halves").embedding(position, spec.head_dim)}
 
 
-ROFORMER = Layout(
-    family="roformer",
-    architectures={
-        "RoFormerForMaskedLM": "masked-lm",
-        "RoFormerForSequenceClassification": "classify",
-        "RoFormerForTokenClassification": "tag",
-        "RoFormerForQuestionAnswering": "answer",
-        "RoFormerModel": "states",
-    },
-    translated=(*TRANSLATED, "embedding_size", "rotary_value"),
-    only=ONLY,
-    harmless=POOLER,
+ROFORMER = encoder_layout(
+    *("roformer", "RoFormer", _read, _write, _rules, CLS),
+    translated=("embedding_size", "rotary_value"),
     defaults={**DEFAULTS, "vocab_size": 50000, "max_position_embeddings": 1536},
-    read=_read,
-    write=_write,
-    rules=_rules,
-    prefix="roformer.",
-    aliases={
-        "cls.predictions.decoder.weight": "roformer.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    },
-    renamed=RENAMED,
     unused=("roformer.pooler.",),
-    heads=("cls.", "classifier.", "qa_outputs."),
     constants=_constants,
     pairing="adjacent",
 )

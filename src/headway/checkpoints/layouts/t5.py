@@ -1,17 +1,17 @@
 """T5 as `transformers` stores it (Raffel et al. 2019): versions 1.0, 1.1 and Flan.
 
 Version 1.0 ties the output layer to the embedding, and scales what it is given by M^-0.5; the later ones do neither.
-T5 drops after the last norm, too, in training, which headway does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from headway.checkpoints.given import Given
-from headway.checkpoints.layouts.base import Layout, Rule, layered, same
+from headway.checkpoints.layouts.base import Layout
+from headway.checkpoints.layouts.keys import Keys
+from headway.checkpoints.layouts.rules import Rule, layered, output, same
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import T5Bias
@@ -20,26 +20,18 @@ PROJECTIONS = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_new": ("g
                "silu": ("silu", False), "gated-gelu": ("gelu_pytorch_tanh", True), "gated-relu": ("relu", True),
                "gated-silu": ("silu", True)}  # fmt: skip
 ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
-TRANSLATED = (
-    *(
-        "vocab_size",
-        "d_model",
-        "d_kv",
-        "d_ff",
-        "num_layers",
-        "num_decoder_layers",
-        "num_heads",
-        "n_positions",
-    ),
-    *(
-        "relative_attention_num_buckets",
-        "relative_attention_max_distance",
-        "dropout_rate",
-        "layer_norm_epsilon",
-    ),
-    *("initializer_factor", "feed_forward_proj", "is_gated_act", "dense_act_fn"),
-    *("tie_word_embeddings", "scale_decoder_outputs"),
-)
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "d_model",
+    "heads": "num_heads",
+    "head_dim": "d_kv",
+    "hidden": "d_ff",
+    "norm_eps": "layer_norm_epsilon",
+    "trained_context": "n_positions",
+    "dropout": "dropout_rate",
+    "attention_dropout": "dropout_rate",
+    "activation_dropout": "dropout_rate",
+}
 DEFAULTS = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
             "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "n_positions": 512,
             "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "initializer_factor": 1.0,
@@ -51,31 +43,17 @@ def _read(given: Given, kind: str) -> dict[str, Any]:
     act, gated = _projection(given)
     tied = given.flag("tie_word_embeddings")
     scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
-    width, dropout, layers = given.whole("d_model"), given.number("dropout_rate"), given.whole("num_layers")
     place = ("relative_attention_num_buckets", "relative_attention_max_distance")
-    spec = ModelSpec.of_pair(
-        "t5",
-        vocab=given.whole("vocab_size"),
-        width=width,
-        layers=given.whole("num_decoder_layers", layers),
-        encoder={"layers": layers},
-        heads=given.whole("num_heads"),
-        head_dim=given.whole("d_kv"),
-        hidden=given.whole("d_ff"),
-        positions=T5Bias(*map(given.whole, place)),
-        activation=act,
-        gated=gated,
+    return {
+        "layers": given.whole("num_decoder_layers", given.whole("num_layers")),
+        "positions": T5Bias(*map(given.whole, place)),
+        "activation": act,
+        "gated": gated,
         # newer versions of transformers write "tied" in any case; an output layer of its own is then in the file
-        tied=tied and scaled,
-        logit_scale=width**-0.5 if scaled else 1.0,
-        norm_eps=given.number("layer_norm_epsilon"),
-        trained_context=given.whole("n_positions"),
-        dropout=dropout,
-        attention_dropout=dropout,
-        activation_dropout=dropout,
-        init_std=round(given.number("initializer_factor") * UNIT, 12),
-    )
-    return {f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "family"}
+        "tied": tied and scaled,
+        "logit_scale": given.whole("d_model") ** -0.5 if scaled else 1.0,
+        "init_std": round(given.number("initializer_factor") * UNIT, 12),
+    }
 
 
 def _projection(given: Given) -> tuple[str, bool]:
@@ -97,34 +75,22 @@ def _projection(given: Given) -> tuple[str, bool]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    assert spec.encoder is not None
     place = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
     names = {value: key for key, value in PROJECTIONS.items()}
     return {
-        "vocab_size": spec.vocab,
-        "d_model": spec.width,
-        "d_kv": spec.head_dim,
-        "d_ff": spec.hidden,
-        "num_layers": spec.encoder.layers,
         "num_decoder_layers": spec.layers,
-        "num_heads": spec.heads,
-        "n_positions": spec.trained_context,
         "relative_attention_num_buckets": place.buckets,
         "relative_attention_max_distance": place.max_distance,
-        "dropout_rate": spec.dropout,
-        "layer_norm_epsilon": spec.norm_eps,
         "initializer_factor": round(spec.init_std / UNIT, 12),
         "feed_forward_proj": names.get((spec.activation, spec.gated), "relu"),
         "tie_word_embeddings": spec.tied,
         "scale_decoder_outputs": spec.logit_scale != 1.0,
-        "is_encoder_decoder": True,
     }
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     assert spec.encoder is not None
-    rules = [same("decoder.embed_tokens.weight", "shared.weight")]
-    rules += [] if spec.tied else [same("lm_head.weight", "lm_head.weight")]
+    rules = [same("decoder.embed_tokens.weight", "shared.weight"), *output(spec)]
     for side, one in (("encoder", spec.encoder), ("decoder", spec)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         ends = [
@@ -159,8 +125,10 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
 T5 = Layout(
     family="t5",
     architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
-    translated=TRANSLATED,
-    only={"is_encoder_decoder": (True, None), "is_decoder": (False, None)},
+    keys=KEYS,
+    encoder_keys={"layers": "num_layers"},
+    translated=("num_decoder_layers", "is_gated_act", "dense_act_fn", "scale_decoder_outputs"),
+    only={"is_decoder": (False, None)},
     harmless=("classifier_dropout", "output_past"),
     defaults=DEFAULTS,
     read=_read,

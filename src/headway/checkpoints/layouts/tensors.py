@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints.layouts.base import Layout, Rule
+from headway.checkpoints.layouts.base import Layout
+from headway.checkpoints.layouts.rules import Rule
 from headway.checkpoints.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, blank
