@@ -11,8 +11,11 @@ import pytest
 import typer
 
 from headway.cli import run
-from headway.cli.train import command
+from headway.cli.train import command as train
+from headway.cli.train_translation import command as train_translation
 from headway.train import Interrupted, TrainConfig, config_yaml, read_config
+from headway.train.settings import Settings
+from headway.train.translation_config import TranslationConfig
 
 Make = Callable[..., TrainConfig]
 
@@ -24,9 +27,12 @@ def flags(config: TrainConfig, *names: str) -> list[str]:
     return found
 
 
-def test_every_setting_is_a_flag_with_its_help() -> None:
+@pytest.mark.parametrize(
+    ("command", "kind"), [(train, TrainConfig), (train_translation, TranslationConfig)], ids=["text", "pairs"]
+)
+def test_every_setting_is_a_flag_with_its_help(command: Any, kind: type[Settings]) -> None:
     parameters = inspect.signature(command).parameters
-    for name, field in TrainConfig.model_fields.items():
+    for name, field in kind.model_fields.items():
         (info,) = [
             m for m in parameters[name].annotation.__metadata__ if isinstance(m, typer.models.OptionInfo)
         ]
@@ -167,8 +173,11 @@ def test_the_environment_is_the_weakest_source(
 ) -> None:
     monkeypatch.setenv("HEADWAY_THREADS", "3")
     monkeypatch.setenv("HEADWAY_BACKEND", "")
+    pairs = ["train-translation", "--source", "x", "--target", "y"]
     for given, wanted in (([], 3), (["threads=2"], 2), (["--threads", "1"], 1)):
         assert run(["train", "--data", "x", "--print-config", *given]) == 0
         said = capsys.readouterr().out
         assert f"threads: {wanted} " in said
         assert "backend: auto " in said
+        assert run([*pairs, "--print-config", *given]) == 0
+        assert f"threads: {wanted} " in capsys.readouterr().out
