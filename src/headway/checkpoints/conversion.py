@@ -7,7 +7,6 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,14 @@ from torch import Tensor
 from headway.checkpoints import llama2c, meta
 from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.folder import SHARD_BYTES, TOKENIZER_FILES, SavesItself, load_folder, save_state
+from headway.checkpoints.files import check_target
+from headway.checkpoints.folder import SHARD_BYTES, SavesItself, load_folder, save_state
 from headway.checkpoints.grouping import repeat_kv_heads
 from headway.checkpoints.lazy import cast, forms
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.tensors import open_tensors
+from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import Decoder, ModelSpec
 from headway.positions import Pairing, Rotary
@@ -116,10 +117,7 @@ def convert(
     the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be read.
     """
     source, target = Path(source), Path(target)
-    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(
-            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
-        )
+    check_target(target, overwrite)
     found = _open(source, frm, heads, norm_eps, allow_pickle)
     state, spec = found.state, found.spec
     if kv_heads is not None:
@@ -194,15 +192,15 @@ def _open(
     frm = _tell(source, allow_pickle) if frm == "auto" else frm
     if frm == "hf":
         folder = load_folder(source, allow_pickle=allow_pickle)
-        ids = dict(folder.generation)
-        own = _Files(folder.path, ids.get("bos_token_id"), ids.get("eos_token_id"))
 
         def own_logits(ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
             weights = folder.tensors if rounded is None else cast(folder.tensors, rounded)
             row: Tensor = fill(folder.spec, weights, dtype=dtype)(ids[None])[0]
             return row
 
-        return _Source(frm, folder.spec, folder.tensors, own_logits, own, ids)
+        return _Source(
+            frm, folder.spec, folder.tensors, own_logits, TokenizerFiles(folder), dict(folder.generation)
+        )
     if frm == "llama2c":
         model = llama2c.read(source)
     else:
@@ -234,20 +232,6 @@ def _tell(source: Path, allow_pickle: bool) -> Format:
         f"{source} is not a format that headway can tell (a Hugging Face folder, llama2.c's .bin, a pickle of Meta or "
         f"torchtune); say --from {', '.join(FORMATS[1:])}"
     )
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The tokenizer files of a folder, as they are."""
-
-    folder: Path
-    bos: int | None
-    eos: int | None
-
-    def save(self, folder: Path) -> None:
-        for file in sorted(self.folder.iterdir()):
-            if TOKENIZER_FILES.match(file.name):
-                shutil.copy(file, folder / file.name)
 
 
 def _probe(spec: ModelSpec) -> Tensor:

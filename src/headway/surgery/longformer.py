@@ -6,9 +6,7 @@ Legend: M width, S positions before, N positions after, w window.
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +15,15 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_folder, save_state, why_not_plain
-from headway.checkpoints.folder import TOKENIZER_FILES
+from headway.checkpoints.files import check_target
 from headway.checkpoints.restore import build_model, restore
+from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.checkpoints.windows import from_foreign
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec
 from headway.patterns import Global
 from headway.positions import Learned
-from headway.surgery.operation import changes, check_target
+from headway.surgery.operation import changes
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 
@@ -172,7 +171,7 @@ def lengthen(
         target,
         spec,
         state,
-        tokenizer=_Tokenizer(folder, context),
+        tokenizer=TokenizerFiles(folder, context),
         generation=folder.generation,
         keep_pairing=True,
         before_publishing=measure,
@@ -220,30 +219,3 @@ def _outputs(model: Model, ids: Tensor, mark: bool = False) -> Tensor:
     tokens = Tokens.range(len(ids))
     out: Tensor = model(ids[None], tokens=tokens.with_global([0]) if mark else tokens)
     return out
-
-
-@dataclass(frozen=True)
-class _Tokenizer:
-    """The tokenizer of a folder, file by file as it is, but for the longest row that it allows."""
-
-    folder: Folder
-    context: int
-
-    @property
-    def bos(self) -> int | None:
-        return self.folder.generation.get("bos_token_id")
-
-    @property
-    def eos(self) -> int | None:
-        return self.folder.generation.get("eos_token_id")
-
-    def save(self, folder: Path) -> None:
-        for file in sorted(self.folder.path.iterdir()):
-            if not TOKENIZER_FILES.match(file.name):
-                continue
-            shutil.copy(file, folder / file.name)
-            if file.name == "tokenizer_config.json":
-                config = json.loads(file.read_text(encoding="utf-8"))
-                if "model_max_length" in config:
-                    config["model_max_length"] = self.context
-                    (folder / file.name).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,11 +13,12 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
-from headway.checkpoints.folder import TOKENIZER_FILES
+from headway.checkpoints.files import check_target
 from headway.checkpoints.restore import fill
+from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
 from headway.data import TokenFile, encode_corpus
-from headway.errors import CheckpointError, DataError
+from headway.errors import DataError
 from headway.models import Decoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation, evaluate
@@ -160,7 +160,7 @@ def operate(
         target,
         spec,
         state,
-        tokenizer=_Files(folder),
+        tokenizer=TokenizerFiles(folder),
         generation=folder.generation,
         keep_pairing=True,
         before_publishing=lambda path: found.append(
@@ -189,14 +189,6 @@ def operate(
     )
 
 
-def check_target(target: Path, overwrite: bool) -> None:
-    """Raises CheckpointError when something is at `target` and may not be replaced."""
-    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(
-            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
-        )
-
-
 def changes(before: ModelSpec, after: ModelSpec) -> tuple[tuple[str, str, str], ...]:
     """The fields that differ, as text; of patterns, those of the layers that differ."""
     found = []
@@ -219,26 +211,6 @@ def row_length(before: ModelSpec, after: ModelSpec, beyond: int = 0) -> int:
     usual = min(max(before.trained_context, after.trained_context), max(LONGEST_ROW, 2 * beyond))
     wanted = usual if usual > beyond else 2 * beyond
     return min(n for n in (wanted, after.context_limit) if n is not None)
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The tokenizer of a folder, file by file as it is."""
-
-    folder: Folder
-
-    @property
-    def bos(self) -> int | None:
-        return self.folder.generation.get("bos_token_id")
-
-    @property
-    def eos(self) -> int | None:
-        return self.folder.generation.get("eos_token_id")
-
-    def save(self, folder: Path) -> None:
-        for file in sorted(self.folder.path.iterdir()):
-            if TOKENIZER_FILES.match(file.name):
-                shutil.copy(file, folder / file.name)
 
 
 def _check_length(text: Text | None, context: int, beyond: int) -> None:
