@@ -90,6 +90,7 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     [
         {},
         {"dropout": 0.1},
+        {"dropout": 0.1, "final_dropout": True},
         {"activation": "relu"},
         {"order": "joint"},
         {"order": "parallel"},

@@ -216,7 +216,8 @@ class Arithmetic(Shape):
             attention      L (e D (2 H + 2 K) + 4 H)             q, k, v, the output, and the logsumexp
             feed-forward   L 4 e F                               gate, its activation, up, their product
               not gated    L 2 e F                               up and its activation; e F fewer with ReLU, either way
-            dropout        (2 L + 1) e M                         what the embedding and the sub-layers kept
+            dropout        (2 L + 1) e M                         what the embedding and the sub-layers kept;
+                                                                 e M more with final_dropout
             logits         4 V                                   the log-probabilities, in float32
 
         (in order "joint" L norms fewer; in order "parallel" two norms of a layer keep one input; a norm behind the
@@ -251,7 +252,7 @@ class Arithmetic(Shape):
             "logits": tokens * 4 * self.vocab,
         }
         if self.dropout:
-            found["dropout"] = tokens * (2 * full + 1) * e * m
+            found["dropout"] = tokens * (2 * full + 1 + self.final_dropout) * e * m
         return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
 
     def _must_be_counted(self, what: str) -> None:

@@ -45,6 +45,8 @@ class Core(nn.Module):
         x = block(x) for every layer
         x = norm(x)                                               where `final_norm`
 
+    and, in training mode, dropout of what the first layer is given, and of x where `final_dropout`.
+
     Args:
         spec: what it is.
         backend: of attention, in every layer.
@@ -112,7 +114,7 @@ class Core(nn.Module):
             else:
                 x_BTM = block(x_BTM, cache=None if cache is None else cache[i], **given)
         states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
-        return states
+        return self.drop(states) if self.spec.final_dropout else states
 
     def embed(
         self,

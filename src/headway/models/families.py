@@ -238,6 +238,7 @@ FAMILIES: Mapping[str, Family] = {
             "attention_scale": 1.0,
             "tied": True,
             "dropout": 0.1,
+            "final_dropout": True,
             "attention_dropout": 0.1,
             "activation_dropout": 0.1,
             "trained_context": 512,

@@ -67,6 +67,7 @@ class Shape:
         trained_context: tokens per row in training. Longer rows run, but nothing vouches for them.
         max_context: rows longer than this are refused; None is no limit.
         dropout: probability for embeddings and the output of every sub-layer, in training mode.
+        final_dropout: `dropout` falls on the last states, too, behind the last norm (T5).
         pooled_dropout: `dropout` falls in front of a classifier's dense layer, too, and not behind it alone (RoBERTa).
         attention_dropout: probability for attention weights in training mode.
         activation_dropout: probability for the hidden layer of the feed-forward, in training mode.
@@ -111,6 +112,7 @@ class Shape:
     trained_context: int = 2048
     max_context: int | None = None
     dropout: float = 0.0
+    final_dropout: bool = False
     pooled_dropout: bool = False
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
