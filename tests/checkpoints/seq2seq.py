@@ -1,0 +1,212 @@
+"""The oracle of encoder-decoders: transformers' models of small configs, with random weights, and in float64.
+
+Weights have standard deviation 0.3: at 0.02 attention is nearly uniform and wrong positions, scales or norms hide.
+"""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config of a family. T5 does not scale scores, and starts from queries that are smaller by d_kv^-0.5 instead:
+    so they are here, or as large as everything else where `sharp`."""
+
+    family: str
+    settings: dict[str, Any]
+    sharp: bool = False
+
+
+V = 61
+PAIR: dict[str, Any] = {
+    "vocab_size": V,
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 6,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 32,
+    "pad_token_id": 60,
+    "eos_token_id": 0,
+    "decoder_start_token_id": 60,
+    "forced_eos_token_id": 0,
+}
+MARIAN = {**PAIR, "scale_embedding": True, "activation_function": "swish"}
+APART = {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 53, "pad_token_id": 52}
+T5 = {"vocab_size": V, "d_model": 48, "d_kv": 10, "d_ff": 80, "num_layers": 2, "num_heads": 4}
+NEW_T5 = {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+MILD: dict[str, Case] = {
+    "marian": Case("marian", MARIAN),
+    "marian, relu, not scaled": Case("marian", {**PAIR, "activation_function": "relu"}),
+    "marian, two vocabs": Case("marian", APART),
+    "marian, two vocabs, untied": Case("marian", {**APART, "tie_word_embeddings": False}),
+    "bart": Case("bart", PAIR),
+    "bart, scaled, gelu_new": Case(
+        "bart", {**PAIR, "scale_embedding": True, "activation_function": "gelu_new"}
+    ),
+    "bart, untied": Case("bart", {**PAIR, "tie_word_embeddings": False}),
+    "mbart": Case("mbart", {**PAIR, "scale_embedding": True}),
+    "mbart, relu": Case("mbart", {**PAIR, "activation_function": "relu"}),
+    "t5 1.0": Case("t5", T5),
+    "t5 1.0, more layers, few buckets": Case(
+        "t5",
+        {
+            **T5,
+            "num_decoder_layers": 3,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 9,
+        },
+    ),
+    "t5 1.1": Case("t5", {**NEW_T5, "num_decoder_layers": 3}),
+    "t5, gated-silu, tied": Case("t5", {**T5, "feed_forward_proj": "gated-silu"}),
+}
+SHARP = {f"{name}, sharp": replace(case, sharp=True) for name, case in MILD.items() if case.family == "t5"}
+CASES = MILD | SHARP
+SOURCE = torch.randint(0, 53, (2, 13), generator=torch.Generator().manual_seed(1))
+TARGET = torch.randint(0, 53, (2, 11), generator=torch.Generator().manual_seed(2))
+
+
+def theirs(name: str) -> Any:
+    """A transformers model of a case: every trained number normal (norm gains around 1), and the logits' bias."""
+    case = CASES[name]
+    model = AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model(case.family, **case.settings), attn_implementation="eager"
+    )
+    g = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if p.requires_grad:
+                gain = key.endswith("weight") and p.dim() == 1
+                small = key.endswith("Attention.q.weight") and not case.sharp
+                std = 0.3 * (case.settings["d_kv"] ** -0.5 if small else 1.0)
+                p.copy_(torch.randn(p.shape, generator=g) * std + gain)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_(0, 0.3, generator=g)
+        if name.startswith("t5 1.1"):  # transformers ties it until a file says otherwise
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(V, 48, generator=g) * 0.3)
+    return model.eval()
+
+
+def on_sdpa(model: Any) -> Any:
+    """The same model on the other of transformers' kernels."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def exact(model: Any) -> Any:
+    """The same model, all of it in float64: their T5 takes a norm's mean square in float32 whatever it is given, and
+    Marian's sines were rounded to that."""
+    model = copy.deepcopy(model).double()
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if isinstance(part, T5LayerNorm):
+                norm = torch.nn.RMSNorm(part.weight.shape, part.variance_epsilon)
+                norm.weight = part.weight
+                setattr(module, name, norm)
+            elif isinstance(part, MarianSinusoidalPositionalEmbedding):
+                rows, columns = part.weight.shape
+                rate = 10000.0 ** (-torch.arange(0, columns, 2, dtype=torch.float64) / columns)
+                angle = torch.outer(torch.arange(rows, dtype=torch.float64), rate)
+                sines = torch.cat((angle.sin(), angle.cos()), 1)
+                assert float((sines - part.weight).abs().max()) < 1e-7
+                part.weight.data = sines
+    return model
+
+
+def logits(
+    model: Any, source: Tensor = SOURCE, target: Tensor = TARGET, mask: Tensor | None = None
+) -> Tensor:
+    """Theirs."""
+    return model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits  # type: ignore[no-any-return]
+
+
+MODERN = {
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+}
+OPUS = {
+    **MODERN,
+    "vocab_size": 58101,
+    "d_model": 512,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+    "max_position_embeddings": 512,
+    "activation_function": "swish",
+    "scale_embedding": True,
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "opus-mt-en-de": (
+        {
+            "model_type": "marian",
+            "architectures": ["MarianMTModel"],
+            "static_position_embeddings": True,
+            "add_bias_logits": False,
+            "add_final_layer_norm": False,
+            "normalize_before": False,
+            "normalize_embedding": False,
+            "num_hidden_layers": 6,
+            "bad_words_ids": [[58100]],
+            **OPUS,
+            "pad_token_id": 58100,
+            "eos_token_id": 0,
+            "classif_dropout": 0.0,
+            "num_beams": 4,
+        },
+        73_886_208,
+    ),
+    "bart-base": (
+        {
+            "model_type": "bart",
+            "architectures": ["BartModel"],
+            "vocab_size": 50265,
+            "d_model": 768,
+            "encoder_layers": 6,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 12,
+            "decoder_attention_heads": 12,
+            "encoder_ffn_dim": 3072,
+            "decoder_ffn_dim": 3072,
+            "activation_dropout": 0.1,
+            "attention_dropout": 0.1,
+            "normalize_embedding": True,
+            "normalize_before": False,
+            "add_final_layer_norm": False,
+            "no_repeat_ngram_size": 3,
+        },
+        139_420_416,
+    ),
+    "t5-small": (
+        {
+            "model_type": "t5",
+            "architectures": ["T5ForConditionalGeneration"],
+            "n_positions": 512,
+            "output_past": True,
+        },
+        60_506_624,
+    ),
+    "flan-t5-small": (
+        {
+            "model_type": "t5",
+            "d_ff": 1024,
+            "num_layers": 8,
+            "num_decoder_layers": 8,
+            "num_heads": 6,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "n_positions": 512,
+        },
+        76_961_152,
+    ),
+}

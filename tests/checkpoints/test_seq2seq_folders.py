@@ -1,0 +1,177 @@
+"""Folders of encoder-decoders: both ways between transformers and headway, old files, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.config_out import config_from_spec
+from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.restore import build_model
+from headway.errors import CheckpointError, ConfigError
+from headway.models import EncoderDecoder, ModelSpec, build
+from tests.checkpoints.hf import off
+from tests.checkpoints.seq2seq import MARIAN, MILD, NEW_T5, PAIR, PUBLISHED, SOURCE, TARGET, V, logits, theirs
+
+
+@pytest.mark.parametrize("name", MILD)
+def test_we_save_and_they_load(name: str, tmp_path: Path) -> None:
+    model = theirs(name)
+    model.save_pretrained(tmp_path / "theirs")
+    loaded = load_folder(tmp_path / "theirs")
+    save_folder(tmp_path / "ours", build_model(loaded))
+    again, report = AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "ours", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert type(again) is type(model)
+    with torch.no_grad():
+        assert off(logits(again.eval()), logits(model)) < 1e-6
+    assert load_folder(tmp_path / "ours").spec == loaded.spec
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_size(name: str) -> None:
+    """Their counts have no bias of the logits, which is no parameter of theirs."""
+    config, count = PUBLISHED[name]
+    spec = spec_from_config(config)
+    assert spec.parameter_count - spec.vocab * spec.output_bias == count
+    again = config_from_spec(spec)
+    assert (again["model_type"], spec_from_config(again)) == (config["model_type"], spec)
+
+
+def rewritten(path: Path, change: Any) -> Path:
+    """The folder with other tensors."""
+    state = load_file(path / "model.safetensors")
+    change(state)
+    save_file({key: value.contiguous() for key, value in state.items()}, path / "model.safetensors")
+    return path
+
+
+def saved(path: Path, family: str, settings: dict[str, Any]) -> Path:
+    """A folder of transformers' with fresh weights."""
+    AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **settings)).save_pretrained(path)
+    return path
+
+
+def test_old_files_have_tables_of_positions_and_every_name_of_the_embedding(tmp_path: Path) -> None:
+    path = saved(tmp_path, "marian", MARIAN)
+    wanted = load_folder(path).tensors["encoder.layers.0.mlp.up_proj.weight"]
+    table = AutoModelForSeq2SeqLM.from_pretrained(path).model.encoder.embed_positions.weight.detach()
+
+    def old(state: dict[str, torch.Tensor]) -> None:
+        shared = state["model.shared.weight"]
+        for side in ("encoder", "decoder"):
+            state[f"model.{side}.embed_positions.weight"] = table.half()
+            state[f"model.{side}.embed_tokens.weight"] = shared.clone()
+        state["lm_head.weight"] = shared.clone()
+        del state["final_logits_bias"]
+
+    found = load_folder(rewritten(path, old)).tensors
+    assert torch.equal(found["encoder.layers.0.mlp.up_proj.weight"], wanted)
+    assert torch.equal(found["lm_head.bias"], torch.zeros(V))
+
+    def swapped(state: dict[str, torch.Tensor]) -> None:
+        state["model.decoder.embed_positions.weight"] = table.unflatten(1, (2, -1)).flip(1).flatten(1)
+
+    with pytest.raises(CheckpointError, match=r"model\.decoder\.embed_positions\.weight is not what it is"):
+        load_folder(rewritten(path, swapped))
+
+
+def test_ids_of_targets_are_read_from_either_file(tmp_path: Path) -> None:
+    path = saved(tmp_path, "marian", MARIAN)
+    (path / "generation_config.json").unlink()
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "bad_words_ids": [[60]]}))
+    wanted = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "forced_eos_token_id": 0}
+    assert load_folder(path).generation == {**wanted, "bad_words_ids": [[60]]}
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_transformers_trains_a_folder_of_ours_from_labels(family: str, tmp_path: Path) -> None:
+    """It begins the targets with the id that we wrote."""
+    size = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64, "init_std": 0.3}
+    none = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    ours = build(ModelSpec.of_pair(family, **size, **none), seed=0)
+    assert isinstance(ours, EncoderDecoder)
+    save_folder(
+        tmp_path / "ours",
+        ours,
+        generation={"decoder_start_token_id": 5, "pad_token_id": 6, "eos_token_id": 0},
+    )
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").eval()
+    shifted = torch.nn.functional.pad(TARGET[:, :-1], (1, 0), value=5)
+    with torch.no_grad():
+        found = ours(SOURCE, shifted)
+        loss = torch.nn.functional.cross_entropy(found.flatten(0, 1), TARGET.flatten())
+        assert float(theirs(input_ids=SOURCE, labels=TARGET).loss) == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_names_of_one_embedding_must_agree(tmp_path: Path) -> None:
+    path = saved(tmp_path, "bart", PAIR)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight and model\.shared\.weight are one tensor"):
+        load_folder(rewritten(path, lambda state: state.update({"lm_head.weight": torch.ones(V, 48)})))
+
+
+def test_the_stack_alone_has_the_same_tensors_without_prefix(tmp_path: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("bart", **PAIR)).eval()
+    model.model.save_pretrained(tmp_path)
+    ours = build_model(load_folder(tmp_path))
+    with torch.no_grad():
+        wanted = logits(model)
+        assert off(ours(SOURCE, TARGET), wanted) < 1e-5
+
+
+def test_an_output_layer_of_its_own_is_the_embedding_where_a_t5_file_has_none(tmp_path: Path) -> None:
+    """Newer transformers ties it while it is the same, drops it, and says "tied" in either case."""
+    path = saved(tmp_path, "t5", NEW_T5)
+    assert json.loads((path / "config.json").read_text())["tie_word_embeddings"] is True
+    tensors = load_folder(path).tensors
+    assert torch.equal(tensors["lm_head.weight"], tensors["decoder.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("marian", {"normalize_before": True}, '"normalize_before" is True, which headway does not have'),
+        ("marian", {"static_position_embeddings": False}, "static_position_embeddings"),
+        ("bart", {"encoder_layerdrop": 0.1}, '"encoder_layerdrop" is 0.1'),
+        ("bart", {"activation_function": "mish"}, "there is no activation 'mish'"),
+        ("bart", {"architectures": ["BartForQuestionAnswering"]}, "architectures"),
+        ("bart", {"d_modle": 3}, 'unknown key "d_modle".*did you mean "d_model"'),
+        ("t5", {"feed_forward_proj": "gated-glu"}, 'did you mean "gated-gelu"'),
+        (
+            "t5",
+            {"is_gated_act": True},
+            '"is_gated_act" is True, but "feed_forward_proj" \'relu\' means False',
+        ),
+        ("t5", {"dense_act_fn": "gelu"}, "\"dense_act_fn\" is 'gelu'"),
+    ],
+)
+def test_what_cannot_be_is_refused(family: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config({"model_type": family, **change})
+
+
+def test_what_the_family_cannot_say_is_saved_as_our_own(tmp_path: Path) -> None:
+    """A post-norm T5, one whose last states are not dropped, a Marian without the bias of its logits."""
+    size: dict[str, Any] = {"vocab": V, "width": 48, "layers": 2, "heads": 4, "hidden": 64}
+    for spec in (
+        ModelSpec.of_pair("t5", **size, order="post"),
+        ModelSpec.of_pair("t5", **size, final_dropout=False),
+        ModelSpec.of_pair("marian", **size, output_bias=False),
+        ModelSpec.of_pair("transformer", **size, encoder={"layers": 3, "vocab": 9}),
+    ):
+        model = build(spec, seed=0).eval()
+        save_folder(tmp_path / "model", model)
+        folder = load_folder(tmp_path / "model")
+        assert folder.config["model_type"] == "headway"
+        assert folder.spec == spec
+        source = SOURCE % 9
+        with torch.no_grad():
+            assert torch.equal(build_model(folder)(source, TARGET), model(source, TARGET))
