@@ -20,7 +20,7 @@ from headway.checkpoints.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
 from headway.classic import MultiQueryAttention
 from headway.errors import ConfigError
-from headway.models import catalog
+from headway.models import ModelSpec, catalog
 from headway.nn import Attention
 from headway.positions import LinearBias
 from headway.scores import alibi_slopes
@@ -173,6 +173,17 @@ def test_alibi_of_other_slopes_is_saved_as_ours(tmp_path: Path) -> None:
     assert config_from_spec(spec)["model_type"] == "falcon"
     assert config_from_spec(other)["model_type"] == "headway"
     assert "positions" in str(why_not_plain(other))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_one_stack_of_a_family_of_two_is_saved_as_ours_and_the_other_way_round(pair: bool) -> None:
+    sizes = {"vocab": 96, "width": 32, "layers": 2, "heads": 4, "hidden": 64}
+    for family in ("gpt2", "falcon") if pair else ("bart", "marian", "t5"):
+        spec = ModelSpec.of_pair(family, **sizes) if pair else ModelSpec.of(family, **sizes)
+        config = config_from_spec(spec)
+        assert config["model_type"] == "headway"
+        assert spec_from_config(config) == spec
+        assert why_not_plain(spec) == "encoder"
 
 
 PUBLISHED = {

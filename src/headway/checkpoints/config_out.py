@@ -70,7 +70,7 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     if (layout := layout_of(spec.family)) is not None:
         said = layout.config(spec)
         if said is None:
-            return "head"
+            return "head" if (spec.encoder is None) == (layout.encoder_keys is None) else "encoder"
         try:
             return _said_otherwise(spec, spec_from_config(said))
         except ConfigError as error:
