@@ -18,7 +18,6 @@ from headway.models import ModelSpec
 from headway.positions import Pairing
 
 ALWAYS = ("architectures", "model_type", "id2label", "label2id", "num_labels", "problem_type", "headway")
-COUNTED = ("vocab", "width", "layers", "heads", "kv_heads", "hidden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Layout:
         family: its name, also a name in `headway.models.FAMILIES`.
         architectures: class of transformers -> the kind of head that it has; the first is written.
         keys: fields of the spec that are keys of `config.json`.
-        encoder_keys: those that are the encoder's alone; None unless the family is of encoder-decoders.
+        encoder_keys: those of the encoder's own, which go before; None unless the family is of encoder-decoders.
         translated: other keys that `read` looks at, beside those of `defaults`.
         only: keys that change nothing at these values, and are refused at others.
         harmless: keys that change nothing that this family computes, whatever they are.
@@ -80,9 +79,9 @@ class Layout:
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
         given = Given(config, self.defaults)
-        fields = {**read_keys(given, self.keys), **self.read(given, self.architectures[classes[0]])}
-        known = {name: fields[name] for name in COUNTED if name in fields}
-        checked_sizes({**known, "head_dim": fields.get("head_dim", fields["width"] // fields["heads"])})
+        sizes = checked_sizes(read_keys(given, self.keys))
+        fields = {**sizes, **self.read(given, self.architectures[classes[0]])}
+        checked_sizes({"head_dim": fields["width"] // fields["heads"], **fields})
         if self.encoder_keys is None:
             return ModelSpec.of(self.family, **fields)
         encoder = checked_sizes(read_keys(given, self.encoder_keys))
@@ -94,10 +93,11 @@ class Layout:
         kinds = {kind: name for name, kind in reversed(list(self.architectures.items()))}
         if spec.head.task not in kinds or (spec.encoder is None) != (self.encoder_keys is None):
             return None
-        first: dict[str, Any] = {"architectures": [kinds[spec.head.task]], "model_type": self.family}
+        said: dict[str, Any] = {"architectures": [kinds[spec.head.task]], "model_type": self.family}
+        said |= write_keys(spec, self.keys)
         if spec.encoder is not None and self.encoder_keys is not None:
-            first |= {"is_encoder_decoder": True, **write_keys(spec.encoder, self.encoder_keys)}
-        return {**first, **write_keys(spec, self.keys), **self.write(spec)}
+            said |= {"is_encoder_decoder": True, **write_keys(spec.encoder, self.encoder_keys)}
+        return {**said, **self.write(spec)}
 
     def _check_keys(self, config: Mapping[str, Any]) -> None:
         pair = self.encoder_keys is not None

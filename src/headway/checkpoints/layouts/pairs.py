@@ -87,10 +87,9 @@ def read_pair(given: Given) -> dict[str, Any]:
 
 
 def write_pair(spec: ModelSpec) -> dict[str, Any]:
-    """What the tables do not say of both stacks."""
+    """The keys that `read_pair` reads, and what is not as the tables say."""
     place = spec.positions
     return {
-        "vocab_size": spec.vocab if spec.encoder is None else spec.encoder.vocab,
         "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,
         "scale_embedding": spec.embedding_scale != 1.0,
         "activation_function": gelu_new(spec.activation),
