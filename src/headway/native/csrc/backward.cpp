@@ -1,8 +1,9 @@
 // headway_backward: gradients of queries, keys, values and of the values of scores.
 //
-// An item is a part of the tiles of one (row, kv head): it owns its queries' gradients and sums those of keys and
-// values on its own; where a kv head is split, the sums of its parts are added in order. How it is split depends on
-// the shapes only, so the result does not depend on the number of threads.
+// An item is a part of the tiles of one (row, kv head): it owns its queries' gradients, and those of the keys and values
+// that no other item reads, which it writes as soon as its tiles have passed them. Of the others it keeps sums, which
+// are added in order. How a kv head is split depends on the shapes only, so the result does not depend on the number
+// of threads.
 #include "backward.h"
 #include "sums.h"
 
@@ -40,19 +41,23 @@ struct Worker {
   Blocks<HALF, true> blocks;
   BackTile<HALF>* tile;
   float* memory;
-  int64_t stretch;  // blocks of keys that all tiles read before the next ones
+  float* live;  // sums of blocks that this item alone reads, 0 between items
+  Part part;
+  float* kept;   // sums of the others
+  int64_t done;  // owned blocks before it have been written
   Extra extra;
   bool extra_steps;
   float q_sign;
 
-  Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most > 2 * room(work) ? room(work) + 2 : most) {
-    stretch = most > 2 * room(work) ? room(work) : w.z.blocks;
+  Worker(const Work& work, int64_t most_live) : w(work), c(work.c), blocks(c, work.packed) {
     int64_t q = whole_units(w.z.d), g = whole_units(w.z.dv), d = w.z.wide_d, dv = w.z.wide_dv;
     tile = (BackTile<HALF>*)aligned_alloc(64, (sizeof(BackTile<HALF>) + 63) / 64 * 64);
     memory = floats(TILE * (q + g + 2 * d + dv));
+    live = floats(most_live * w.block_size());
     extra_steps = c.score_count > 0 || c.dropout > 0;
     q_sign = c.scale < 0 && !c.score_count ? -1.0f : 1.0f;
     if (!ready()) return;
+    memset(live, 0, (size_t)(most_live * w.block_size()) * 4);
     tile->z = w.z;
     tile->dq = memory;
     tile->q = tile->dq + TILE * d;
@@ -65,37 +70,54 @@ struct Worker {
   ~Worker() {
     free(tile);
     free(memory);
+    free(live);
   }
-  bool ready() const { return blocks.ready() && tile && memory; }
+  bool ready() const { return blocks.ready() && tile && memory && live; }
 
-  // Blocks that fit into a cache: packed three times over, and two sums.
-  static int64_t room(const Work& w) {
-    int64_t words = HALF ? BLOCK / 2 : BLOCK;
-    return CACHED / ((words * (2 * w.z.wide_d + w.z.wide_dv) + BLOCK * w.row_size()) * 4);
+  // Sums of block n: [64][columns of keys], then [64][columns of values].
+  float* sums_of(int64_t n) const {
+    return part.owns(n) ? live + (n - part.own_first) % part.live * w.block_size() : kept + part.place(n) * w.block_size();
   }
 
-  // dk, dv: sums for the blocks from `first` on. Keys are taken a stretch at a time, by all tiles; where there are
-  // several stretches, the gradients of all queries are kept until the last. False where memory is short.
-  bool run(int64_t b, int64_t kv, int64_t split, int64_t first, float* dk, float* dv, float* const* gradients) {
+  // Writes the gradients of owned blocks before `end`.
+  void finish(int64_t b, int64_t kv, int64_t end) {
+    for (; done < end && done < part.own_last; done++) {
+      write_keys(b, kv, done, sums_of(done));
+      memset(sums_of(done), 0, (size_t)w.block_size() * 4);
+    }
+  }
+
+  // Keys are taken a stretch at a time, by all tiles; where there are several stretches, the gradients of all queries
+  // are kept until the last. False where memory is short.
+  bool run(int64_t b, int64_t kv, int64_t split, float* sums, float* const* gradients) {
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
     const headway_plan& p = c.plan;
     int64_t from = w.tile_of(split), tiles = w.tile_of(split + 1) - from, size = TILE * w.z.wide_d;
-    float* all = stretch < w.z.blocks ? floats(w.z.group * tiles * size) : nullptr;
-    if (stretch < w.z.blocks && !all) return false;
+    bool whole = w.stretch == w.z.blocks;
+    float* all = whole ? nullptr : floats(w.z.group * tiles * size);
+    if (!whole && !all) return false;
     if (all) memset(all, 0, (size_t)(w.z.group * tiles * size) * 4);
-    for (int64_t low = 0; low < w.z.blocks; low += stretch)
-      for (int64_t g = 0; g < w.z.group; g++)
-        for (int64_t t = from; t < from + tiles; t++) {
-          int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
-          int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
-          if (all && !reads(at, low)) continue;
+    part = w.part(b, split), kept = sums, done = part.own_first;
+    if (part.kept()) memset(kept, 0, (size_t)(part.kept() * w.block_size()) * 4);
+    for (int64_t low = 0; low < w.z.blocks; low += w.stretch) {
+      for (int64_t t = from; t < from + tiles; t++) {
+        int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
+        int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+        if (all && !reads(at, low)) continue;
+        int64_t passed = w.first_from(part.pinned, at);
+        if (part.live < part.owned() && whole && passed < w.z.blocks) finish(b, kv, passed);
+        for (int64_t g = 0; g < w.z.group; g++) {
+          bool more = g + 1 == w.z.group && t + 1 < from + tiles;
           tile->dq = all ? all + (g * tiles + t - from) * size : memory;
           take_rows(b, kv * w.z.group + g, begin, n, queries);
           if (!all) memset(tile->dq, 0, (size_t)size * 4);
-          read_blocks(b, kv, at, low, t + 1 < from + tiles, begin, n, queries, keys, first, dk, dv, gradients);
+          read_blocks(b, kv, at, low, more, begin, n, queries, keys, gradients);
           if (!all) write_queries(b, kv * w.z.group + g, begin, n, queries, tile->dq);
         }
+      }
+      finish(b, kv, low + w.stretch);
+    }
     for (int64_t i = 0; all && i < w.z.group * tiles; i++) {
       int64_t begin = (from + i % tiles) * p.tile, end = begin + p.tile < queries.count ? begin + p.tile : queries.count;
       write_queries(b, kv * w.z.group + i / tiles, begin, end - begin, queries, all + i * size);
@@ -108,17 +130,16 @@ struct Worker {
   bool reads(int64_t at, int64_t low) const {
     const headway_plan& p = c.plan;
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
-      if (p.begin[r] < (low + stretch) * BLOCK && p.end[r] > low * BLOCK) return true;
+      if (p.begin[r] < (low + w.stretch) * BLOCK && p.end[r] > low * BLOCK) return true;
     return false;
   }
 
   // The tile against its blocks of the stretch that begins at `low`; `more`: another tile of the same kind follows.
   void read_blocks(int64_t b, int64_t kv, int64_t at, int64_t low, bool more, int64_t begin, int64_t n,
-                   const Tokens& queries, const Tokens& keys, int64_t first, float* dk, float* dv,
-                   float* const* gradients) {
+                   const Tokens& queries, const Tokens& keys, float* const* gradients) {
     const headway_plan& p = c.plan;
     Program program{c.program, c.instructions};
-    int64_t lowest = low * BLOCK, end = (low + stretch) * BLOCK;
+    int64_t lowest = low * BLOCK, end = (low + w.stretch) * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
     tile->ahead.nothing();
     if (more)
@@ -129,7 +150,7 @@ struct Worker {
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         int64_t next = next_of(p, r, p.first[at + 1], k);
-        look_ahead(b, kv, next < end ? next / BLOCK : w.z.blocks, keys, first, dk, dv);
+        look_ahead(b, kv, next < end ? next / BLOCK : w.z.blocks, keys);
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
         if (!whole) {
@@ -138,7 +159,7 @@ struct Worker {
           if (!p.full[r])
             program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
         }
-        float *dk_at = dk + (k - first * BLOCK) * w.z.wide_d, *dv_at = dv + (k - first * BLOCK) * w.z.wide_dv;
+        float *dk_at = sums_of(k / BLOCK), *dv_at = dk_at + BLOCK * w.z.wide_d;
         if (extra_steps)
           block_of<HALF, true>(*tile, block, whole ? nullptr : seen, &extra, gradients, dk_at, dv_at);
         else
@@ -152,13 +173,11 @@ struct Worker {
   }
 
   // The block that follows, and the sums that it will be added to.
-  void look_ahead(int64_t b, int64_t kv, int64_t n, const Tokens& keys, int64_t first, const float* dk,
-                  const float* dv) const {
-    int64_t groups = (tile->count + ROWS - 1) / ROWS, there = n < w.z.blocks;
-    int64_t at = there ? (n - first) * BLOCK : 0, size = there ? BLOCK : 0;
+  void look_ahead(int64_t b, int64_t kv, int64_t n, const Tokens& keys) const {
+    int64_t groups = (tile->count + ROWS - 1) / ROWS;
+    bool there = n < w.z.blocks && part.reads(n);
     blocks.look_ahead(tile->ahead, b, kv, n, keys, groups);
-    tile->ahead.span(1, dk + at * w.z.wide_d, size * w.z.wide_d, groups);
-    tile->ahead.span(2, dv + at * w.z.wide_dv, size * w.z.wide_dv, groups);
+    tile->ahead.span(1, there ? sums_of(n) : live, there ? w.block_size() : 0, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {
@@ -195,33 +214,32 @@ struct Worker {
       pack_rows<HALF>(from + i * step, step, columns, to + i / 2 * whole_units(columns));
   }
 
-  // The gradients of keys [begin, end) of a kv head: sums of [dk | dv] parts, in order.
-  void write_keys(int64_t b, int64_t kv, int64_t begin, int64_t end, const float* dk, const float* dv) const {
+  // The gradients of the keys of block n, from their sums.
+  void write_keys(int64_t b, int64_t kv, int64_t n, const float* sums) const {
     Tokens keys = Tokens::of(c.keys, b);
-    if (end > keys.count) end = keys.count;
-    for (int64_t i = begin; i < end; i++) {
-      int64_t slot = keys.slot(i);
-      write_words(c.dk, c.type, b, kv, slot, dk + (i - begin) * w.z.wide_d, (int)c.dim, (float)c.scale * q_sign);
-      write_words(c.dv, c.type, b, kv, slot, dv + (i - begin) * w.z.wide_dv, (int)c.dim_v, 1.0f);
+    const float* of_values = sums + BLOCK * w.z.wide_d;
+    for (int64_t i = 0; i < BLOCK && n * BLOCK + i < keys.count; i++) {
+      int64_t slot = keys.slot(n * BLOCK + i);
+      write_words(c.dk, c.type, b, kv, slot, sums + i * w.z.wide_d, (int)c.dim, (float)c.scale * q_sign);
+      write_words(c.dv, c.type, b, kv, slot, of_values + i * w.z.wide_dv, (int)c.dim_v, 1.0f);
     }
   }
 };
 
-// Adds the parts of one block of keys in order and writes them.
+// Adds in order what was kept of a block of keys that nobody owns, and writes it.
 template <bool HALF>
-void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t block, float* total) {
-  int64_t b = head / w.c.kv_heads, dk_size = BLOCK * w.z.wide_d, dv_size = BLOCK * w.z.wide_dv;
-  memset(total, 0, (size_t)(dk_size + dv_size) * 4);
+void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t n, float* total) {
+  int64_t b = head / w.c.kv_heads, size = w.block_size();
+  for (int64_t s = 0; s < w.splits; s++)
+    if (w.part(b, s).owns(n)) return;
+  memset(total, 0, (size_t)size * 4);
   for (int64_t s = 0; s < w.splits; s++) {
-    Range r = w.range(b, s);
-    if (block < r.first || block >= r.last) continue;
-    const float* dk = sums.data + sums.at[head * w.splits + s];
-    const float* dv = dk + (r.last - r.first) * dk_size;
-    dk += (block - r.first) * dk_size, dv += (block - r.first) * dv_size;
-    for (int64_t i = 0; i < dk_size; i += W) store(total + i, load(total + i) + load(dk + i));
-    for (int64_t i = 0; i < dv_size; i += W) store(total + dk_size + i, load(total + dk_size + i) + load(dv + i));
+    const Part& part = w.part(b, s);
+    if (!part.reads(n)) continue;
+    const float* x = sums.kept(head, s) + part.place(n) * size;
+    for (int64_t i = 0; i < size; i += W) store(total + i, load(total + i) + load(x + i));
   }
-  worker.write_keys(b, head % w.c.kv_heads, block * BLOCK, (block + 1) * BLOCK, total, total + dk_size);
+  worker.write_keys(b, head % w.c.kv_heads, n, total);
 }
 
 template <bool HALF>
@@ -231,38 +249,30 @@ int run(const headway_call& c) {
   large_pages(c.dq, size * c.heads * c.queries.count * c.dim);
   large_pages(c.dk, size * c.kv_heads * c.keys.count * c.dim);
   large_pages(c.dv, size * c.kv_heads * c.keys.count * c.dim_v);
-  bool alone = w.splits == 1;
-  Sums sums(w, !alone);
+  if (!w.parts) return 2;
+  Sums sums(w);
   if (!sums.at) return 2;
-  int64_t most = most_blocks(c.plan), next = 0, widest = alone ? w.z.blocks : 1;
+  int64_t next = 0, most_live = 1;
+  for (int64_t i = 0; i < c.plan.rows * w.splits; i++) most_live = w.parts[i].live > most_live ? w.parts[i].live : most_live;
   int threads = (int)(c.threads < w.items ? c.threads : w.items), failed = 0;
 #pragma omp parallel num_threads(threads < 1 ? 1 : threads)
   {
-    Worker<HALF> worker(w, most);
-    float* own = floats(widest * BLOCK * w.row_size());
-    if (!worker.ready() || !own)
+    Worker<HALF> worker(w, most_live);
+    if (!worker.ready())
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else
       for (int64_t n; (n = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) {
         int64_t heads = w.items / w.splits, split = w.splits - 1 - n / heads, head = n % heads;  // the longest first
         int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
-        Range r = alone ? Range{0, w.z.blocks} : w.range(b, split);
-        int64_t rows = (r.last - r.first) * BLOCK;
-        float *dk = alone ? own : sums.data + sums.at[head * w.splits + split], *dv = dk + rows * w.z.wide_d;
-        memset(dk, 0, (size_t)(rows * w.row_size()) * 4);
         float* gradients[8];
         sums.gradients(b, split, gradients);
-        if (!worker.run(b, kv, split, r.first, dk, dv, gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
-        if (alone) worker.write_keys(b, kv, 0, rows, dk, dv);
+        if (!worker.run(b, kv, split, sums.kept(head, split), gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
       }
-    if (!alone) {
 #pragma omp barrier
-      int64_t all = c.batch * c.kv_heads * w.z.blocks;
-      if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
+    int64_t all = c.batch * c.kv_heads * w.z.blocks;
+    if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
-        for (int64_t i = 0; i < all; i++) gather<HALF>(worker, w, sums, i / w.z.blocks, i % w.z.blocks, own);
-    }
-    free(own);
+      for (int64_t i = 0; i < all; i++) gather<HALF>(worker, w, sums, i / w.z.blocks, i % w.z.blocks, worker.live);
   }
   if (!failed) sums.add_tables();
   return failed;

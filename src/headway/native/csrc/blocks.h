@@ -94,7 +94,7 @@ struct Ahead {
   struct Span {
     const float *at, *end;
     int64_t lines;  // per group
-  } spans[3];
+  } spans[2];
   struct Cursor {
     Rows rows;
     int64_t place, end, each;  // each: rows per group

@@ -40,8 +40,9 @@ struct Places {
 };
 
 // R rows from `row` against a block. A vector of scores is R rows of KEYS keys, row by row. Sums of the values are of
-// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`.
-template <bool HALF, int R>
+// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`. AGAIN: other rows of the
+// tile read the same block.
+template <bool HALF, int R, bool AGAIN>
 struct Direct {
   static constexpr int KEYS = 16 / R, GROUPS = BLOCK / KEYS, WORDS = HALF ? 8 : 16;
 
@@ -51,8 +52,14 @@ struct Direct {
     values(t, row, at);
   }
 
-  // What lies two pages further on: prefetchers of the machine stop at each.
-  INLINE void fetch(const float* x) { __builtin_prefetch((const char*)x + 8192); }
+  // What lies two pages further on: prefetchers of the machine stop at each. A block that is read again must stay in
+  // the first-level cache meanwhile: what follows waits in the second.
+  INLINE void fetch(const float* x) {
+    if (AGAIN)
+      _mm_prefetch((const char*)x + 16384, _MM_HINT_T1);
+    else
+      _mm_prefetch((const char*)x + 8192, _MM_HINT_T0);
+  }
 
   INLINE vf by_row(const float* of_rows) {
     vf x;
@@ -227,7 +234,11 @@ INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t be
     at.v[i] = row_at<HALF>(v, begin + i, words + BLOCK * t.z.d + i * t.z.dv);
   }
   each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    Direct<HALF, decltype(rows)::value>::block(t, row, at);
+    constexpr int R = decltype(rows)::value;
+    if (t.count > R)
+      Direct<HALF, R, true>::block(t, row, at);
+    else
+      Direct<HALF, R, false>::block(t, row, at);
   });
 }
 
@@ -235,7 +246,7 @@ template <bool HALF>
 INLINE void arrange(Tile<HALF>& t) {
   for (int r = 0; r < t.count; r++) t.sees[r] = true;
   each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
-    Direct<HALF, decltype(rows)::value>::arrange(t, row);
+    Direct<HALF, decltype(rows)::value, false>::arrange(t, row);
   });
 }
 
