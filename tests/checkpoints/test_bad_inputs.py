@@ -287,5 +287,5 @@ def test_training_only_keys_are_listed_not_dropped(tmp_path, extra):
     save_folder(tmp_path / "m", SPEC.build(seed=0))
     file = tmp_path / "m" / "model.safetensors"
     save_file(load_file(file) | {extra: torch.ones(2)}, file, metadata={"format": "pt"})
-    with pytest.raises(HeadwayError, match=rf"(?s)1 differences.*unexpected: {extra}"):
+    with pytest.raises(HeadwayError, match=rf"(?s)1 difference\).*unexpected: {extra}"):
         load_model(tmp_path / "m")

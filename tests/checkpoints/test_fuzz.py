@@ -4,56 +4,78 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from headway.checkpoints import load_model
-from tests.checkpoints import fuzz
+from headway.checkpoints.layouts import LAYOUTS
+from tests.checkpoints import broken_folders, fuzz
 
 
-def faults(first: int, count: int) -> list[list]:
-    """Runs in a process of its own, whose address space may grow by `fuzz.MEMORY`."""
+def faults(groups: str, first: int, count: int) -> list[object]:
+    """Runs in a process of its own, whose address space may grow by `fuzz.MEMORY`; most mutations must be refused."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.checkpoints.fuzz", str(first), str(count)],
-        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        [sys.executable, "-W", "ignore", "-m", "tests.checkpoints.fuzz", groups, str(first), str(count)],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    said = json.loads(done.stdout)
+    assert list(said) == groups.split(",")
+    for seen, found in said.values():
+        assert seen["refused"] > count / 2
+        assert seen["refused"] + seen["loaded"] + len(found) >= count
+    return [(group, *one) for group, (_, found) in said.items() for one in found]
 
 
-def test_a_few_hundred_broken_checkpoints_fail_well():
-    assert faults(0, 240) == []
+def test_some_broken_checkpoints_fail_well() -> None:
+    assert faults(",".join(fuzz.GROUPS), 0, 60) == []
 
 
 @pytest.mark.slow
-def test_ten_thousand_broken_checkpoints_fail_well():
-    assert faults(1000, 10_000) == []
+@pytest.mark.parametrize("group", fuzz.GROUPS)
+def test_ten_thousand_broken_checkpoints_fail_well(group: str) -> None:
+    assert faults(group, 1000, 1700) == []
 
 
-def test_the_fuzz_sees_what_does_not_fail_well(tmp_path, monkeypatch):
-    """Most mutations are refused; and another error than ours, silence on the file, and a hang are all reported."""
-    folders = fuzz.whole_folders(tmp_path)
-    refused = 0
+def test_every_layout_is_broken() -> None:
+    cases = (*broken_folders.ENCODERS, *broken_folders.DECODERS, *broken_folders.PAIRS)
+    assert {family for family, _, _ in cases} == set(LAYOUTS)
 
-    def counted(folder):
-        nonlocal refused
-        refused += 1
-        load_model(folder)
-        refused -= 1
 
-    monkeypatch.setattr(fuzz, "load_model", counted)
-    seeds = [seed for seed in range(40) if seed % 16]
-    assert all(fuzz.fault(seed, folders, tmp_path / "broken") is None for seed in seeds)
-    assert refused > len(seeds) / 2
+def test_the_fuzz_sees_what_does_not_fail_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another error than ours, silence on the file, an endless text and a hang are all reported."""
+    folders = fuzz.GROUPS["llama"].make(tmp_path / "whole")
 
-    def raises(error):
-        def load(folder):
+    def said(load: Callable[[Path], None]) -> str:
+        monkeypatch.setitem(fuzz.GROUPS, "llama", fuzz.GROUPS["llama"]._replace(load=load))
+        return fuzz.fault("llama", 1, folders, tmp_path / "broken") or "nothing"
+
+    def raises(error: BaseException) -> Callable[[Path], None]:
+        def load(folder: Path) -> NoReturn:
             raise error
 
-        monkeypatch.setattr(fuzz, "load_model", load)
-        return fuzz.fault(1, folders, tmp_path / "broken")
+        return load
 
-    assert raises(KeyError("x")).startswith("KeyError: 'x'")
-    assert raises(MemoryError()).startswith("MemoryError")
-    assert raises(fuzz.HeadwayError("the config is wrong")) == "names no file: the config is wrong"
-    assert raises(fuzz.HeadwayError(f"{tmp_path / 'broken'} {'x' * 9000}")).endswith("x")
+    there = tmp_path / "broken"
+    assert said(lambda folder: None) == "nothing"
+    assert said(raises(KeyError("x"))).startswith("KeyError: 'x'")
+    assert said(raises(MemoryError())).startswith("MemoryError")
+    assert said(raises(fuzz.HeadwayError("the config is wrong"))) == "names no file: the config is wrong"
+    assert said(raises(fuzz.HeadwayError(f"{there} is wrong"))).startswith(
+        "names broken and none of its files"
+    )
+    assert said(raises(fuzz.HeadwayError(f"{there}/config.json is wrong"))) == "nothing"
+    assert said(raises(fuzz.HeadwayError(f"{there}/config.json {'x' * 9000}"))).endswith("x")
+
+    def hangs(folder: Path) -> NoReturn:
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzz, "SECONDS", 0.05)
+    before = fuzz.signal.signal(fuzz.signal.SIGPROF, fuzz.too_long)
+    try:
+        assert said(hangs).startswith("TimeoutError: more than 0.05 seconds")
+    finally:
+        fuzz.signal.signal(fuzz.signal.SIGPROF, before)

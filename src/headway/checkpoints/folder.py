@@ -95,9 +95,10 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     if head is not None and head != saved_for:
         spec = spec.with_head(head)
     tensors = open_tensors(folder, allow_pickle=allow_pickle)
-    check_stored(spec, tensors, path)
     layout = LAYOUTS.get(str(config.get("model_type")))
-    found = strict(tensors, spec, path, layout, spec.head != saved_for)
+    with naming(folder / "config.json", but=(CheckpointError,)):
+        check_stored(spec, tensors, path)
+        found = strict(tensors, spec, path, layout, spec.head != saved_for)
     generation = folder / "generation_config.json"
     return Folder(
         path,

@@ -83,10 +83,13 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before a HeadwayError that is raised inside and does not say it, and bound its length."""
+def naming(path: Path, but: tuple[type[HeadwayError], ...] = ()) -> Iterator[None]:
+    """Put the file's name before a HeadwayError that is raised inside and does not say it, and bound its length; those
+    of the kinds `but` name a file already."""
     try:
         yield
+    except but:
+        raise
     except HeadwayError as error:
         if str(path) in str(error):
             raise

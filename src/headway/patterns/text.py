@@ -39,6 +39,10 @@ def parse(text: str) -> Pattern:
     except SyntaxError as error:
         at = error.offset or len(text.strip()) + 1  # Python counts 0 where the text ends too early
         raise PatternError(f"pattern {text!r}: cannot be read at character {at}: {error.msg}") from None
+    except UnicodeEncodeError as error:
+        raise PatternError(
+            f"pattern {text!r}: cannot be read at character {error.start + 1}: {error.reason}"
+        ) from None
     return _pattern(tree.body, text.strip())
 
 

@@ -93,7 +93,8 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
         for piece in (*pair, "".join(pair)):
             if piece not in vocabulary:
                 raise DataError(
-                    f"{path}: line {number} merges {pair[0]!r} and {pair[1]!r}, but {piece!r} is not in vocab.json: "
+                    f"{path}: line {number} merges {short(pair[0])} and {short(pair[1])}, but {short(piece)} is not in "
+                    "vocab.json: "
                     "the two files are not of one tokenizer"
                 )
         merges.append((pair[0], pair[1]))

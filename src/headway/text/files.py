@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel, WordPiece
 
 from headway.errors import DataError
 from headway.text import bytelevel, sentencepiece, wordpiece
@@ -121,9 +122,13 @@ Names = dict[str, str | None]
 
 def _json(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     try:
-        return Backend.from_file(str(file)), {}
+        backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"{file}: not a tokenizer.json of the tokenizers library: {error}") from None
+    unknown = backend.model.unk_token if isinstance(backend.model, (WordPiece, WordLevel)) else None
+    if unknown is not None and backend.model.token_to_id(unknown) is None:
+        raise DataError(f"{file}: its unk_token {unknown[:80]!r} is not in its vocabulary: it is damaged")
+    return backend, {}
 
 
 def _sentencepiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:

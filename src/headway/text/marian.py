@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
-from headway.text.beside import naming, read_config
+from headway.text.beside import naming, read_config, refuse_impostor
 from headway.text.pieces import SPACE
 
 SIDES = ("source", "target")
@@ -164,6 +164,7 @@ class MarianTokenizer:
 
 
 def _backend(data: bytes, name: str) -> Backend:
+    refuse_impostor(Path(name), data[:512])
     with naming(Path(name)):
         backend = sentencepiece.build(sentencepiece.read_model(Path(name), data))
     backend.encode_special_tokens = True

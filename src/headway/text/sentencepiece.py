@@ -63,7 +63,9 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
                 normalizer = {k: v for k, v in items if isinstance(v, int)}
                 charsmap = next((v for k, v in items if k == 2 and isinstance(v, bytes)), b"")
     except (KeyError, IndexError, TypeError, ValueError, struct.error) as error:
-        raise DataError(f"{path}: not a SentencePiece model ({error or type(error).__name__})") from None
+        raise DataError(
+            f"{path}: not a SentencePiece model ({error or type(error).__name__}); copy or download it again"
+        ) from None
     model = trainer.get(3, UNIGRAM)
     if not pieces or model not in (UNIGRAM, BPE):
         raise DataError(

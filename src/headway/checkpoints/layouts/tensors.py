@@ -85,7 +85,14 @@ def imported(
     known = (*layout.unused, *(layout.heads if other_head else ()))
     places = tuple(_place(name, layout, prefix) for name in known)
     spare = {n for n in spare if not n.startswith(places) and not n.endswith(places)}
-    compare({n: found[source[n]] for n in wanted if source[n] in found}, wanted, spare, path)
+    there = {n: found[source[n]] for n in wanted if source[n] in found}
+    outputs = [r.theirs for r in rules if r.ours[0] in ("lm_head.weight", "head.out.weight")]
+    lost = [n for n in outputs if n not in there and spec.head.task in ("lm", "masked-lm")]
+    tips = [
+        f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
+        for n in lost
+    ]
+    compare(there, wanted, spare, path, "".join(tips))
     at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
     def make(name: str) -> Tensor:
@@ -149,9 +156,8 @@ def compare(
     if lines:
         more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         raise CheckpointError(
-            f"{path}: the weights do not fit config.json ({len(lines)} differences)\n  "
-            + "\n  ".join(lines[:20] + more)
-            + tip
+            f"{path}: the weights do not fit config.json ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the "
+            "two is incomplete, or another model's\n  " + "\n  ".join(lines[:20] + more) + tip
         )
 
 

@@ -1,0 +1,142 @@
+"""Small whole folders to break: the families of LLaMA's form, encoders, decoders, pairs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headway.attention.linear import Linear as LinearAttention
+from headway.checkpoints import save_folder
+from headway.checkpoints.layouts import LAYOUTS
+from headway.models import Head, ModelSpec, build
+from headway.patterns import Causal, Global, PerHead, Window
+from headway.positions import DynamicNTK, Linear, Llama3, LongRope, NoPositions, Rotary, YaRN
+
+SCALINGS = (
+    None, Linear(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
+    LongRope((1.0, 1.1), (1.0, 2.0), 16, 4.0),
+)  # fmt: skip
+SIZE: dict[str, Any] = {"vocab": 11, "width": 8, "layers": 2, "heads": 2, "hidden": 8}
+
+
+def llama(root: Path) -> list[Path]:
+    """Every family of LLaMA's form with every scaling, one of model_type "headway", shards."""
+    made = []
+    for i, family in enumerate(("llama", "mistral", "qwen2", "qwen3", "ministral") * 2):
+        patterns = (Window.last(3), Causal()) if family in ("qwen2", "ministral") else Causal()
+        spec = ModelSpec.of(
+            family, **SIZE, kv_heads=1, patterns=patterns, tied=i % 2 == 0, head_dim=4, trained_context=64,
+            positions=Rotary(pairing="halves", scaling=SCALINGS[i % len(SCALINGS)]),
+        )  # fmt: skip
+        spec = spec if i != 9 else ModelSpec(**{**vars(spec), "positions": Rotary(pairing="adjacent")})
+        made.append(saved(root / f"{i}", spec, 600 if i % 3 == 0 else 10**9))
+        vocab = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}
+        (made[-1] / "tokenizer.json").write_text(json.dumps(vocab))
+    return made
+
+
+def saved(path: Path, spec: ModelSpec, shard_bytes: int = 10**9) -> Path:
+    save_folder(
+        path, build(spec, seed=0), keep_pairing=True, shard_bytes=shard_bytes, generation={"eos_token_id": 2}
+    )
+    return path
+
+
+LABELS = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+BERT: dict[str, Any] = {
+    "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12,
+    "max_position_embeddings": 20,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": 11,
+    "n_positions": 16,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_inner": 12,
+}
+FALCON: dict[str, Any] = {
+    "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+NEOX: dict[str, Any] = {
+    "vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+}  # fmt: skip
+PAIR: dict[str, Any] = {
+    "vocab_size": 11, "d_model": 8, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 1, "encoder_ffn_dim": 12, "decoder_ffn_dim": 10, "max_position_embeddings": 16,
+    "pad_token_id": 10, "decoder_start_token_id": 10,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "vocab_size": 11, "d_model": 8, "d_kv": 6, "d_ff": 12, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "n_positions": 16,
+}  # fmt: skip
+Case = tuple[str, str, dict[str, Any]]
+"""Family, kind of head, config."""
+ENCODERS: list[Case] = [
+    *(("bert", task, BERT) for task in ("masked-lm", "states", "answer")),
+    *(("bert", task, BERT | LABELS) for task in ("classify", "tag")),
+    ("roberta", "masked-lm", BERT), ("roberta", "classify", BERT | LABELS),
+    ("roberta", "tag", BERT | {"num_labels": 3}),
+    ("roformer", "masked-lm", BERT | {"embedding_size": 8, "rotary_value": False}), ("roformer", "answer", BERT),
+    ("longformer", "masked-lm", BERT | {"attention_window": [2, 4]}),
+    ("longformer", "answer", BERT | {"attention_window": 4}),
+]  # fmt: skip
+DECODERS: list[Case] = [
+    ("gpt2", "lm", GPT2), ("gpt2", "lm", GPT2 | {"tie_word_embeddings": False}),
+    ("gpt_bigcode", "lm", GPT2), ("gpt_bigcode", "lm", GPT2 | {"multi_query": False}),
+    ("falcon", "lm", FALCON), ("falcon", "lm", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 1}),
+    ("falcon", "lm", FALCON | {"multi_query": False, "bias": True, "alibi": True, "parallel_attn": False}),
+    ("starcoder2", "lm", NEOX | {"num_key_value_heads": 1, "sliding_window": 5}),
+    ("gpt_neox", "lm", NEOX | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rotary_pct": 0.5}),
+    ("phi", "lm", NEOX | {"num_key_value_heads": 1}),
+    ("bloom", "lm", {"vocab_size": 11, "hidden_size": 8, "n_layer": 2, "n_head": 2}),
+    ("mpt", "lm", {"vocab_size": 11, "d_model": 6, "n_layers": 2, "n_heads": 3, "max_seq_len": 16}),
+]  # fmt: skip
+PAIRS: list[Case] = [
+    ("marian", "lm", PAIR | {"scale_embedding": True, "activation_function": "swish"}),
+    ("marian", "lm", PAIR | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 9, "pad_token_id": 8}),
+    ("bart", "lm", PAIR), ("bart", "lm", PAIR | {"tie_word_embeddings": False}), ("mbart", "lm", PAIR),
+    ("t5", "lm", T5), ("t5", "lm", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+]  # fmt: skip
+
+
+def keys_of(config: dict[str, Any]) -> list[str]:
+    """Keys that mean something to a family, whether they are in its config or not."""
+    layout = LAYOUTS.get(config.get("model_type", ""))
+    of_all = ["rope_scaling", "rope_parameters", "rope_theta", "headway", "head_dim", "num_key_value_heads"]
+    return of_all if layout is None else [*layout.translated, *layout.only, *layout.harmless, *of_all]
+
+
+def foreign(root: Path, cases: list[Case]) -> list[Path]:
+    """One folder for each case; its config has every key that the family has a default for."""
+    made = []
+    for i, (family, task, settings) in enumerate(cases):
+        layout = LAYOUTS[family]
+        name = next(name for name, kind in layout.architectures.items() if kind == task)
+        given = {**layout.defaults, **settings, "model_type": family, "architectures": [name]}
+        made.append(saved(root / f"{i}", layout.spec(given), 900 if i % 3 == 2 else 10**9))
+        file = made[-1] / "config.json"
+        file.write_text(json.dumps({**given, **json.loads(file.read_text())}))
+    return made
+
+
+def encoders(root: Path) -> list[Path]:
+    """Every family of encoders with every kind of head; Longformer and Nezha as headway's own."""
+    own = ModelSpec.of("nezha", **SIZE).with_head(Head("embed", pool="mean"))
+    each = PerHead(Window.around(1), Window.around(2, step=2)) | Global()
+    dilated = ModelSpec.of("longformer", **SIZE, patterns=each, positions=NoPositions())
+    more = [saved(root / name, spec) for name, spec in (("nezha", own), ("dilated", dilated))]
+    return foreign(root, ENCODERS) + more
+
+
+def decoders(root: Path) -> list[Path]:
+    """Every family of decoders that is not of LLaMA's form, and linear attention as headway's own."""
+    linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_linear(LinearAttention())
+    return [*foreign(root, DECODERS), saved(root / "linear", linear)]
+
+
+def pairs(root: Path) -> list[Path]:
+    """Every family of encoder-decoders, and that of 2017 as headway's own."""
+    own = ModelSpec.of_pair("transformer", **SIZE, encoder={"layers": 1})
+    return [*foreign(root, PAIRS), saved(root / "2017", own)]
