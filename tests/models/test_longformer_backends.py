@@ -1,0 +1,128 @@
+"""Longformer's claims, rows 98 to 101: three implementations, one function, and what each stores."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headway.attention import attend
+from headway.attention.plan import plan
+from headway.models import ModelSpec
+from headway.native import library
+from headway.nn import GlobalAttention
+from headway.patterns import Global, PerHead, Window, pairs
+from headway.tokens import Tokens
+from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
+
+BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal, "chunks" is banded
+MARKED = [[0, 4], [7]]
+
+
+def states_and_gradients(
+    spec: ModelSpec, backend: str, dtype: torch.dtype, count: int = 33
+) -> list[tuple[str, Tensor]]:
+    """The states at the tokens, and the gradient of every parameter."""
+    model = made(spec, backend, dtype)
+    tokens = Tokens.from_lengths([count, count - 9]).with_global(MARKED)
+    out = model(ids(2, count), tokens=tokens)[tokens.valid]
+    (out * torch.linspace(-1, 1, out.shape[-1], dtype=dtype)).sum().backward()
+    grads = [(name, p.grad) for name, p in model.named_parameters()]
+    return [("out", out.detach()), *((name, g) for name, g in grads if g is not None)]
+
+
+IMPLEMENTED = [
+    encoder([Window.around(2) | Global(), Window.around(5) | Global()]),
+    encoder([Window.around(2, step=3) | Global(), Window(4, 1) | Global()]),
+    encoder(PerHead(*(Window.around(i + 1, step=i + 1) for i in range(HEADS))) | Global()),
+    encoder(Window.around(3) | Global(), heads=4, kv_heads=2),
+]
+
+
+@pytest.mark.parametrize("spec", IMPLEMENTED, ids=["window", "dilated", "by head", "shared keys"])
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_rows_98_to_101_every_implementation_by_name_through_a_model(spec: ModelSpec, backend: str) -> None:
+    base = states_and_gradients(spec, "dense", torch.float64)
+    found = states_and_gradients(spec, backend, torch.float64)
+    scale = max(float(g.abs().max()) for _, g in base[1:])
+    assert [name for name, _ in found] == [name for name, _ in base]
+    assert off(found[0][1], base[0][1]) < EXACT
+    assert any("q_global_proj" in name for name, _ in found)
+    for (name, a), (_, b) in zip(found[1:], base[1:], strict=True):
+        assert float((a - b).abs().max()) < EXACT * scale, name
+
+
+@pytest.mark.skipif(library() is None, reason="the native kernels are not built")
+@pytest.mark.parametrize("spec", IMPLEMENTED, ids=["window", "dilated", "by head", "shared keys"])
+def test_row_100_the_kernels_by_name_through_a_model(spec: ModelSpec) -> None:
+    """Within twice the error that the dense form has in float32, in the root mean square over all numbers."""
+    exact = dict(states_and_gradients(spec, "dense", torch.float64))
+    plain = dict(states_and_gradients(spec, "dense", torch.float32))
+    found = dict(states_and_gradients(spec, "native", torch.float32))
+
+    def error(of: dict[str, Tensor], part: Callable[[str], bool]) -> float:
+        away = [(of[name].double() - exact[name]).flatten() for name in exact if part(name)]
+        return float(torch.cat(away).square().mean().sqrt())
+
+    for part in (lambda name: name == "out", lambda name: name != "out"):
+        assert error(found, part) <= 2 * error(plain, part)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_row_101_gradcheck_of_both_projections(backend: str) -> None:
+    layer = GlobalAttention(
+        6, 2, head_dim=3, pattern=Window.around(1) | Global(), qkv_bias=True, backend=backend
+    )
+    layer = layer.double()
+    tokens = Tokens.from_lengths([6, 4]).with_global([[1, 4], [0]])
+    real = tokens.valid.unsqueeze(-1)
+    weights = [p.detach().requires_grad_() for p in layer.parameters()]
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *given: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(
+            layer, dict(zip(names, given, strict=True)), (x,), {"tokens": tokens}
+        )
+        return y * real
+
+    x = torch.randn(2, 6, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one tensor holds, of all that are made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.element_size())
+        return out
+
+
+def test_row_98_the_loop_stores_scores_that_are_seen_and_no_others() -> None:
+    n, k = 512, 16
+    q = torch.randn(1, 1, n, 4)
+    found = {}
+    for backend in BACKENDS:
+        with Largest() as largest:
+            attend(q, q, q, Window.around(k), backend=backend)
+        found[backend] = largest.numbers
+    assert found["diagonal"] == n * (2 * k + 1)
+    assert found["dense"] >= n * n
+    assert found["banded"] < n * n / 4
+
+
+@pytest.mark.parametrize(("k", "ratio"), [(128, 2.0), (256, 2.0), (512, 1.5)])
+def test_row_99_blocks_compute_less_than_twice_what_is_seen(k: int, ratio: float) -> None:
+    """Overlapping w x w chunks store about twice of it (the paper, section 3.2); the plan's blocks follow the band."""
+    n = 4096
+    at = Tokens.range(n)
+    assert 1 < plan(Window.around(k), at, at).area / pairs(Window.around(k), n) < ratio

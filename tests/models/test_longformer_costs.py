@@ -1,0 +1,79 @@
+"""Longformer's claims, rows 95, 104 and 110: the field of a stack, and how many pairs are computed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.patterns import Full, Global, Pattern, PerHead, Window, pairs
+from headway.positions import NoPositions
+from headway.tokens import Tokens
+from tests.models.longformer_rows import HEADS, encoder, ids, made
+
+windows = st.builds(Window, st.integers(0, 3), st.integers(0, 3), st.integers(1, 3))
+by_layer: st.SearchStrategy[Pattern] = st.one_of(
+    windows,
+    st.tuples(windows, windows).map(lambda two: two[0] | two[1]),
+    st.lists(windows, min_size=HEADS, max_size=HEADS).map(lambda four: PerHead(*four)),
+)
+
+
+@given(st.lists(by_layer, min_size=1, max_size=3), st.booleans())
+def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Pattern], bare: bool) -> None:
+    """The token in the middle depends on inputs up to `reach` away on either side, and on none beyond."""
+    spec = encoder(patterns, len(patterns), positions=NoPositions(), global_projections=not bare)
+    before, after = spec.reach
+    assert before is not None
+    assert after is not None
+    assert spec.receptive_field() == before + after
+    model = made(spec)
+    embedded: list[Tensor] = []
+
+    def keep(_module: object, _inputs: object, out: Tensor) -> None:
+        out.retain_grad()
+        embedded.append(out)
+
+    assert model.model.embed_tokens is not None
+    model.model.embed_tokens.register_forward_hook(keep)
+    states = model(ids(1, before + after + 7))
+    states[0, before + 3].pow(2).sum().backward()
+    grad = embedded[0].grad
+    assert grad is not None
+    seen = grad[0].abs().amax(-1).nonzero().flatten()
+    assert (int(seen[0]), int(seen[-1])) == (3, before + 3 + after)
+
+
+def test_row_104_the_paper_s_number() -> None:
+    """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are."""
+    spec = encoder([Window.around(256)], 12)
+    assert spec.receptive_field() == 12 * 512
+    assert spec.reach == (12 * 256, 12 * 256)
+    assert spec.with_patterns(Window.around(256, step=3)).receptive_field() == 3 * 12 * 512
+    assert encoder(Window.around(256) | Global()).receptive_field() is None
+
+
+@pytest.mark.parametrize(("k", "step"), [(1, 1), (8, 1), (8, 2), (8, 4), (256, 1), (256, 2)])
+def test_rows_95_and_110_pairs_are_counted(k: int, step: int) -> None:
+    """n (w + 1) but for the edges, where k of a side are missing to the first and the last k step tokens:
+    w + 1 = 2 k + 1 pairs a token, dilated or not; from n to 2 n they double, where those of full grow fourfold."""
+    for n in (2048, 4096):
+        counted = pairs(Window.around(k, step=step), n)
+        assert counted == n * (2 * k + 1) - step * k * (k + 1)
+        full = pairs(Full(), n)
+        assert full == n * n
+    spec = encoder(Window.around(k, step=step) | Global(), 3)
+    assert spec.attention_pairs(2048) == 3 * HEADS * pairs(Window.around(k, step=step), 2048)
+
+
+def test_row_110_global_tokens_add_2_n_pairs_each() -> None:
+    n, k, marks = 1000, 8, [100, 300, 301]
+    tokens = Tokens.range(n).with_global(marks)
+    near = pairs(Window.around(k), n)
+    more = pairs(Window.around(k) | Global(), n, tokens=tokens) - near
+    columns_and_rows = 2 * n * len(marks) - len(marks) ** 2
+    within = sum(
+        abs(i - j) <= k and (i in marks or j in marks)
+        for i in range(n)
+        for j in range(max(0, i - k), min(n, i + k + 1))
+    )
+    assert more == columns_and_rows - within

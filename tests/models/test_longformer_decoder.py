@@ -1,0 +1,72 @@
+"""Longformer's claims, row 111: a decoder with windows, dilation and global tokens goes on one token at a time."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.models import Decoder, ModelSpec
+from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
+from headway.tokens import Tokens
+from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids, off
+
+DECODED: list[tuple[Pattern, int]] = [  # and how far back its window reaches
+    (Window.last(4) | (Causal() & GlobalKeys()), 3),
+    (Window(3, 0, 2) | (Causal() & GlobalKeys()), 6),
+    (PerHead(*(Window.last(i + 2, step=i + 1) for i in range(HEADS))) | (Causal() & GlobalKeys()), 16),
+    (Window(2, 0, 3), 6),
+]
+
+
+def decoder(patterns: Pattern | Sequence[Pattern]) -> Decoder:
+    spec = ModelSpec.of("llama", **{**SIZE, "layers": 2, "kv_heads": 2, "patterns": patterns})
+    return spec.build(seed=3, dtype=torch.float64).eval()
+
+
+def global_mask(rows: int, count: int) -> Tensor:
+    """Which tokens are global: others in each row."""
+    at = torch.arange(count)
+    return torch.stack([(at % (7 + 4 * row) == 3 + row) for row in range(rows)])
+
+
+@pytest.mark.parametrize(
+    "splits", [[1] * 40, [17, *[1] * 23], [5, 12, 1, 1, 3, 18]], ids=["steps", "prompt", "chunks"]
+)
+@pytest.mark.parametrize(
+    "layers", [*([d] for d in DECODED), DECODED[:2]], ids=lambda d: str([p for p, _ in d])
+)
+def test_row_111_decoding_with_a_ring_is_the_full_forward(
+    layers: list[tuple[Pattern, int]], splits: list[int]
+) -> None:
+    """Tokens are marked global as they come (`next_tokens(n).with_global(mask)`), and stay so in the cache, which
+    holds the reach of the window, the token itself, and the global tokens: no more, however long the row gets."""
+    model, row, glob = decoder([pattern for pattern, _ in layers]), ids(2, 40), global_mask(2, 40)
+    cache, parts, at = model.make_cache(2), [], 0
+    with torch.no_grad():
+        whole = model(row, tokens=Tokens.range(40).with_global(glob))
+        for n in splits:
+            tokens = cache.next_tokens(n).with_global(glob[:, at : at + n])
+            parts.append(model(row[:, at : at + n], tokens=tokens, cache=cache))
+            at += n
+    assert off(torch.cat(parts, 1), whole) < EXACT
+    for i, (pattern, reach) in enumerate(layers * (2 // len(layers))):
+        marked = int(glob.sum(1).max()) if pattern.retention.globals else 0
+        assert cache[i].bound == reach + 1 + marked
+        assert cache[i].slots <= reach + 1 + marked < 40
+        assert model.spec.cache_slots(10**6)[i] == reach + 1
+
+
+def test_row_111_marks_matter_and_cannot_come_later() -> None:
+    model, row = decoder(DECODED[1][0]), ids(1, 20)
+    mark = torch.zeros(1, 20, dtype=torch.bool)
+    mark[0, 2] = True
+    with torch.no_grad():
+        with_it = model(row, tokens=Tokens.range(20).with_global(mark))
+        without = model(row)
+        assert off(with_it[:, :3], without[:, :3]) < EXACT
+        assert off(with_it[:, 9:], without[:, 9:]) > 1e-3
+        cache = model.make_cache(1)
+        model(row[:, :10], tokens=cache.next_tokens(10).with_global(mark[:, :10]), cache=cache)
+        rest = model(row[:, 10:], cache=cache)  # nothing is said of the past again
+    assert off(rest, with_it[:, 10:]) < EXACT

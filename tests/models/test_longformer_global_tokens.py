@@ -1,0 +1,87 @@
+"""Longformer's claims, row 97: which tokens of a task are global."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
+
+from headway.models import mark_global
+from headway.models.head import Task
+from headway.text import Tokenizer
+from headway.tokens import Tokens
+
+
+def test_row_97_the_first_token_for_classification_wherever_padding_stands() -> None:
+    pooled: tuple[Task, ...] = ("classify", "embed")
+    for task in pooled:
+        marked = mark_global(Tokens.from_lengths([5, 3], side="left"), task)
+        assert marked.globals.tolist() == [[True] + [False] * 4, [False, False, True, False, False]]
+    others: tuple[Task, ...] = ("tag", "masked-lm", "states")
+    for task in others:
+        assert mark_global(Tokens.range(4), task).is_global is None
+
+
+BERT_STYLE = [[None, 0, 0, None, 1, 1, 1, None], [None, 0, 0, 0, None, 1, None]]  # [CLS] q [SEP] text [SEP]
+ROBERTA_STYLE = [[None, 0, None, None, 1, 1, None]]  # <s> q </s></s> text </s>
+
+
+def test_row_97_the_question_for_answers() -> None:
+    right = mark_global(Tokens.from_lengths([8, 7]), "answer", BERT_STYLE)
+    assert right.globals.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+    left = mark_global(Tokens.from_lengths([8, 7], side="left"), "answer", BERT_STYLE)
+    assert left.globals.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 0, 0, 0]]
+    one = mark_global(Tokens.range(7).with_global([6]), "answer", ROBERTA_STYLE)
+    assert one.globals.int().tolist() == [[1, 1, 0, 0, 0, 0, 1]]
+
+
+def test_row_97_the_question_is_what_transformers_takes_for_it() -> None:
+    from transformers.models.longformer.modeling_longformer import _compute_global_attention_mask
+
+    sep, texts = 2, []
+    row = torch.full((3, 12), 9)
+    for i, (question, text) in enumerate([(3, 5), (1, 7), (6, 2)]):
+        ends = [question + 1, question + 2, question + text + 3]
+        row[i, ends] = sep
+        texts.append([None, *[0] * question, None, None, *[1] * text, None])
+    marked = mark_global(Tokens.range(12), "answer", texts)
+    theirs: Any = _compute_global_attention_mask
+    assert torch.equal(marked.globals, theirs(row, sep))
+
+
+@pytest.mark.parametrize(("style", "special"), [("Bert", ("[CLS]", "[SEP]")), ("Roberta", ("<s>", "</s>"))])
+def test_row_97_pairs_as_a_tokenizer_encodes_them(style: str, special: tuple[str, str]) -> None:
+    words = {word: i for i, word in enumerate([*special, "[UNK]", "who", "was", "here", "a", "cat"])}
+    backend = Backend(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [(special[1], 1), (special[0], 0)]
+    backend.post_processor = getattr(processors, f"{style}Processing")(*ends)
+    found = Tokenizer(backend).inputs([("who was here", "a cat"), ("who", "a cat was here")])
+    tokens = Tokens.from_lengths([len(one.ids) for one in found])
+    glob = mark_global(tokens, "answer", [one.texts for one in found]).globals
+    named = {i: word for word, i in words.items()}
+    shown = [
+        [named[i] for i, on in zip(one.ids, row, strict=False) if on]
+        for one, row in zip(found, glob.tolist(), strict=True)
+    ]
+    assert shown == [[special[0], "who", "was", "here"], [special[0], "who"]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mark_global(Tokens.range(3), "lm"), "'lm' is no task of an encoder"),
+        (lambda: mark_global(Tokens.range(3), "anser"), "did you mean"),  # type: ignore[arg-type]
+        (lambda: mark_global(Tokens.range(3), "answer"), "needs texts="),
+        (lambda: mark_global(Tokens.range(3), "classify", [[0, 1, 1]]), "drop texts="),
+        (lambda: mark_global(Tokens.packed([2, 1]), "classify"), "a packed row holds several texts"),
+        (lambda: mark_global(Tokens.range(8), "answer", [[None, 0, 1]]), "row 0 has 8 tokens, but texts says 3"),
+        (lambda: mark_global(Tokens.from_lengths([3, 3]), "answer", [[0, 0, 1]]), "texts of 1 rows for tokens of 2"),
+        (lambda: mark_global(Tokens.range(2), "answer", [[0, None]]), "row 0 is not a question and a text"),
+    ],
+)  # fmt: skip
+def test_row_97_what_marks_nothing_is_refused(call: Callable[[], Tokens], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
