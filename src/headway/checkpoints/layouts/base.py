@@ -43,7 +43,7 @@ class Layout:
         renamed: ends of names in old files -> today's.
         stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
         prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
-        unused: beginnings or ends of names of tensors that may be in a file and are not needed.
+        unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
         heads: beginnings of names of tensors of heads, not needed when another head is asked for.
         constants: tensors that transformers insists on and that say nothing: name -> value for a spec.
         pairing: of rotary positions, in their files.

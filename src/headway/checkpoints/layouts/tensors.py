@@ -84,7 +84,8 @@ def imported(
     spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
     known = (*layout.unused, *(layout.heads if other_head else ()))
     places = tuple(_place(name, layout, prefix) for name in known)
-    spare = {n for n in spare if not n.startswith(places) and not n.endswith(places)}
+    begin = tuple(name for name in places if name.endswith("."))
+    spare = {n for n in spare if not n.startswith(begin) and not n.endswith(places)}
     there = {n: found[source[n]] for n in wanted if source[n] in found}
     outputs = [r.theirs for r in rules if r.ours[0] in ("lm_head.weight", "head.out.weight")]
     lost = [n for n in outputs if n not in there and spec.head.task in ("lm", "masked-lm")]
