@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.checkpoints.config import spec_from_config
@@ -55,7 +55,6 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
 @given(cases())
 @example(([8, 4], [16, 24], [[], []]))
 @example(([8, 4], [15, 17], [[0], list(range(17))]))
-@settings(max_examples=60)
 @torch.no_grad()
 def test_windows_lengths_and_global_tokens_of_any_kind(
     case: tuple[list[int], list[int], list[list[int]]],

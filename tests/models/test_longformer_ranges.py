@@ -4,7 +4,7 @@ any length, in an encoder and in a decoder: what a dense product in float64 give
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.models import ModelSpec, build
@@ -29,7 +29,6 @@ def texts(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
 
 
 @given(layers_of, texts(), st.sampled_from(("auto", "banded", "diagonal")))
-@settings(max_examples=40)
 @torch.no_grad()
 def test_an_encoder_is_its_definition(
     layers: list[list[Side]], text: tuple[list[int], list[list[int]]], backend: str
@@ -64,7 +63,6 @@ def causal(heads: list[tuple[int, int]]) -> Pattern:
     texts(),
     st.sampled_from(("auto", "banded", "diagonal")),
 )
-@settings(max_examples=40)
 @torch.no_grad()
 def test_a_decoder_with_dilated_windows_is_its_dense_form(
     layers: list[list[tuple[int, int]]], text: tuple[list[int], list[list[int]]], backend: str
