@@ -88,8 +88,8 @@ INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k)
   return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
 }
 
-// What will be read next, brought into the second-level cache bit by bit while groups of rows are computed: the block
-// that follows, packed or as rows of tensors, and rows that the next tile will be the first to read.
+// What will be read next, and where the result will go, brought into the second-level cache bit by bit while groups of
+// rows are computed: the block that follows, packed or as rows of tensors, sums, rows that the next tile reads first.
 struct Ahead {
   struct Span {
     const float *at, *end;
@@ -98,28 +98,38 @@ struct Ahead {
   struct Cursor {
     Rows rows;
     int64_t place, end, each;  // each: rows per group
-  } next[5];
+  } next[5], result;
 
   void nothing() {
     for (Span& s : spans) s.at = s.end = nullptr;
     for (Cursor& c : next) c.place = c.end = 0;
+    result.place = result.end = 0;
   }
   void span(int which, const float* from, int64_t size, int64_t groups) {
     spans[which] = {from, from + size, size / 16 / groups + 1};
   }
+  static Cursor over(const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
+    return {r, begin, stop, (stop - begin) / groups + 1};
+  }
   void rows(int which, const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
-    next[which] = {r, begin, stop, (stop - begin) / groups + 1};
+    next[which] = over(r, begin, stop, groups);
   }
 
   void some() {
     for (Span& s : spans)
       for (int64_t i = 0; i < s.lines && s.at < s.end; i++, s.at += 16) __builtin_prefetch(s.at, 0, 2);
-    for (Cursor& c : next)
-      for (int64_t n = 0; n < c.each && c.place < c.end; n++) {
-        const char* row = c.rows.at(c.place++);
-        int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-      }
+    for (Cursor& c : next) advance<0>(c);
+    advance<1>(result);
+  }
+
+ private:
+  template <int WRITE>
+  __attribute__((always_inline)) static void advance(Cursor& c) {
+    for (int64_t n = 0; n < c.each && c.place < c.end; n++) {
+      const char* row = c.rows.at(c.place++);
+      int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
+    }
   }
 };
 
@@ -218,25 +228,42 @@ struct Blocks {
     for (int p = 0; p < BLOCK / UNIT; p++) {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
-      int64_t step = take(k, begin, keys);
-      pack_panel(rows, step, z.d, to + p * UNIT);
+      Sixteen x = take(k, begin, keys);
+      pack_panel(x.at, x.step, z.d, to + p * UNIT);
       if (BACKWARD) {
-        pack_rows<HALF>(rows, step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
-        bad_k |= not_numbers<HALF>(rows, (int)(UNIT * step));
+        pack_rows<HALF>(x.at, x.step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
+        bad_k |= x.template not_numbers_of<HALF>();
       }
-      step = take(v, begin, keys);
-      bad_v |= not_numbers<HALF>(rows, (int)(UNIT * step));
+      x = take(v, begin, keys);
+      bad_v |= x.template not_numbers_of<HALF>();
       if (BACKWARD)
-        pack_panel(rows, step, z.dv, v_to + p * UNIT);
+        pack_panel(x.at, x.step, z.dv, v_to + p * UNIT);
       else
-        pack_rows<HALF>(rows, step, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
+        pack_rows<HALF>(x.at, x.step, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }
     return (uint8_t)(!bits_of(bad_k) | !bits_of(bad_v) << 1);
   }
 
-  // 16 rows from `begin` on into `rows`, 0 where there is none; answers how many words a row has there.
-  int64_t take(const Rows& r, int64_t begin, const Tokens& keys) const {
+  // 16 rows of words.
+  struct Sixteen {
+    const float* at;
+    int64_t step, width;
+
+    template <bool H>
+    vi not_numbers_of() const {
+      vi bad = {};
+      for (int i = 0; i < UNIT; i++) bad |= not_numbers<H>(at + i * step, (int)width);
+      return bad;
+    }
+  };
+
+  // The rows from `begin` on: where they lie, if they can be read there, else copied to `rows`, 0 where there is none.
+  Sixteen take(const Rows& r, int64_t begin, const Tokens& keys) const {
     int64_t width = whole_units(words_of(HALF, r.width));
+    bool as_is = !streams && !r.order && begin + UNIT <= keys.count && r.stride % 4 == 0 &&
+                 r.type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32) && r.width * bytes_of(r.type) == width * 4;
+    for (int i = 0; as_is && i < UNIT; i++) as_is = keys.index[begin + i] >= 0;
+    if (as_is) return {(const float*)r.at(begin), r.stride / 4, width};
     for (int i = 0; i < UNIT; i++) {
       int64_t place = begin + i;
       float* to = rows + i * width;
@@ -247,7 +274,7 @@ struct Blocks {
         memset(to, 0, (size_t)width * 4);
       }
     }
-    return width;
+    return {rows, width, width};
   }
 
   // What lies two pages further on (inlined by force: compilers take a function that only prefetches for empty).

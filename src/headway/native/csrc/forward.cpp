@@ -94,8 +94,7 @@ struct Worker {
       }
     }
     x.ahead.nothing();
-    if (t + 1 < c.plan.tiles && w.parts == 1)
-      look_ahead(b, kv, t, end, head, (heads * n + ROWS - 1) / ROWS, queries, keys);
+    if (w.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
     bool again = false, due[TILE];
     for (int r = 0; r < heads * n; r++) due[r] = true;
     for (int exact = 0; exact <= again; exact++) {
@@ -114,13 +113,15 @@ struct Worker {
     }
   }
 
-  // The rows of keys, values and queries that the next tile reads first.
-  void look_ahead(int64_t b, int64_t kv, int64_t t, int64_t end, int64_t head, int64_t groups, const Tokens& queries,
-                  const Tokens& keys) {
+  // The rows of the result, and of the queries that the next tile takes.
+  void look_ahead(int64_t b, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t groups,
+                  const Tokens& queries) {
     const headway_plan& p = c.plan;
-    int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t, stop = end + p.tile < queries.count ? end + p.tile : queries.count;
-    groups = blocks_of(p, at) * groups + 1;
-    blocks.look_ahead_rows(tile->ahead, b, kv, keys, reached(p, at), reached(p, at + 1), groups);
+    groups = blocks_of(p, (p.rows > 1 ? b * p.tiles : 0) + t) * groups + 1;
+    Rows out = Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order);
+    tile->ahead.result = Ahead::over(out, begin, end, groups);
+    if (t + 1 == p.tiles) return;
+    int64_t stop = end + p.tile < queries.count ? end + p.tile : queries.count;
     tile->ahead.rows(2, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
   }
 

@@ -12,8 +12,8 @@ constexpr int64_t ITEMS = 32, SHARING_ITEMS = 16;
 constexpr int64_t CACHED = 1 << 20;
 
 // What a split reads of the keys, in blocks: those before `pinned`, which tiles go back to again and again (sinks), and
-// those from `first` to `last`. Of the latter no other split reads those from `own_first` to `own_last`; `live` of these
-// are summed at a time.
+// those from `first` to `last`. Of the latter no other split reads those from `own_first` to `own_last`; `live` of
+// these are summed at a time.
 struct Part {
   int64_t pinned, first, last, own_first, own_last, live;
 
@@ -22,7 +22,9 @@ struct Part {
   bool reads(int64_t n) const { return n < pinned || (n >= first && n < last); }
   // Sums are kept of the blocks that are read but not owned: how many, and which of them is block n.
   int64_t kept() const { return pinned + last - first - owned(); }
-  int64_t place(int64_t n) const { return n < pinned ? n : pinned + n - first - (n >= own_last ? owned() : 0); }
+  int64_t place(int64_t n) const {
+    return n < pinned ? n : pinned + n - first - (n >= own_last ? owned() : 0);
+  }
 };
 
 struct Work {
@@ -34,7 +36,8 @@ struct Work {
   Part* parts;      // [row of the plan][split]
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
-    int64_t words = half ? BLOCK / 2 : BLOCK, room = CACHED / ((words * (2 * z.wide_d + z.wide_dv) + BLOCK * row_size()) * 4);
+    int64_t words = half ? BLOCK / 2 : BLOCK;
+    int64_t room = CACHED / ((words * (2 * z.wide_d + z.wide_dv) + BLOCK * row_size()) * 4);
     packed = most_blocks(c.plan), stretch = z.blocks;
     if (packed > 2 * room) packed = room + 2, stretch = room;
     parts = (Part*)malloc((size_t)(c.plan.rows * (ITEMS + 1)) * sizeof(Part));
