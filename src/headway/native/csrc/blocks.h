@@ -260,10 +260,12 @@ struct Blocks {
   // The rows from `begin` on: where they lie, if they can be read there, else copied to `rows`, 0 where there is none.
   Sixteen take(const Rows& r, int64_t begin, const Tokens& keys) const {
     int64_t width = whole_units(words_of(HALF, r.width));
-    bool as_is = !streams && !r.order && begin + UNIT <= keys.count && r.stride % 4 == 0 &&
+    bool as_is = !streams && begin + UNIT <= keys.count && r.stride % 4 == 0 &&
                  r.type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32) && r.width * bytes_of(r.type) == width * 4;
-    for (int i = 0; as_is && i < UNIT; i++) as_is = keys.index[begin + i] >= 0;
-    if (as_is) return {(const float*)r.at(begin), r.stride / 4, width};
+    int64_t apart = as_is ? r.slot(begin + 1) - r.slot(begin) : 0;
+    for (int i = 0; as_is && i < UNIT; i++)
+      as_is = keys.index[begin + i] >= 0 && r.slot(begin + i) - r.slot(begin) == i * apart;
+    if (as_is) return {(const float*)r.at(begin), apart * r.stride / 4, width};
     for (int i = 0; i < UNIT; i++) {
       int64_t place = begin + i;
       float* to = rows + i * width;

@@ -34,6 +34,9 @@ INLINE uint64_t each_key(const int32_t* keys, Test test) {
   return bits;
 }
 
+// x / by rounded down, for |x| < 2^40: the quotient of x + 1/2 is never as near to a whole number as it is rounded.
+INLINE int64_t floor_of(int64_t x, double inverse_of_by) { return (int64_t)floor(((double)x + 0.5) * inverse_of_by); }
+
 // The tokens of one row of the batch on one side.
 struct Tokens {
   const int32_t *index, *document;
@@ -81,26 +84,30 @@ struct BlockKeys {
       for (int i = 0; i < BLOCK / W; i++)
         even |= (uint64_t)bits_of(load_int(index + i * W) == (way + i * W) * step + first) << (i * W);
     if (step <= 0 || (even & valid) != valid || valid == 0 || (valid & (valid + 1))) step = 0;
+    inverse = 1.0 / (step ? step : 1);
   }
 
   // Keys with first index <= k <= last index.
   uint64_t between(int64_t low, int64_t high) const {
     if (step == 1) return first_bits(high - first + 1) & ~first_bits(low - first);
-    if (step > 1) return first_bits(down(high - first) + 1) & ~first_bits(-down(first - low));
+    if (step > 1) return first_bits(floor_of(high - first, inverse) + 1) & ~first_bits(-floor_of(first - low, inverse));
     int32_t l = low < INT32_MIN ? INT32_MIN : (int32_t)low, h = high > INT32_MAX ? INT32_MAX : (int32_t)high;
     return each_key(index, [=](vi x) { return (x >= l) & (x <= h); });
   }
 
   // Keys with (k - query) % by == 0.
   uint64_t aligned(int32_t query, int32_t by) const {
-    if (step && step % by == 0) return (query - first) % by == 0 ? ALL : 0;
+    if (step && step % by == 0) {
+      int64_t away = (int64_t)query - first;
+      return floor_of(away, 1.0 / by) * by == away ? ALL : 0;
+    }
     uint64_t bits = 0;
     for (int j = 0; j < BLOCK; j++) bits |= (uint64_t)((index[j] - query) % by == 0) << j;
     return bits;
   }
 
  private:
-  int64_t down(int64_t x) const { return x >= 0 ? x / step : -((-x + step - 1) / step); }
+  double inverse;  // of step
 };
 
 // What a tile's queries see of a block, instruction by instruction.
