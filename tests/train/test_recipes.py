@@ -1,8 +1,6 @@
 """Every shipped run file is understood, and runs in toy size."""
 
-import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,13 +35,7 @@ def test_a_recipe_is_understood(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_runs_in_toy_size(
-    path: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ends by the clock ends by one that shows 0.01 s more whenever it is read, however busy the machine is."""
-    monkeypatch.setattr(
-        "headway.train.loop.time", SimpleNamespace(monotonic=itertools.count(0, 0.01).__next__)
-    )
+def test_a_recipe_runs_in_toy_size(path: Path, corpus: Path, tmp_path: Path, steady_clock: None) -> None:
     given = read_config(path)
     length = {"max_seconds": 0.2} if given.max_seconds else {"steps": 2, "epochs": None}
     held = {"validation": str(corpus)} if given.validation else {}

@@ -89,7 +89,7 @@ def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
     assert Tokenizer.load(more.model).fingerprint == Tokenizer.load(first.model).fingerprint
 
 
-def test_the_clock_can_end_a_run(settings: Make) -> None:
+def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
     config = settings(steps=None, max_seconds=0.3)
     result = train(config, quiet=True)
     last = [r for r in read_metrics(result.metrics) if "loss" in r][-1]
