@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headway.attention import backends, dense
+from headway.attention import again, backends, dense
 from headway.attention.call import Call, check
 from headway.attention.keys import Keys
 from headway.errors import PatternError
@@ -69,8 +69,7 @@ def attend(
     """
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
     keys = Keys(k, v, k_tokens, k_scale, v_scale)
-    call = check(q, q_tokens, [keys], pattern, keep, score, scale, dropout, seed)
-    return _run(call, backend, lse=False).out
+    return _attend(q, q_tokens, [keys], pattern, keep, score, scale, dropout, seed, backend, lse=False).out
 
 
 def attend_keys(
@@ -89,8 +88,7 @@ def attend_keys(
 
     Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`.
     """
-    call = check(q, q_tokens, keys, pattern, None, score, scale, dropout, seed)
-    return _run(call, backend, lse=True)
+    return _attend(q, q_tokens, keys, pattern, None, score, scale, dropout, seed, backend, lse=True)
 
 
 def attention_weights(
@@ -128,10 +126,31 @@ def _numbered(
     return q_tokens, Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
 
 
-def _run(call: Call, backend: str, lse: bool) -> Partial:
+def _attend(
+    q: Tensor,
+    q_tokens: Tokens,
+    keys: Sequence[Keys],
+    pattern: Pattern,
+    keep: Tensor | None,
+    score: Score | Sequence[Score],
+    scale: float | None,
+    dropout: float,
+    seed: int | None,
+    backend: str,
+    lse: bool,
+) -> Partial:
+    more = keep is not None or score != () or dropout != 0
+    form = None if more else again.form(q, q_tokens, keys, pattern, scale, backend, lse)
+    if form is not None and (prepared := again.known(form)) is not None:
+        return prepared.run(q, keys[0])
+    call = check(q, q_tokens, keys, pattern, keep, score, scale, dropout, seed)
+    return (
+        backends.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
+    )
+
+
+def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
     """One run per distinct pattern: heads that share one run together."""
-    if len(call.pattern.heads) == 1:
-        return backends.run(call, backend, lse)
     device, group = call.q.device, call.heads.group
     parts: list[Partial] = []
     order: list[int] = []

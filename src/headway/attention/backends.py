@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
 
-from headway.attention import banded, blocked, dense, diagonal, flex, native, native_op, sdpa, split_decode
+from headway.attention import (
+    again,
+    banded,
+    blocked,
+    dense,
+    diagonal,
+    flex,
+    native,
+    native_op,
+    sdpa,
+    split_decode,
+)
 from headway.attention.call import Call
 from headway.attention.keys import Keys
 from headway.choice import Choice
@@ -209,8 +221,9 @@ def choose(
     return choose_for(call, device=device)
 
 
-def run(call: Call, backend: str, lse: bool) -> Partial:
-    """Runs one call on `backend` ("auto": on the chosen one); never on another than was asked for."""
+def run(call: Call, backend: str, lse: bool, form: Hashable | None = None) -> Partial:
+    """Runs one call on `backend` ("auto": on the chosen one); never on another than was asked for. Calls of its
+    `form` are remembered."""
     if torch.compiler.is_compiling() and backend in ("auto", "native") and native_op.takes(call):
         return native_op.run(call)
     if backend == "auto":
@@ -226,6 +239,8 @@ def run(call: Call, backend: str, lse: bool) -> Partial:
                 f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take '
                 f"{choose_for(call, lse).what}"
             )
+    if backend == "native" and form is not None:
+        return again.remember(form, call).run(call.q, call.keys[0])
     if backend != "native":
         call = call.dequantised()
     if backend == "dense":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
+from headway.attention.keys import Keys
 from headway.attention.native_layout import Layout, layout, program
 from headway.errors import BackendError
 from headway.native import interface as c
@@ -85,7 +86,7 @@ def _forward(call: Call, number: int) -> Partial:
         return Partial(out.zero_(), lse.fill_(float("-inf")))
     request = _Request(call, number)
     request.call.out, request.call.lse = c.TensorRef.of(out), lse.data_ptr()
-    request.run("headway_forward")
+    _run("headway_forward", request.call)
     return Partial(out, lse)
 
 
@@ -102,8 +103,32 @@ def _backward(
     r.out, r.d_out = c.TensorRef.of(out), c.TensorRef.of(d_out)
     r.lse, r.d_lse = lse.data_ptr(), d_lse.data_ptr()
     r.dq, r.dk, r.dv = c.TensorRef.of(dq), c.TensorRef.of(dk), c.TensorRef.of(dv)
-    request.run("headway_backward")
+    _run("headway_backward", r)
     return dq, dk, dv, [_gradient(step) for step in request.steps if step.score.parameters]
+
+
+class Prepared:
+    """The forward of a call over one set of keys, for tensors that lie as the call's do: only addresses change."""
+
+    def __init__(self, call: Call) -> None:
+        request = _Request(call, 0)
+        _, heads, count, _ = call.q.shape
+        width = call.keys[0].v.shape[-1]
+        request.call.out = c.TensorRef(None, heads * count * width, count * width, width)
+        self._call, self._layout = bytes(request.call), request.layout
+        self._lse, self._out = call.q.shape[:3], (*call.q.shape[:3], width)
+
+    def run(self, q: Tensor, part: Keys) -> Partial:
+        """The partial of q over these keys."""
+        out, lse = torch.empty(self._out, dtype=q.dtype), torch.empty(self._lse)
+        call = c.Call.from_buffer_copy(self._call)
+        call.threads = threads()
+        call.q.data, call.k.data, call.v.data = q.data_ptr(), part.k.data_ptr(), part.v.data_ptr()
+        if part.k_scale is not None and part.v_scale is not None:
+            call.k_scale, call.v_scale = part.k_scale.data_ptr(), part.v_scale.data_ptr()
+        call.out.data, call.lse = out.data_ptr(), lse.data_ptr()
+        _run("headway_forward", call)
+        return Partial(out, lse)
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -122,7 +147,8 @@ class _Request:
         scores = (c.Score * max(1, len(self.steps)))(*(step.ref for step in self.steps))
         ids = None if call.head_ids is None else call.head_ids.long().contiguous()
         k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
-        self.held = q, k, v, at, scores, ids, k_scale, v_scale
+        self.layout = at
+        self.held = q, k, v, scores, ids, k_scale, v_scale
         self.call = c.Call(
             abi=c.ABI,
             threads=threads(),
@@ -152,12 +178,13 @@ class _Request:
             head_ids=None if ids is None else ids.data_ptr(),
         )
 
-    def run(self, name: str) -> None:
-        found = library()
-        assert found is not None, "obstacle() was asked before"
-        code = getattr(found.dll, name)(ctypes.byref(self.call))
-        if code:
-            raise BackendError(f'backend="native": {name} failed: {c.ERRORS.get(code, code)}')
+
+def _run(name: str, call: c.Call) -> None:
+    found = library()
+    assert found is not None, "obstacle() was asked before"
+    code = getattr(found.dll, name)(ctypes.byref(call))
+    if code:
+        raise BackendError(f'backend="native": {name} failed: {c.ERRORS.get(code, code)}')
 
 
 @dataclass(frozen=True, eq=False)

@@ -176,8 +176,9 @@ class PerHead(Pattern):
     parts: tuple[Pattern, ...]
 
     def __init__(self, *parts: Pattern) -> None:
-        if not parts or any(isinstance(p, PerHead) for p in parts):
-            raise PatternError("PerHead: one plain pattern per query head is needed")
+        if not parts or any(isinstance(p, PerHead) or not isinstance(p, Pattern) for p in parts):
+            given = ", ".join(type(p).__name__ for p in parts)
+            raise PatternError(f"PerHead: one plain pattern per query head is needed, got ({given})")
         object.__setattr__(self, "parts", tuple(parts))
 
     @property
