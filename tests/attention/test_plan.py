@@ -1,5 +1,7 @@
 """The plan is the one that judging every pair of tiles by itself gives."""
 
+from collections.abc import Iterator
+from importlib import import_module
 from itertools import chain
 
 import pytest
@@ -14,6 +16,15 @@ from tests.strategies import patterns, tokens
 
 counts, tiles = st.integers(0, 80), st.sampled_from([1, 2, 3])
 N = 5000
+module = import_module("headway.attention.plan")
+
+
+@pytest.fixture(scope="module", autouse=True, params=["all at once", "blocks first"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "blocks first":
+            patch.setattr(module, "AT_ONCE", -1)
+        yield
 
 
 def naive(pattern: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int) -> list[list[Entry]]:

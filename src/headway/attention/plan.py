@@ -16,6 +16,8 @@ from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, jud
 from headway.tokens import Tokens
 
 _BLOCK = 16
+AT_ONCE = 2**12
+"""Pairs of tiles up to which all are judged at once: as soon done as blocks of them, and then those on the edge."""
 
 
 class Entry(NamedTuple):
@@ -62,48 +64,64 @@ def plan(
     """The plan of one call for a pattern that all its heads share (take `PerHead` apart first); `apart` gives the
     plans of the rows one after another, as if each were planned alone.
 
-    Blocks of 16 x 16 tiles are judged first and only the undecided ones are looked at closely, so the work
-    grows with the number of blocks on the edge of the pattern, not with T x S. Tiles are described once each;
-    pairs of them come about by broadcasting.
+    Where tiles are many, blocks of 16 x 16 are judged first and only the undecided ones are looked at closely, so
+    the work grows with the number of blocks on the edge of the pattern, not with T x S. Tiles are described
+    once each; pairs of them come about by broadcasting.
     """
     assert len(pattern.heads) == 1, "plan takes one pattern; take PerHead apart first"
-    fine_q = Extent.of(q, tile, pattern.dilation).grouped(_BLOCK)
-    fine_k = Extent.of(k, k_tile, pattern.dilation).grouped(_BLOCK)
+    rows, tiles = max(q.rows, k.rows), -(-q.count // tile)
+    apart = apart and rows != 1
+    at_q, at_k = Extent.of(q, tile, pattern.dilation), Extent.of(k, k_tile, pattern.dilation)
+    judged = _all_runs if tiles * -(-k.count // k_tile) <= AT_ONCE else _edge_runs
+    runs = judged(pattern, at_q, at_k, rows, apart)
+    return _joined(runs, tile, tiles * (rows if apart else 1), k_tile, k.count)
+
+
+def _all_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> Tensor:
+    """Runs (query tile, first key tile, end, full) [4, R], from every pair of tiles."""
+    possible, certain = judge(pattern, at_q.map(lambda t: t.unsqueeze(2)), at_k.map(lambda t: t.unsqueeze(1)))
+    some, every = (possible.expand(rows, -1, -1), certain) if apart else _together(possible, certain)
+    row, i, begin, end, full = _runs(some, every & some)
+    return torch.stack((row * at_q.lo.shape[1] + i, begin, end, full))
+
+
+def _edge_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> Tensor:
+    """The same from blocks of tiles, and from the pairs of tiles of those on the edge; in no order."""
+    tiles = at_q.lo.shape[1]
+    fine_q, fine_k = at_q.grouped(_BLOCK), at_k.grouped(_BLOCK)
     coarse_q, coarse_k = fine_q.joined(), fine_k.joined()
     possible, certain = judge(
         pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
     )
-    rows, blocks = max(q.rows, k.rows), coarse_q.lo.shape[1]
-    apart = apart and rows != 1
+    blocks = coarse_q.lo.shape[1]
     if apart:
         some = possible.expand(rows, -1, -1)
         every = certain & some
     else:
         some, every = _together(possible, certain)
-    row, at_q, begin, end, full = _runs(every, every)
-    block = row * blocks + at_q
+    row, i, begin, end, full = _runs(every, every)
+    block = row * blocks + i
     wide = torch.stack((block * _BLOCK, begin * _BLOCK, end * _BLOCK, full)).unsqueeze(2).repeat(1, 1, _BLOCK)
     wide[0] += torch.arange(_BLOCK, device=wide.device)
 
-    row, at_q, at_k = (some & ~every).nonzero().unbind(1)
+    row, block_q, block_k = (some & ~every).nonzero().unbind(1)
 
     def chosen(t: Tensor, at: Tensor) -> Tensor:
         return t.expand(rows, -1, -1)[row, at].unsqueeze(0) if apart else t[:, at]
 
     possible, certain = judge(
         pattern,
-        fine_q.map(lambda t: chosen(t, at_q).unsqueeze(3)),
-        fine_k.map(lambda t: chosen(t, at_k).unsqueeze(2)),
+        fine_q.map(lambda t: chosen(t, block_q).unsqueeze(3)),
+        fine_k.map(lambda t: chosen(t, block_k).unsqueeze(2)),
     )
     _, block, line, begin, end, full = _runs(*_together(possible, certain))
-    first = at_k[block] * _BLOCK
-    narrow = torch.stack(((row * blocks + at_q)[block] * _BLOCK + line, first + begin, first + end, full))
+    first = block_k[block] * _BLOCK
+    narrow = torch.stack(((row * blocks + block_q)[block] * _BLOCK + line, first + begin, first + end, full))
     runs = torch.cat((wide.flatten(1), narrow), 1)
     # What lies past the last tile of a row (`Extent.grouped` repeats it) is dropped.
-    tiles, padded = -(-q.count // tile), max(1, blocks * _BLOCK)
+    padded = max(1, blocks * _BLOCK)
     row, i = runs[0] // padded, runs[0] % padded
-    runs = torch.stack((row * tiles + i, *runs[1:]))[:, i < tiles]
-    return _joined(runs, tile, tiles * (rows if apart else 1), k_tile, k.count)
+    return torch.stack((row * tiles + i, *runs[1:]))[:, i < tiles]
 
 
 def _together(possible: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
