@@ -16,8 +16,8 @@ from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, jud
 from headway.tokens import Tokens
 
 _BLOCK = 16
-AT_ONCE = 2**12
-"""Pairs of tiles up to which all are judged at once: as soon done as blocks of them, and then those on the edge."""
+AT_ONCE = 2**15
+"""Pairs of tiles up to which all are judged at once; sooner done than blocks of them first (docs/log.md)."""
 
 
 class Entry(NamedTuple):
@@ -72,7 +72,7 @@ def plan(
     rows, tiles = max(q.rows, k.rows), -(-q.count // tile)
     apart = apart and rows != 1
     at_q, at_k = Extent.of(q, tile, pattern.dilation), Extent.of(k, k_tile, pattern.dilation)
-    judged = _all_runs if tiles * -(-k.count // k_tile) <= AT_ONCE else _edge_runs
+    judged = _all_runs if rows * tiles * -(-k.count // k_tile) <= AT_ONCE else _edge_runs
     runs = judged(pattern, at_q, at_k, rows, apart)
     return _joined(runs, tile, tiles * (rows if apart else 1), k_tile, k.count)
 
