@@ -85,7 +85,10 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
         assert_within_reference(got.out, dense[0].out, dense[1].out, f"{pattern} {kind}")
         if dtype == torch.float32:
             assert_within_reference(got.lse, dense[0].lse, dense[1].lse, "lse")
-        assert (got.lse - dense[0].lse).abs().max() <= EXP2_OF_BF16
+        # Kernels that compute bfloat16 in float32 do not round what int8 stands for.
+        most = q.double().norm(dim=-1).max() * plain.k.double().norm(dim=-1).max() * (scale or 0.25)
+        unrounded = 2**-9 * most if kind == "int8" else 0.0
+        assert (got.lse - dense[0].lse).abs().max() <= EXP2_OF_BF16 + unrounded
     assert 1 <= len(again._known) <= len(set(map(str, calls)))
 
 
