@@ -141,7 +141,7 @@ struct Worker {
     Program program{c.program, c.instructions};
     int64_t lowest = low * BLOCK, end = (low + w.stretch) * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
-    tile->ahead.nothing();
+    tile->ahead.tile();
     if (more)
       blocks.look_ahead_rows(tile->ahead, b, kv, keys, inside(reached(p, at)), inside(reached(p, at + 1)),
                              blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
@@ -177,7 +177,7 @@ struct Worker {
     int64_t groups = (tile->count + ROWS - 1) / ROWS;
     bool there = n < w.z.blocks && part.reads(n);
     blocks.look_ahead(tile->ahead, b, kv, n, keys, groups);
-    tile->ahead.span(1, there ? sums_of(n) : live, there ? w.block_size() : 0, groups);
+    if (there) tile->ahead.words(sums_of(n), w.block_size(), groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {

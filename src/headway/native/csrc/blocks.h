@@ -89,46 +89,50 @@ INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k)
 }
 
 // What will be read next, and where the result will go, brought into the second-level cache bit by bit while groups of
-// rows are computed: the block that follows, packed or as rows of tensors, sums, rows that the next tile reads first.
+// rows are computed: of the tile, rows of its result and rows that the next tile reads first; of a block, the one that
+// follows, packed or as rows of tensors, and its sums.
 struct Ahead {
-  struct Span {
-    const float *at, *end;
-    int64_t lines;  // per group
-  } spans[2];
-  struct Cursor {
-    Rows rows;
-    int64_t place, end, each;  // each: rows per group
-  } next[5], result;
+  struct Run {
+    const char* base;
+    const int32_t* order;
+    int64_t stride, bytes, place, end, each;  // each: rows per group
+    bool written;
+  } runs[5];
+  int count, lasting;  // the first are of the tile
 
-  void nothing() {
-    for (Span& s : spans) s.at = s.end = nullptr;
-    for (Cursor& c : next) c.place = c.end = 0;
-    result.place = result.end = 0;
+  void tile() { count = lasting = 0; }
+  void block() { count = lasting; }
+  void rows(const Rows& r, int64_t begin, int64_t end, int64_t groups, bool written = false) {
+    if (begin < end)
+      runs[count++] = {r.base, r.order, r.stride, (int64_t)r.width * bytes_of(r.type), begin, end,
+                       (end - begin) / groups + 1, written};
   }
-  void span(int which, const float* from, int64_t size, int64_t groups) {
-    spans[which] = {from, from + size, size / 16 / groups + 1};
+  void rows_of_tile(const Rows& r, int64_t begin, int64_t end, int64_t groups, bool written = false) {
+    rows(r, begin, end, groups, written);
+    lasting = count;
   }
-  static Cursor over(const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
-    return {r, begin, stop, (stop - begin) / groups + 1};
-  }
-  void rows(int which, const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
-    next[which] = over(r, begin, stop, groups);
+  void words(const float* from, int64_t size, int64_t groups) {
+    runs[count++] = {(const char*)from, nullptr, 64, 64, 0, size / 16, size / 16 / groups + 1, false};
   }
 
-  void some() {
-    for (Span& s : spans)
-      for (int64_t i = 0; i < s.lines && s.at < s.end; i++, s.at += 16) __builtin_prefetch(s.at, 0, 2);
-    for (Cursor& c : next) advance<0>(c);
-    advance<1>(result);
+  __attribute__((noinline)) void some() {
+    for (int i = 0; i < count; i++) {
+      Run r = runs[i];
+      int64_t stop = r.end - r.place < r.each ? r.end : r.place + r.each;
+      if (r.written)
+        fetch<1>(r, stop);
+      else
+        fetch<0>(r, stop);
+      runs[i].place = stop;
+    }
   }
 
  private:
   template <int WRITE>
-  __attribute__((always_inline)) static void advance(Cursor& c) {
-    for (int64_t n = 0; n < c.each && c.place < c.end; n++) {
-      const char* row = c.rows.at(c.place++);
-      int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
+  __attribute__((always_inline)) static void fetch(const Run& r, int64_t stop) {
+    for (int64_t n = r.place; n < stop; n++) {
+      const char* row = r.base + (r.order ? r.order[n] : n) * r.stride;
+      for (int64_t i = 0; i < r.bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
     }
   }
 };
@@ -181,15 +185,17 @@ struct Blocks {
     bool there = n < z.blocks, packed = there && !misses(b, kv, n), raw = there && !packed && !streams;
     int64_t begin = raw ? n * BLOCK : 0, end = raw ? begin + BLOCK : 0;
     if (end > keys.count) end = keys.count;
-    to.span(0, data + (n & (capacity - 1)) * size(), packed ? size() : 0, groups);
-    to.rows(3, key_rows(b, kv, keys), begin, end, groups);
-    to.rows(4, value_rows(b, kv, keys), begin, end, groups);
+    to.block();
+    if (packed && BACKWARD) to.words(data + (n & (capacity - 1)) * size(), size(), groups);
+    to.rows(key_rows(b, kv, keys), begin, end, groups);
+    to.rows(value_rows(b, kv, keys), begin, end, groups);
   }
   // Has rows of keys and values fetched before they are packed.
   void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end,
                        int64_t groups) const {
-    to.rows(0, key_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
-    to.rows(1, value_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
+    if (end > keys.count) end = keys.count;
+    to.rows_of_tile(key_rows(b, kv, keys), begin, end, groups);
+    to.rows_of_tile(value_rows(b, kv, keys), begin, end, groups);
   }
 
   // What is handed out from now on must stay.

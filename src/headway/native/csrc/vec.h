@@ -228,9 +228,14 @@ INLINE void write_as(void* to, bool half, const float* from, int count, float fa
   int i = 0;
   vf by = splat(factor);
 #if HEADWAY_LEVEL >= 3
-  if (half)
+  if (half) {
+    for (; i + 32 <= count; i += 32) {
+      __m512 x = (__m512)(load(from + i) * by), y = (__m512)(load(from + i + 16) * by);
+      _mm512_storeu_si512((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+    }
     for (; i + 16 <= count; i += 16)
       _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh((__m512)(load(from + i) * by)));
+  }
 #endif
   if (!half)
     for (; i + W <= count; i += W) store((float*)to + i, load(from + i) * by);
