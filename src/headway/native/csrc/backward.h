@@ -19,7 +19,7 @@ struct BackTile {
   int count;
   float unit;       // base-2 exponent per raw score
   bool q_finite, g_finite;
-  Ahead ahead;
+  Ahead ahead, next;  // for the next block, for the next tile
   Row rows[TILE];
   float down[TILE], delta[TILE];
   float *q, *g;            // [rows][words]: queries and d_out, for products over their columns
@@ -265,7 +265,10 @@ INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen
     t.ahead.some();
     each_panels(t.groups[i], Pass1<HALF, EXTRA>{t, block, extra});
   }
-  for (int i = 0; i < t.groups_now; i++) each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+  for (int i = 0; i < t.groups_now; i++) {
+    t.next.some();
+    each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+  }
   for (int i = 0; i < t.groups_now; i++) switch (t.groups[i].rows) {
       case 6: queries_of<HALF, ROWS>(t, t.groups[i], block); break;
       case 4: queries_of<HALF, ROWS >= 4 ? 4 : 1>(t, t.groups[i], block); break;
