@@ -187,12 +187,11 @@ struct Worker {
     int64_t begin = t * p.tile, end = begin + p.tile < queries.count ? begin + p.tile : queries.count;
     int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((end - begin + ROWS - 1) / ROWS) + 1;
     Ahead& x = tile->next;
-    x.nothing();
-    x.rows(0, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), begin, end, groups);
-    x.rows(1, Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
-    x.rows(2, Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
-    x.span(0, dq, dq ? TILE * w.z.wide_d : 0, groups);
-    x.span(1, nullptr, 0, groups);
+    x.tile();
+    x.rows(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), begin, end, groups);
+    x.rows(Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
+    x.rows(Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
+    if (dq) x.words(dq, TILE * w.z.wide_d, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {
