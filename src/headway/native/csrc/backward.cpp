@@ -108,12 +108,13 @@ struct Worker {
         int64_t passed = w.first_from(part.pinned, at);
         if (part.live < part.owned() && whole && passed < w.z.blocks) finish(b, kv, passed);
         for (int64_t g = 0; g < w.z.group; g++) {
-          bool other = g + 1 < w.z.group, more = !other && t + 1 < from + tiles;
+          bool more = g + 1 == w.z.group && t + 1 < from + tiles;
           tile->dq = all ? all + (g * tiles + t - from) * size : memory;
           take_rows(b, kv * w.z.group + g, begin, n, queries);
           if (!all) memset(tile->dq, 0, (size_t)size * 4);
-          look_ahead_tile(b, kv * w.z.group + (other ? g + 1 : 0), other ? t : more ? t + 1 : from, queries,
-                          all ? all + ((other ? g + 1 : 0) * tiles + (other ? t : more ? t + 1 : from) - from) * size : nullptr, blocks_of(p, at));
+          int64_t head = (g + 1) % w.z.group, then = head ? t : more ? t + 1 : from;
+          look_ahead_rows(b, kv * w.z.group + head, then * p.tile, queries, all ? all + (head * tiles + then - from) * size : nullptr,
+                          blocks_of(p, at));
           read_blocks(b, kv, at, low, more, begin, n, queries, keys, gradients);
           if (!all) write_queries(b, kv * w.z.group + g, begin, n, queries, tile->dq);
         }
@@ -182,10 +183,10 @@ struct Worker {
     if (there) tile->ahead.words(sums_of(n), w.block_size(), groups);
   }
 
-  void look_ahead_tile(int64_t b, int64_t head, int64_t t, const Tokens& queries, const float* dq, int64_t blocks) {
-    const headway_plan& p = c.plan;
-    int64_t begin = t * p.tile, end = begin + p.tile < queries.count ? begin + p.tile : queries.count;
-    int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((end - begin + ROWS - 1) / ROWS) + 1;
+  // The rows of the next tile, and its sums where they are kept.
+  void look_ahead_rows(int64_t b, int64_t head, int64_t begin, const Tokens& queries, const float* dq, int64_t blocks) {
+    int64_t end = begin + c.plan.tile < queries.count ? begin + c.plan.tile : queries.count;
+    int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((tile->count + ROWS - 1) / ROWS) + 1;
     Ahead& x = tile->next;
     x.tile();
     x.rows(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), begin, end, groups);

@@ -154,9 +154,9 @@ alignas(64) const float SIXTEENTHS = 786432.0f;  // x + this has floor(16 x) in 
 #define EXP2_LINE(i) "vfmadd231ps %[t" #i "], %[f" #i "], %[p" #i "]\n\t"
 #define EXP2_SCALE(i) "vscalefps %[x" #i "], %[p" #i "], %[p" #i "]%{%[m" #i "]%}%{z%}\n\t"
 #define EXP2_OUT(i) [f##i] "=&v"(f##i), [p##i] "=&v"(p##i)
-#define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * 16)), [m##i] "Yk"((__mmask16)bits[i])
+#define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * step)), [m##i] "Yk"((__mmask16)bits[i])
 
-INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x) {
+INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x, int64_t step = UNIT) {
   __m512 f0, f1, t0, t1, p0, p1;
   asm(EACH_OF_2(EXP2_LOAD) EACH_OF_2(EXP2_SHIFT) EACH_OF_2(EXP2_PLACE) EACH_OF_2(EXP2_REST) EACH_OF_2(EXP2_TAKE)
           EACH_OF_2(EXP2_TAKE_SLOPE) EACH_OF_2(EXP2_LINE) EACH_OF_2(EXP2_SCALE)
@@ -165,7 +165,7 @@ INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x) {
         [slope] "m"(*(const __m512*)EXP2_SLOPE));
   p[0] = (vf)p0, p[1] = (vf)p1;
 }
-INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x) {
+INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x, int64_t step = UNIT) {
   __m512 f0, f1, f2, f3, p0, p1, p2, p3;
   asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
           EXP2_STEP(k4) EXP2_STEP(k5) EACH_OF_4(EXP2_SCALE)
