@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "ahead.h"
 #include "mask.h"
-#include "pack.h"
 
 namespace {
 
@@ -87,55 +87,6 @@ INLINE int64_t reached(const headway_plan& p, int64_t tile) {
 INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k) {
   return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
 }
-
-// What will be read next, and where the result will go, brought into the second-level cache bit by bit while groups of
-// rows are computed: of the tile, rows of its result and rows that the next tile reads first; of a block, the one that
-// follows, packed or as rows of tensors, and its sums.
-struct Ahead {
-  struct Run {
-    const char* base;
-    const int32_t* order;
-    int64_t stride, bytes, place, end, each;  // each: rows per group
-    bool written;
-  } runs[5];
-  int count, lasting;  // the first are of the tile
-
-  void tile() { count = lasting = 0; }
-  void block() { count = lasting; }
-  void rows(const Rows& r, int64_t begin, int64_t end, int64_t groups, bool written = false) {
-    if (begin < end)
-      runs[count++] = {r.base, r.order, r.stride, (int64_t)r.width * bytes_of(r.type), begin, end,
-                       (end - begin) / groups + 1, written};
-  }
-  void rows_of_tile(const Rows& r, int64_t begin, int64_t end, int64_t groups, bool written = false) {
-    rows(r, begin, end, groups, written);
-    lasting = count;
-  }
-  void words(const float* from, int64_t size, int64_t groups) {
-    runs[count++] = {(const char*)from, nullptr, 64, 64, 0, size / 16, size / 16 / groups + 1, false};
-  }
-
-  __attribute__((noinline)) void some() {
-    for (int i = 0; i < count; i++) {
-      Run r = runs[i];
-      int64_t stop = r.end - r.place < r.each ? r.end : r.place + r.each;
-      if (r.written)
-        fetch<1>(r, stop);
-      else
-        fetch<0>(r, stop);
-      runs[i].place = stop;
-    }
-  }
-
- private:
-  template <int WRITE>
-  __attribute__((always_inline)) static void fetch(const Run& r, int64_t stop) {
-    for (int64_t n = r.place; n < stop; n++) {
-      const char* row = r.base + (r.order ? r.order[n] : n) * r.stride;
-      for (int64_t i = 0; i < r.bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
-    }
-  }
-};
 
 // A direct-mapped store of packed blocks: block n of a kv head lies in place n modulo the capacity.
 template <bool HALF, bool BACKWARD>
