@@ -112,6 +112,9 @@ struct Worker {
           tile->dq = all ? all + (g * tiles + t - from) * size : memory;
           take_rows(b, kv * w.z.group + g, begin, n, queries);
           if (!all) memset(tile->dq, 0, (size_t)size * 4);
+          int64_t head = (g + 1) % w.z.group, then = head ? t : more ? t + 1 : from;
+          look_ahead_rows(b, kv * w.z.group + head, then * p.tile, queries, all ? all + (head * tiles + then - from) * size : nullptr,
+                          blocks_of(p, at));
           read_blocks(b, kv, at, low, more, begin, n, queries, keys, gradients);
           if (!all) write_queries(b, kv * w.z.group + g, begin, n, queries, tile->dq);
         }
@@ -141,7 +144,7 @@ struct Worker {
     Program program{c.program, c.instructions};
     int64_t lowest = low * BLOCK, end = (low + w.stretch) * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
-    tile->ahead.nothing();
+    tile->ahead.tile();
     if (more)
       blocks.look_ahead_rows(tile->ahead, b, kv, keys, inside(reached(p, at)), inside(reached(p, at + 1)),
                              blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
@@ -177,7 +180,19 @@ struct Worker {
     int64_t groups = (tile->count + ROWS - 1) / ROWS;
     bool there = n < w.z.blocks && part.reads(n);
     blocks.look_ahead(tile->ahead, b, kv, n, keys, groups);
-    tile->ahead.span(1, there ? sums_of(n) : live, there ? w.block_size() : 0, groups);
+    if (there) tile->ahead.words(sums_of(n), w.block_size(), groups);
+  }
+
+  // The rows of the next tile, and its sums where they are kept.
+  void look_ahead_rows(int64_t b, int64_t head, int64_t begin, const Tokens& queries, const float* dq, int64_t blocks) {
+    int64_t end = begin + c.plan.tile < queries.count ? begin + c.plan.tile : queries.count;
+    int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((tile->count + ROWS - 1) / ROWS) + 1;
+    Ahead& x = tile->next;
+    x.tile();
+    x.rows(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), begin, end, groups);
+    x.rows(Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
+    x.rows(Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
+    if (dq) x.words(dq, TILE * w.z.wide_d, groups);
   }
 
   void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {

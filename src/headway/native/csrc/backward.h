@@ -19,7 +19,7 @@ struct BackTile {
   int count;
   float unit;       // base-2 exponent per raw score
   bool q_finite, g_finite;
-  Ahead ahead;
+  Ahead ahead, next;  // for the next block, for the next tile
   Row rows[TILE];
   float down[TILE], delta[TILE];
   float *q, *g;            // [rows][words]: queries and d_out, for products over their columns
@@ -44,34 +44,29 @@ INLINE __m512i pairs_of(vf a, vf b) {
 }
 #endif
 
-// Weights of AT_ONCE of the C panels, from c on, of row r of a group, in the place of their exponents.
-template <bool HALF, int C>
-INLINE void weigh(BackTile<HALF>& t, const Group& g, int r, int c) {
-  float* x = t.x + (g.row + r) * BLOCK + (g.first + c) * UNIT;
-  vf p[AT_ONCE<HALF> * N];
-  exp2_only<HALF>(p, g.bits[r] + c, x);
-  const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
-  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) store(x + i * W, p[i]);
-}
-
-// The weights of a group where products over rows read them: in bf16 as pairs of rows, in float where they lie unless
-// something else needs that place.
+// The weights of the next panels of a group, in the place of their exponents and where products over rows read them. In
+// bf16 those are pairs of rows, so they are computed by two; in float the same, unless something else needs that place.
 template <bool HALF, int R, int C, bool EXTRA>
-INLINE void hand_over(BackTile<HALF>& t, const Group& g) {
-  int at = g.row * BLOCK + g.first * UNIT;
-  if (!HALF) {
-    if (EXTRA)
-      for (int r = 0; r < R; r++) memcpy(t.p + at + r * BLOCK, t.x + at + r * BLOCK, C * UNIT * 4);
+INLINE void weigh(BackTile<HALF>& t, const Group& g, int& r, int& c) {
+  int at = (g.row + r) * BLOCK + (g.first + c) * UNIT;
+  vf p[AT_ONCE<HALF> * N];
+#if HEADWAY_LEVEL >= 3
+  if (HALF) {
+    uint16_t bits[2] = {g.bits[r][c], R > 1 ? g.bits[r + 1][c] : (uint16_t)0};
+    exp2_of(p, bits, t.x + at, BLOCK);
+    store(t.x + at, p[0]), store(t.x + at + BLOCK, p[1]);
+    _mm512_store_si512(t.p + (g.row + r) / 2 * BLOCK + (g.first + c) * UNIT, pairs_of(p[0], p[1]));
+    if (++c == C) c = 0, r += 2;
     return;
   }
-#if HEADWAY_LEVEL >= 3
-  float* to = t.p + g.row / 2 * BLOCK + g.first * UNIT;
-  UNROLL for (int r = 0; r < R; r += 2)
-    UNROLL for (int i = 0; i < C; i++) {
-      const float* x = t.x + at + r * BLOCK + i * UNIT;
-      _mm512_store_si512(to + r / 2 * BLOCK + i * UNIT, pairs_of(load(x), r + 1 < R ? load(x + BLOCK) : vf{}));
-    }
 #endif
+  exp2_only<HALF>(p, g.bits[r] + c, t.x + at);
+  const int count = c + AT_ONCE<HALF> <= C ? AT_ONCE<HALF> : C - c;
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N && i < count * N; i++) {
+    store(t.x + at + i * W, p[i]);
+    if (EXTRA) store(t.p + at + i * W, p[i]);
+  }
+  if ((c += AT_ONCE<HALF>) >= C) c = 0, r++;
 }
 
 // Attention dropout: the weights of the values and the gradients of the weights, each times its factor.
@@ -126,16 +121,13 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   UNROLL for (int i = 0; i < C; i++) v[i] = block.v_panels + (g.first + i) * UNIT;
   constexpr int EACH = HALF ? 2 : 8;  // steps between two pieces of exponentials
   int done = 0, r = 0, c = 0;
-#define WEIGH_NEXT (weigh<HALF, C>(t, g, r, c), c += AT_ONCE<HALF>, c < C || (c = 0, r++))
   for (; r < R && done + EACH <= z.dv; done += EACH, d_out += EACH) {
     product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, EACH);
     UNROLL for (int i = 0; i < C; i++) v[i] += EACH * BLOCK;
-    WEIGH_NEXT;
+    weigh<HALF, R, C, EXTRA>(t, g, r, c);
   }
   product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, z.dv - done);
-  while (r < R) WEIGH_NEXT;
-#undef WEIGH_NEXT
-  hand_over<HALF, R, C, EXTRA>(t, g);
+  while (r < R) weigh<HALF, R, C, EXTRA>(t, g, r, c);
   if (EXTRA) drop_weights<HALF, R, C>(t, g, extra, ds);
   int at = g.row * BLOCK + g.first * UNIT;
   UNROLL for (int r = 0; r < R; r++) {
@@ -228,9 +220,20 @@ struct Pass2 {
   }
 };
 
+// Rows that see only `span` of a block: no weights, no dS elsewhere.
+template <bool HALF>
+INLINE void clear_beside(BackTile<HALF>& t, const Span& span, int row, int rows, float* weights) {
+  const int by = HALF ? 2 : 1;
+  for (int r = row / by; r < (row + rows + by - 1) / by; r++)
+    for (int p = 0; p < 4; p++)
+      if (p < span.first || p >= span.first + span.count)
+        UNROLL for (int i = 0; i < UNIT; i += W)
+          store(weights + r * BLOCK + p * UNIT + i, vf{}), store(t.ds + r * BLOCK + p * UNIT + i, vf{});
+}
+
 // The groups of rows that see something of the block.
 template <bool HALF>
-INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen) {
+INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen, float* weights) {
   t.groups_now = 0;
   for (int p = 0; p < 4; p++) t.low[p] = TILE, t.high[p] = 0;
   for (int row = 0, rows; row < t.count; row += rows) {
@@ -239,6 +242,7 @@ INLINE void find_groups(BackTile<HALF>& t, const uint64_t* seen) {
     Group& g = t.groups[t.groups_now];
     Span span = {0, 4, true};
     if (seen) span = span_of(seen + row, rows, g.bits);
+    if (span.count < 4) clear_beside(t, span, row, rows, weights);
     if (span.count == 0) continue;
     if (span.all) memset(g.bits, 0xFF, sizeof g.bits), span = {0, 4, true};
     g.row = row, g.rows = rows, g.first = span.first, g.panels = span.count, g.masked = !span.all;
@@ -255,17 +259,15 @@ template <bool HALF, bool EXTRA>
 INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen, const Extra* extra,
                      float* const* gradients, float* dk, float* dv) {
   float* weights = HALF || EXTRA ? t.p : t.x;
-  if (seen || t.count % 2) {
-    size_t size = (size_t)(HALF ? (t.count + 1) / 2 : t.count) * BLOCK * 4;
-    memset(weights, 0, size);
-    memset(t.ds, 0, size);
-  }
-  find_groups(t, seen);
+  find_groups(t, seen, weights);
   for (int i = 0; i < t.groups_now; i++) {
     t.ahead.some();
     each_panels(t.groups[i], Pass1<HALF, EXTRA>{t, block, extra});
   }
-  for (int i = 0; i < t.groups_now; i++) each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+  for (int i = 0; i < t.groups_now; i++) {
+    t.next.some();
+    each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+  }
   for (int i = 0; i < t.groups_now; i++) switch (t.groups[i].rows) {
       case 6: queries_of<HALF, ROWS>(t, t.groups[i], block); break;
       case 4: queries_of<HALF, ROWS >= 4 ? 4 : 1>(t, t.groups[i], block); break;

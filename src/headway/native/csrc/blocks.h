@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "ahead.h"
 #include "mask.h"
-#include "pack.h"
 
 namespace {
 
@@ -88,51 +88,6 @@ INLINE int64_t next_of(const headway_plan& p, int32_t r, int32_t end, int64_t k)
   return k + BLOCK < p.end[r] ? k + BLOCK : r + 1 < end ? p.begin[r + 1] : INT64_MAX / 2;
 }
 
-// What will be read next, and where the result will go, brought into the second-level cache bit by bit while groups of
-// rows are computed: the block that follows, packed or as rows of tensors, sums, rows that the next tile reads first.
-struct Ahead {
-  struct Span {
-    const float *at, *end;
-    int64_t lines;  // per group
-  } spans[2];
-  struct Cursor {
-    Rows rows;
-    int64_t place, end, each;  // each: rows per group
-  } next[5], result;
-
-  void nothing() {
-    for (Span& s : spans) s.at = s.end = nullptr;
-    for (Cursor& c : next) c.place = c.end = 0;
-    result.place = result.end = 0;
-  }
-  void span(int which, const float* from, int64_t size, int64_t groups) {
-    spans[which] = {from, from + size, size / 16 / groups + 1};
-  }
-  static Cursor over(const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
-    return {r, begin, stop, (stop - begin) / groups + 1};
-  }
-  void rows(int which, const Rows& r, int64_t begin, int64_t stop, int64_t groups) {
-    next[which] = over(r, begin, stop, groups);
-  }
-
-  void some() {
-    for (Span& s : spans)
-      for (int64_t i = 0; i < s.lines && s.at < s.end; i++, s.at += 16) __builtin_prefetch(s.at, 0, 2);
-    for (Cursor& c : next) advance<0>(c);
-    advance<1>(result);
-  }
-
- private:
-  template <int WRITE>
-  __attribute__((always_inline)) static void advance(Cursor& c) {
-    for (int64_t n = 0; n < c.each && c.place < c.end; n++) {
-      const char* row = c.rows.at(c.place++);
-      int64_t bytes = (int64_t)c.rows.width * bytes_of(c.rows.type);
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, WRITE, 2);
-    }
-  }
-};
-
 // A direct-mapped store of packed blocks: block n of a kv head lies in place n modulo the capacity.
 template <bool HALF, bool BACKWARD>
 struct Blocks {
@@ -181,15 +136,17 @@ struct Blocks {
     bool there = n < z.blocks, packed = there && !misses(b, kv, n), raw = there && !packed && !streams;
     int64_t begin = raw ? n * BLOCK : 0, end = raw ? begin + BLOCK : 0;
     if (end > keys.count) end = keys.count;
-    to.span(0, data + (n & (capacity - 1)) * size(), packed ? size() : 0, groups);
-    to.rows(3, key_rows(b, kv, keys), begin, end, groups);
-    to.rows(4, value_rows(b, kv, keys), begin, end, groups);
+    to.block();
+    if (packed && BACKWARD) to.words(data + (n & (capacity - 1)) * size(), size(), groups);
+    to.rows(key_rows(b, kv, keys), begin, end, groups);
+    to.rows(value_rows(b, kv, keys), begin, end, groups);
   }
   // Has rows of keys and values fetched before they are packed.
   void look_ahead_rows(Ahead& to, int64_t b, int64_t kv, const Tokens& keys, int64_t begin, int64_t end,
                        int64_t groups) const {
-    to.rows(0, key_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
-    to.rows(1, value_rows(b, kv, keys), begin, end < keys.count ? end : keys.count, groups);
+    if (end > keys.count) end = keys.count;
+    to.rows_of_tile(key_rows(b, kv, keys), begin, end, groups);
+    to.rows_of_tile(value_rows(b, kv, keys), begin, end, groups);
   }
 
   // What is handed out from now on must stay.

@@ -49,7 +49,6 @@ struct Worker {
     store_of_tile = floats(TILE * (q + v));
     if (!ready()) return;
     tile->z = w.z;
-    tile->q = store_of_tile + TILE * v;
     tile->out = store_of_tile;
     extra_steps = c.score_count > 0 || c.dropout > 0;
     tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
@@ -85,15 +84,18 @@ struct Worker {
                 const Tokens& queries, const Tokens& keys, int64_t part, int64_t partial) {
     Tile<HALF>& x = *tile;
     int64_t width = whole_units(w.z.d), n = end - begin;
+    bool negate = c.scale < 0 && !c.score_count;
+    x.q = store_of_tile + TILE * w.z.wide_dv;
     for (int64_t h = 0; h < heads; h++) {
       Rows q = Rows::of(c.q, (int)c.type, b, head + h, (int)c.dim, queries.order);
-      for (int64_t i = 0; i < n; i++) {
-        x.rows[h * n + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
-        take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, c.scale < 0 && !c.score_count,
-                         x.q + (h * n + i) * width);
-      }
+      for (int64_t i = 0; i < n; i++) x.rows[h * n + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
+      if (heads == 1 && !negate && q.side_by_side<HALF>())
+        x.q = (float*)q.at(begin);
+      else
+        for (int64_t i = 0; i < n; i++)
+          take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, negate, x.q + (h * n + i) * width);
     }
-    x.ahead.nothing();
+    x.ahead.tile();
     if (w.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
     bool again = false, due[TILE];
     for (int r = 0; r < heads * n; r++) due[r] = true;
@@ -119,10 +121,10 @@ struct Worker {
     const headway_plan& p = c.plan;
     groups = blocks_of(p, (p.rows > 1 ? b * p.tiles : 0) + t) * groups + 1;
     Rows out = Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order);
-    tile->ahead.result = Ahead::over(out, begin, end, groups);
+    tile->ahead.rows_of_tile(out, begin, end, groups, true);
     if (t + 1 == p.tiles) return;
     int64_t stop = end + p.tile < queries.count ? end + p.tile : queries.count;
-    tile->ahead.rows(2, Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
+    tile->ahead.rows_of_tile(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
   }
 
   // The tile against part `part` of its blocks.

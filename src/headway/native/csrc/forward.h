@@ -1,7 +1,8 @@
 // A tile of queries against its blocks of keys: scores, online softmax, values.
 //
 // The exponentials of one group of rows are computed between the products of the next one, so that the units that
-// multiply never wait for them: `advance` is scores(group n) with exp2(group n - 1), then values(group n - 1).
+// multiply never wait for them: `advance` is scores(group n) with exp2(group n - 1), then values(group n - 1). Levels
+// with few registers (WIDE 1) have no room for both: they finish group n - 1 before, and take panel by panel.
 //
 // Blocks that a group sees whole are taken at once. Of the others it takes the panels that some of its rows sees,
 // and keeps them until there are four, of whichever blocks: narrow products would leave the units idle.
@@ -13,13 +14,17 @@
 
 namespace {
 
-// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s where the bit is set, else 0; sums on
-// the way.
+// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s, 0 for keys that are not seen; sums on the
+// way.
 template <bool HALF>
 INLINE void weigh(Tile<HALF>& t, int r, int c) {
   int row = t.pending.row + r;
   vf p[AT_ONCE<HALF> * N];
+#if HEADWAY_LEVEL >= 2
   exp2_only<HALF>(p, t.pending.of.bits[r] + c, t.s + r * BLOCK + c * UNIT);
+#else
+  UNROLL for (int i = 0; i < N; i++) p[i] = exp2_of(load(t.s + r * BLOCK + c * UNIT + i * W));
+#endif
   vf total = p[0];
   UNROLL for (int i = 1; i < AT_ONCE<HALF> * N; i++) total += p[i];
   store(t.sum[row], load(t.sum[row]) + total);
@@ -82,21 +87,21 @@ __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   settle(t);
 }
 
-// Renews the maximum of rows whose raw scores, in t.s, have left the range of the old one; what is pending is settled
-// before, since it may be of the same rows.
+// Renews the maximum of rows whose raw scores, in t.s [row][begin .. end - 1], have left the range of the old one;
+// before them stand exponents. What is pending is settled first, since it may be of the same rows.
 template <bool HALF>
-__attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int keys, const uint16_t (*bits)[4]) {
+__attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int begin, int end,
+                                           const uint16_t (*bits)[4]) {
   settle(t);
   for (int r = 0; r < rows; r++) {
     int at = row + r;
-    float now = -INFINITY;
-    for (int i = 0; i < keys; i++) {
-      float s = t.s[r * BLOCK + i];
-      if ((bits[r][i / UNIT] >> i % UNIT & 1) && s > now) now = s;
-    }
+    float now = -INFINITY, *s = t.s + r * BLOCK;
+    for (int i = begin; i < end; i++)
+      if ((bits[r][i / UNIT] >> i % UNIT & 1) && s[i] > now) now = s[i];
     if (!(now > t.limit[at])) continue;
     bool empty = t.top[at] == -INFINITY;
-    float shrink = empty ? 0.0f : exp2f((t.top[at] - now) * t.unit);
+    float less = (t.top[at] - now) * t.unit, shrink = empty ? 0.0f : exp2f(less);
+    for (int i = 0; i < begin; i++) s[i] += less;
     t.top[at] = now;
     t.down[at] = -now * t.unit;
     t.limit[at] = t.limit_of(now);
@@ -108,66 +113,73 @@ __attribute__((noinline, cold)) void raise(Tile<HALF>& t, int row, int rows, int
   }
 }
 
-// Scores of R rows from `row` against C panels, which are then pending; what was so before is settled.
+// Exponents of R rows from `row` against C panels, the first of which is panel `at`.
 template <bool HALF, int R, int C, bool MASKED, bool EXTRA>
-__attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of, const Extra* extra) {
+__attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of, int at, const Extra* extra) {
   const Sizes& z = t.z;
   vf acc[R][C * N] = {};
   const float* k[C];
-  UNROLL for (int i = 0; i < C; i++) k[i] = MASKED ? of.k[i] : of.k[0] + i * UNIT;
+  UNROLL for (int i = 0; i < C; i++) k[i] = MASKED ? of.k[at + i] : of.k[0] + (at + i) * UNIT;
   int64_t q_step = whole_units(z.d);
   const float* q = t.q + row * q_step;
   constexpr int EACH = HALF ? 2 : 8;  // steps of the product between two pieces of exponentials
   int before = t.pending.of.count, pieces = t.pending.rows * ((before + AT_ONCE<HALF> - 1) / AT_ONCE<HALF>), done = 0;
   int r = 0, c = 0;
 #define WEIGH_NEXT (weigh(t, r, c), c += AT_ONCE<HALF>, c < before || (c = 0, r++), pieces--)
-  for (; pieces && done + EACH <= z.d; done += EACH, q += EACH) {
+  for (; WIDE == 4 && pieces && done + EACH <= z.d; done += EACH, q += EACH) {
     product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, EACH);
     UNROLL for (int i = 0; i < C; i++) k[i] += EACH * BLOCK;
     WEIGH_NEXT;
   }
   product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, z.d - done);
-  while (pieces) WEIGH_NEXT;
+  while (WIDE == 4 && pieces) WEIGH_NEXT;
 #undef WEIGH_NEXT
 
   if (EXTRA && extra->c->score_count) {
     alignas(64) float s[R][C * UNIT];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(&s[r][i * W], acc[r][i]);
-    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, of.first, C, s[r]);
+    for (int r = 0; r < R; r++) extra->apply(t.rows[row + r].head, t.rows[row + r].place, of.first + at, C, s[r]);
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(&s[r][i * W]);
   }
-#define SEEN(r, i, x) (MASKED ? where((uint32_t)(of.bits[r][(i) / N] >> ((i) % N * W)), x, splat(-INFINITY)) : x)
-  uint32_t over = 0;
-  UNROLL for (int r = 0; r < R; r++) {
-    vf most = SEEN(r, 0, acc[r][0]);
-    UNROLL for (int i = 1; i < C * N; i++) most = vmax(most, SEEN(r, i, acc[r][i]));
-    over |= greater(most, splat(t.limit[row + r]));
+  float* s = t.s + at * UNIT;
+  vf unit = splat(t.unit), stale = splat(STALE);
+  auto exponents = [&]() __attribute__((always_inline)) {  // answers whether some are out of range
+    uint32_t over = 0;
+    UNROLL for (int r = 0; r < R; r++) {
+      vf down = splat(t.down[row + r]), most;
+      UNROLL for (int i = 0; i < C * N; i++) {
+        vf x = acc[r][i] * unit + down;
+        if (MASKED) x = where((uint32_t)(of.bits[r][at + i / N] >> (i % N * W)), x, splat(-INFINITY));
+        store(s + r * BLOCK + i * W, x);
+        most = i ? vmax(most, x) : x;
+      }
+      over |= greater(most, stale);
+    }
+    return over != 0;
+  };
+  if (__builtin_expect(exponents(), 0)) {
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(s + r * BLOCK + i * W, acc[r][i]);
+    raise(t, row, R, at * UNIT, (at + C) * UNIT, of.bits);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(s + r * BLOCK + i * W);
+    exponents();
   }
-#undef SEEN
-  if (__builtin_expect(over != 0, 0)) {
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(t.s + r * BLOCK + i * W, acc[r][i]);
-    raise(t, row, R, C * UNIT, of.bits);
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(t.s + r * BLOCK + i * W);
-  }
-  vf unit = splat(t.unit);
-  UNROLL for (int r = 0; r < R; r++) {
-    vf down = splat(t.down[row + r]);
-    UNROLL for (int i = 0; i < C * N; i++) store(t.s + r * BLOCK + i * W, acc[r][i] * unit + down);
-  }
-  settle(t);
-  t.pending = {R, row, of};
 }
 
-// R rows against their next panels, whatever their number.
+// R rows against their next panels, which are then pending; what was so before is settled.
 template <bool HALF, int R, bool MASKED, bool EXTRA>
 INLINE void panels_of(Tile<HALF>& t, int row, const Panels& of, const Extra* extra) {
-  if (EXTRA) finish(t, extra);
-  switch (of.count) {
-    case 4: return advance<HALF, R, WIDE == 4 ? 4 : 1, MASKED, EXTRA>(t, row, of, extra);
-    case 3: return advance<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, of, extra);
-    case 2: return advance<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, of, extra);
-    case 1: return advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, extra);
-  }
+  if (EXTRA || WIDE < 4) finish(t, extra);
+  if (WIDE < 4)
+    for (int i = 0; i < of.count; i++) advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, i, extra);
+  else
+    switch (of.count) {
+      case 4: advance<HALF, R, WIDE, MASKED, EXTRA>(t, row, of, 0, extra); break;
+      case 3: advance<HALF, R, WIDE == 4 ? 3 : 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
+      case 2: advance<HALF, R, WIDE == 4 ? 2 : 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
+      case 1: advance<HALF, R, 1, MASKED, EXTRA>(t, row, of, 0, extra); break;
+    }
+  settle(t);
+  t.pending = {R, row, of};
 }
 
 // Up to four of the panels of a group that wait.
@@ -175,7 +187,7 @@ template <bool HALF, int R>
 INLINE void take_waiting(Tile<HALF>& t, int row) {
   Waiting& w = t.waiting[row / 2];
   Panels of;
-  of.count = w.count < WIDE ? w.count : WIDE, of.first = 0, of.whole = false, of.careful = w.careful;
+  of.count = w.count < 4 ? w.count : 4, of.first = 0, of.whole = false, of.careful = w.careful;
   for (int i = 0; i < 4; i++) {
     bool there = i < of.count;
     of.k[i] = w.k[i], of.v[i] = w.v[i];
@@ -205,8 +217,8 @@ INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& wh
   else
     for (int r = 0; r < R; r++) t.sees[row + r] = true;
   if (seen && !some) return;
-  if (WIDE == 4 && all == ALL) return panels_of<HALF, R, false, EXTRA>(t, row, whole, extra);
-  if (WIDE == 4 && !EXTRA) {
+  if (all == ALL) return panels_of<HALF, R, false, EXTRA>(t, row, whole, extra);
+  if (!EXTRA) {
     Waiting& w = t.waiting[row / 2];
     if (!w.count) w.careful = false;
     w.careful |= !block.v_finite;
@@ -220,20 +232,10 @@ INLINE void rows_of(Tile<HALF>& t, int row, const Block& block, const Panels& wh
     return;
   }
   Panels of;
-  Span span = {0, 4, true};
-  if (seen) span = span_of(of_rows, R, of.bits);
-  uint16_t bits[ROWS][4];
-  if (WIDE < 4) memcpy(bits, seen ? of.bits : whole.bits, sizeof bits);
-  for (int c = span.first, step = WIDE < 4 ? 1 : span.count; c < span.first + span.count; c += step) {
-    of.count = step, of.first = c, of.whole = step == 4, of.careful = !block.v_finite;
-    for (int i = 0; i < step; i++) of.k[i] = whole.k[c + i], of.v[i] = whole.v[c + i];
-    if (WIDE < 4)
-      for (int r = 0; r < R; r++) of.bits[r][0] = bits[r][c - span.first];
-    if (span.all)
-      panels_of<HALF, R, false, EXTRA>(t, row, of, extra);
-    else
-      panels_of<HALF, R, true, EXTRA>(t, row, of, extra);
-  }
+  Span span = span_of(of_rows, R, of.bits);
+  of.count = span.count, of.first = span.first, of.whole = span.count == 4, of.careful = !block.v_finite;
+  for (int i = 0; i < of.count; i++) of.k[i] = whole.k[of.first + i], of.v[i] = whole.v[of.first + i];
+  panels_of<HALF, R, true, EXTRA>(t, row, of, extra);
 }
 
 template <bool HALF, bool EXTRA>

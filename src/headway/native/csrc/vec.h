@@ -99,8 +99,7 @@ INLINE vf where(uint32_t bits, vf x, vf y) {
 #if HEADWAY_LEVEL >= 2
   return (vf)_mm512_mask_mov_ps((__m512)y, (__mmask16)bits, (__m512)x);
 #else
-  vi m = lanes(bits);
-  return (vf)(((vi)x & m) | ((vi)y & ~m));
+  return lanes(bits) ? x : y;
 #endif
 }
 INLINE uint32_t bits_of(vi mask) {
@@ -126,11 +125,11 @@ INLINE uint32_t greater(vf a, vf b) {
 template <bool HALF>
 constexpr int AT_ONCE = WIDE < 4 ? 1 : HALF ? 2 : 4;
 
+#if HEADWAY_LEVEL >= 2
 // 2^f for f in [0, 1): a polynomial, highest coefficient first, relative error 1.2e-7. For weights that are rounded
 // to bf16: a line on each sixteenth, relative error 1.2e-4, which spares the units that multiply most of the work.
 alignas(64) const float EXP2[6] = {1.8775767e-3f, 8.9893397e-3f, 5.5826318e-2f,
                                    2.4015361e-1f, 6.9315308e-1f, 9.9999994e-1f};
-#if HEADWAY_LEVEL >= 2
 alignas(64) const float EXP2_AT[16] = {0.9998801f, 1.0441486f, 1.0903770f, 1.1386521f, 1.1890646f, 1.2417089f, 1.2966841f, 1.3540932f,
                                        1.4140440f, 1.4766491f, 1.5420260f, 1.6102973f, 1.6815912f, 1.7560416f, 1.8337882f, 1.9149770f};
 alignas(64) const float EXP2_SLOPE[16] = {0.7083805f, 0.7397432f, 0.7724944f, 0.8066957f, 0.8424112f, 0.8797079f, 0.9186559f, 0.9593282f,
@@ -155,9 +154,9 @@ alignas(64) const float SIXTEENTHS = 786432.0f;  // x + this has floor(16 x) in 
 #define EXP2_LINE(i) "vfmadd231ps %[t" #i "], %[f" #i "], %[p" #i "]\n\t"
 #define EXP2_SCALE(i) "vscalefps %[x" #i "], %[p" #i "], %[p" #i "]%{%[m" #i "]%}%{z%}\n\t"
 #define EXP2_OUT(i) [f##i] "=&v"(f##i), [p##i] "=&v"(p##i)
-#define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * 16)), [m##i] "Yk"((__mmask16)bits[i])
+#define EXP2_IN(i) [x##i] "m"(*(const __m512_u*)(x + i * step)), [m##i] "Yk"((__mmask16)bits[i])
 
-INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x) {
+INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x, int64_t step = UNIT) {
   __m512 f0, f1, t0, t1, p0, p1;
   asm(EACH_OF_2(EXP2_LOAD) EACH_OF_2(EXP2_SHIFT) EACH_OF_2(EXP2_PLACE) EACH_OF_2(EXP2_REST) EACH_OF_2(EXP2_TAKE)
           EACH_OF_2(EXP2_TAKE_SLOPE) EACH_OF_2(EXP2_LINE) EACH_OF_2(EXP2_SCALE)
@@ -166,7 +165,7 @@ INLINE void exp2_of(vf (&p)[2], const uint16_t* bits, const float* x) {
         [slope] "m"(*(const __m512*)EXP2_SLOPE));
   p[0] = (vf)p0, p[1] = (vf)p1;
 }
-INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x) {
+INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x, int64_t step = UNIT) {
   __m512 f0, f1, f2, f3, p0, p1, p2, p3;
   asm(EACH_OF_4(EXP2_LOAD) EACH_OF_4(EXP2_FRACTION) EACH_OF_4(EXP2_FIRST) EXP2_STEP(k1) EXP2_STEP(k2) EXP2_STEP(k3)
           EXP2_STEP(k4) EXP2_STEP(k5) EACH_OF_4(EXP2_SCALE)
@@ -174,6 +173,17 @@ INLINE void exp2_of(vf (&p)[4], const uint16_t* bits, const float* x) {
       : EXP2_IN(0), EXP2_IN(1), EXP2_IN(2), EXP2_IN(3), [k0] "m"(EXP2[0]), [k1] "m"(EXP2[1]), [k2] "m"(EXP2[2]),
         [k3] "m"(EXP2[3]), [k4] "m"(EXP2[4]), [k5] "m"(EXP2[5]));
   p[0] = (vf)p0, p[1] = (vf)p1, p[2] = (vf)p2, p[3] = (vf)p3;
+}
+#else
+// 2^f for f in [-1/2, 1/2]: a polynomial, highest coefficient first, relative error 1e-7; exact at 0.
+const float EXP2[6] = {1.3269519e-3f, 9.671291e-3f, 5.550711e-2f, 2.4022247e-1f, 6.93147e-1f, 1.0f};
+const float NEAREST = 0x1.8p23f + 127;  // x + this has the exponent of 2^x, rounded, in its last bits
+
+// 2^x for x < 128; exactly 0 from -127 on downwards.
+INLINE vf exp2_of(vf x) {
+  vf y = vmax(splat(-127.0f), x), whole = y + splat(NEAREST), f = y - (whole - splat(NEAREST)), sum = splat(EXP2[0]);
+  UNROLL for (int i = 1; i < 6; i++) sum = sum * f + splat(EXP2[i]);
+  return sum * (vf)((vi)whole << 23);
 }
 #endif
 
@@ -183,20 +193,8 @@ INLINE void exp2_only(vf (&p)[AT_ONCE<HALF> * N], const uint16_t* bits, const fl
 #if HEADWAY_LEVEL >= 2
   exp2_of(p, bits, x);
 #else
-  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) {
-    vf y = load(x + i * W);
-    y = y < splat(-127.0f) ? splat(-127.0f) : y;
-#if HEADWAY_LEVEL == 1
-    vf down = (vf)_mm256_floor_ps((__m256)y);
-#else
-    vf down;
-    for (int j = 0; j < W; j++) down[j] = floorf(y[j]);
-#endif
-    vf f = y - down, sum = splat(EXP2[0]);
-    UNROLL for (int j = 1; j < 6; j++) sum = sum * f + splat(EXP2[j]);
-    vi power = (__builtin_convertvector(down, vi) + 127) << 23;
-    p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), sum * (vf)power);
-  }
+  UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++)
+    p[i] = only((uint32_t)(bits[i / N] >> (i % N * W)), exp2_of(load(x + i * W)));
 #endif
 }
 
@@ -206,6 +204,11 @@ template <bool HALF>
 INLINE vf multiply_add(vf acc, vf a, vf b) {
 #if HEADWAY_LEVEL >= 3
   if (HALF) return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
+#endif
+#if HEADWAY_LEVEL == 1
+  // Sums stay where they are: left to themselves, compilers have them change registers, and spill one for lack of room.
+  asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(a), "x"(b));
+  return acc;
 #endif
   return a * b + acc;
 }
@@ -228,9 +231,14 @@ INLINE void write_as(void* to, bool half, const float* from, int count, float fa
   int i = 0;
   vf by = splat(factor);
 #if HEADWAY_LEVEL >= 3
-  if (half)
+  if (half) {
+    for (; i + 32 <= count; i += 32) {
+      __m512 x = (__m512)(load(from + i) * by), y = (__m512)(load(from + i + 16) * by);
+      _mm512_storeu_si512((uint16_t*)to + i, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+    }
     for (; i + 16 <= count; i += 16)
       _mm256_storeu_si256((__m256i*)((uint16_t*)to + i), (__m256i)_mm512_cvtneps_pbh((__m512)(load(from + i) * by)));
+  }
 #endif
   if (!half)
     for (; i + W <= count; i += W) store((float*)to + i, load(from + i) * by);
