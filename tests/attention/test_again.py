@@ -31,7 +31,7 @@ def nothing_known() -> Iterator[None]:
 
 
 def made(count: int, keys: int, dtype: torch.dtype = torch.float32, heads: int = 4) -> tuple[Tensor, ...]:
-    """q, k, v and tokens of `count` queries at the end of `keys` keys."""
+    """q, k, v of `count` queries and `keys` keys."""
     q = torch.randn(2, heads, count, 16, dtype=dtype)
     k, v = (torch.randn(2, 2, keys, 16, dtype=dtype) for _ in range(2))
     return q, k, v

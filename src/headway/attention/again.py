@@ -26,7 +26,7 @@ _known: dict[Hashable, Prepared] = {}
 
 def form(
     q: Tensor,
-    q_tokens: Tokens,
+    q_tokens: Tokens | None,
     keys: Sequence[Keys],
     pattern: Pattern,
     scale: float | None,
@@ -34,7 +34,12 @@ def form(
     lse: bool,
 ) -> Hashable | None:
     """All that decides how a call without scores, masks and dropout is computed; None where more would."""
-    if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
+    if (
+        torch.compiler.is_compiling()
+        or len(keys) != 1
+        or q_tokens is None
+        or not isinstance(pattern, Pattern)
+    ):
         return None
     part = keys[0]
     tensors, sides = (q, *part.tensors), (_side(q_tokens), _side(part.tokens))
