@@ -49,6 +49,9 @@ BIG = {
     "windows": lambda: problem(
         Window.around(70, step=2) | Global(), "global", 1500, (2, 2), (32, 32), DTYPES[1]
     ),
+    "some see all": lambda: problem(
+        Window.around(40) | Global(), "global", 2600, (2, 1), (16, 16), torch.float32
+    ),
     "scores": lambda: problem(Window.last(64), "packed", 1200, (2, 1), (16, 16), DTYPES[1], "table", 0.2),
     "decode": lambda: Problem.random(Full(), Tokens.range(2, 2998), Tokens.range(3000), heads=(4, 1)),
 }

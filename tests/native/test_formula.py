@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.patterns import Causal, Full, Pattern, Sink, Window
+from headway.patterns import Causal, Full, Global, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.native.calls import (
     DIMS,
@@ -84,7 +84,7 @@ def test_any_pattern_on_any_tokens_equals_the_formula(use: Use, level: str, dtyp
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: torch.dtype) -> None:
-    """Keys split over the threads, several chunks of tiles, blocks packed again."""
+    """Keys split over the threads, several chunks of tiles, tiles unlike the others, blocks packed again."""
     use(level)
     for queries, keys, heads, pattern in (
         (1, 3001, (8, 2), Full()),
@@ -94,6 +94,8 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
     ):
         q = Tokens.range(queries, start=keys - queries)
         check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
+    few_see_all = Tokens.range(2200).with_global([0, 1, 1500])
+    check(Problem.random(Window.around(40) | Global(), few_see_all, few_see_all, dtype, 1, (2, 1), (16, 16)))
 
 
 @pytest.mark.parametrize("level", LEVELS)

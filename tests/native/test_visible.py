@@ -49,8 +49,12 @@ def test_slots_that_are_empty_or_unseen_may_hold_anything(
     use: Use, level: str, dtype: torch.dtype, bad: float
 ) -> None:
     use(level)
-    for pattern, kind in ((Causal(), "left"), (Window.around(9), "right"), (Window.last(20), "chunk")):
-        case = problem(pattern, kind, 131, (6, 2), (33, 33), dtype)
+    for pattern, kind, width in (
+        (Causal(), "left", 33),
+        (Window.around(9), "right", 512),
+        (Window.last(20), "chunk", 33),
+    ):
+        case = problem(pattern, kind, 131, (6, 2), (width, width), dtype)
         unseen = ~case.visible.any(1).any(1)[:, None, :, None]
         idle = ~case.q_tokens.valid[:, None, :, None]
         assert unseen.any()

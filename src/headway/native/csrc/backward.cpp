@@ -298,7 +298,8 @@ int run(const headway_call& c) {
 extern "C" int headway_backward(const headway_call* call) {
   const headway_call& c = *call;
   if (c.abi != HEADWAY_ABI) return 1;
-  if (c.plan.tile > TILE || c.type > HEADWAY_BFLOAT16 || c.kv_type != c.type || c.score_count > 8) return 3;
+  if (c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16) return 3;
+  if (c.kv_type != c.type || c.score_count > 8) return 3;
 #if HEADWAY_LEVEL >= 3
   if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
 #endif

@@ -93,7 +93,7 @@ template <bool HALF, bool BACKWARD>
 struct Blocks {
   const headway_call& c;
   Sizes z;
-  int64_t capacity, piece_k, piece_v;
+  int64_t capacity, places, piece_k, piece_v;
   float *data, *rows;
   int64_t* tags;
   uint32_t* used;  // when the place was last handed out
@@ -104,6 +104,7 @@ struct Blocks {
   Blocks(const headway_call& call, int64_t most) : c(call), z(Sizes::of(call, HALF)) {
     capacity = 1;
     while (capacity < most && capacity < z.blocks) capacity *= 2;
+    places = capacity;
     piece_k = (int64_t)4 * z.steps * z.wide_d;
     if ((int64_t)BLOCK * z.d > piece_k) piece_k = (int64_t)BLOCK * z.d;
     piece_v = (int64_t)4 * z.steps * z.wide_dv;
@@ -137,7 +138,7 @@ struct Blocks {
     int64_t begin = raw ? n * BLOCK : 0, end = raw ? begin + BLOCK : 0;
     if (end > keys.count) end = keys.count;
     to.block();
-    if (packed && BACKWARD) to.words(data + (n & (capacity - 1)) * size(), size(), groups);
+    if (packed && BACKWARD) to.words(data + (n & (places - 1)) * size(), size(), groups);
     to.rows(key_rows(b, kv, keys), begin, end, groups);
     to.rows(value_rows(b, kv, keys), begin, end, groups);
   }
@@ -149,13 +150,17 @@ struct Blocks {
     to.rows_of_tile(value_rows(b, kv, keys), begin, end, groups);
   }
 
+  // From now on so many blocks stay; fewer are sooner found in the cache.
+  void keep(int64_t most) {
+    for (places = 1; places < most && places < capacity;) places *= 2;
+  }
   // What is handed out from now on must stay.
   void start() { now++; }
   // Would `get` overwrite what must stay?
-  bool collides(int64_t b, int64_t kv, int64_t n) const { return used[n & (capacity - 1)] == now && misses(b, kv, n); }
+  bool collides(int64_t b, int64_t kv, int64_t n) const { return used[n & (places - 1)] == now && misses(b, kv, n); }
 
   Block get(int64_t b, int64_t kv, int64_t n, const Tokens& keys) {
-    int64_t at = n & (capacity - 1), tag = tag_of(b, kv, n);
+    int64_t at = n & (places - 1), tag = tag_of(b, kv, n);
     float* to = data + at * size();
     used[at] = now;
     if (tags[at] != tag) tags[at] = tag, finite[at] = pack(b, kv, n, keys, to);
@@ -173,7 +178,7 @@ struct Blocks {
   }
 
  private:
-  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (capacity - 1)] != tag_of(b, kv, n); }
+  bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (places - 1)] != tag_of(b, kv, n); }
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }
 
@@ -228,17 +233,12 @@ struct Blocks {
       float* to = rows + i * width;
       if (place < keys.count && keys.index[place] >= 0) {
         read_words<HALF>(r, place, to);
-        if (streams) fetch_further(r.at(place), r.width * bytes_of(r.type));
+        if (streams) fetch_onward(r.at(place), r.width * bytes_of(r.type));
       } else {
         memset(to, 0, (size_t)width * 4);
       }
     }
     return {rows, width, width};
-  }
-
-  // What lies two pages further on (inlined by force: compilers take a function that only prefetches for empty).
-  __attribute__((always_inline)) static void fetch_further(const char* row, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i + 8192);
   }
 };
 

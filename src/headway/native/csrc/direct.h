@@ -40,9 +40,9 @@ struct Places {
 };
 
 // R rows from `row` against a block. A vector of scores is R rows of KEYS keys, row by row. Sums of the values are of
-// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`. AGAIN: other rows of the
-// tile read the same block.
-template <bool HALF, int R, bool AGAIN>
+// columns in the order that pairs of rows are interleaved in, and are put right by `arrange`. FIRST: what follows is
+// fetched into the first-level cache.
+template <bool HALF, int R, bool FIRST>
 struct Direct {
   static constexpr int KEYS = 16 / R, GROUPS = BLOCK / KEYS, WORDS = HALF ? 8 : 16;
 
@@ -50,15 +50,6 @@ struct Direct {
     scores(t, row, at);
     weights(t, row);
     values(t, row, at);
-  }
-
-  // What lies two pages further on: prefetchers of the machine stop at each. A block that is read again must stay in
-  // the first-level cache meanwhile: what follows waits in the second.
-  INLINE void fetch(const float* x) {
-    if (AGAIN)
-      _mm_prefetch((const char*)x + 16384, _MM_HINT_T1);
-    else
-      _mm_prefetch((const char*)x + 8192, _MM_HINT_T0);
   }
 
   INLINE vf by_row(const float* of_rows) {
@@ -76,15 +67,16 @@ struct Direct {
     for (int g = 0; g < GROUPS; g++) {
       const float* const* k = at.k + g * KEYS;
       vf acc[16] = {};
-      for (int i = 0; i < t.z.d; i += W) {
-        vf x[R];
-        UNROLL for (int r = 0; r < R; r++) x[r] = load(q + r * step + i);
-        UNROLL for (int j = 0; j < KEYS; j++) {
-          vf y = load(k[j] + i);
-          fetch(k[j] + i);
-          UNROLL for (int r = 0; r < R; r++) acc[r * KEYS + j] = multiply_add<HALF>(acc[r * KEYS + j], x[r], y);
+      UNROLL for (int j = 0; j < KEYS; j += 2)
+        for (int i = 0; i < t.z.d; i += W) {
+          vf x = load(k[j] + i), y = load(k[j + 1] + i);
+          fetch_onward<FIRST>(k[j] + i), fetch_onward<FIRST>(k[j + 1] + i);
+          UNROLL for (int r = 0; r < R; r++) {
+            vf z = load(q + r * step + i);
+            acc[r * KEYS + j] = multiply_add<HALF>(acc[r * KEYS + j], x, z);
+            acc[r * KEYS + j + 1] = multiply_add<HALF>(acc[r * KEYS + j + 1], y, z);
+          }
         }
-      }
       vf s = sums_of(acc);
       over |= greater(s, limit);
       store(t.s + g * 16, s);
@@ -139,23 +131,26 @@ struct Direct {
     store(t.rounded[row], rounded);
   }
 
+  // A quarter of the keys at a time, whose values stay in the first-level cache while their columns are taken.
   INLINE void values(Tile<HALF>& t, int row, const Places& at) {
-    constexpr int MOST = R == 4 ? 4 : 8;
-    int c = 0, wide = t.z.wide_dv;
-    for (; c + MOST * 16 <= wide; c += MOST * 16) columns<MOST>(t, row, at, c);
-    for (; c + 64 <= wide; c += 64) columns<4>(t, row, at, c);
-    for (; c + 32 <= wide; c += 32) columns<2>(t, row, at, c);
-    if (!HALF && c < wide) columns<1>(t, row, at, c);
+    constexpr int MOST = R == 8 ? 2 : R == 4 ? 4 : 8, QUARTER = GROUPS / 4;
+    for (int g = 0, wide = t.z.wide_dv; g < GROUPS; g += QUARTER) {
+      int c = 0;
+      for (; c + MOST * 16 <= wide; c += MOST * 16) columns<MOST>(t, row, at, g, g + QUARTER, c);
+      if (MOST > 4 && c + 64 <= wide) columns<MOST < 4 ? 2 : 4>(t, row, at, g, g + QUARTER, c), c += 64;
+      if (MOST > 2 && c + 32 <= wide) columns<2>(t, row, at, g, g + QUARTER, c), c += 32;
+      if (!HALF && c < wide) columns<1>(t, row, at, g, g + QUARTER, c);
+    }
   }
 
-  // Columns c .. c + 16 C - 1 of the values.
+  // Columns c .. c + 16 C - 1 of the values of groups g .. end - 1 of keys.
   template <int C>
-  INLINE void columns(Tile<HALF>& t, int row, const Places& at, int c) {
+  INLINE void columns(Tile<HALF>& t, int row, const Places& at, int g, int end, int c) {
     int64_t wide = t.z.wide_dv;
     float* out = t.out + row * wide + c;
     vf acc[R][C];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C; i++) acc[r][i] = load(out + r * wide + i * 16);
-    for (int g = 0; g < GROUPS; g++) {
+    for (; g < end; g++) {
       const float* const* v = at.v + g * KEYS;
       const float* p = t.p + g * WORDS;
       UNROLL for (int j = 0; j < KEYS; j += HALF ? 2 : 1) {
@@ -163,12 +158,12 @@ struct Direct {
         if (HALF) {
           UNROLL for (int i = 0; i < C; i += 2) {
             __m512i a = (__m512i)load(v[j] + c / 2 + i * 8), b = (__m512i)load(v[j + 1] + c / 2 + i * 8);
-            fetch(v[j] + c / 2 + i * 8), fetch(v[j + 1] + c / 2 + i * 8);
+            fetch_onward<FIRST>(v[j] + c / 2 + i * 8), fetch_onward<FIRST>(v[j + 1] + c / 2 + i * 8);
             y[i] = (vf)_mm512_unpacklo_epi16(a, b), y[i + (C > 1)] = (vf)_mm512_unpackhi_epi16(a, b);
           }
         } else {
           UNROLL for (int i = 0; i < C; i++) {
-            fetch(v[j] + c + i * 16);
+            fetch_onward<FIRST>(v[j] + c + i * 16);
             y[i] = load(v[j] + c + i * 16);
           }
         }
@@ -202,11 +197,13 @@ struct Direct {
   }
 };
 
-// The same for all rows of a tile: f(Count<R>, row) with R of 1, 2 or 4.
+// The same for all rows of a tile: f(Count<R>, row) with R of 1, 2, 4 or 8.
 template <class F>
 INLINE void each_few(int count, F f) {
   for (int row = 0, left; (left = count - row) > 0;) {
-    if (left >= 4)
+    if (left >= 8)
+      f(Count<8>(), row), row += 8;
+    else if (left >= 4)
       f(Count<4>(), row), row += 4;
     else if (left >= 2)
       f(Count<2>(), row), row += 2;
@@ -220,7 +217,7 @@ template <bool HALF>
 INLINE const float* row_at(const Rows& r, int64_t place, float* to) {
   const char* at = r.at(place);
   if (r.type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32)) return (const float*)at;
-  for (int64_t i = 0; i < r.width * bytes_of(r.type); i += 64) __builtin_prefetch(at + i + 8192);
+  fetch_onward(at, r.width * bytes_of(r.type));
   read_words<HALF>(r, place, to);
   return to;
 }
@@ -235,8 +232,9 @@ INLINE void direct_block(Tile<HALF>& t, const Rows& k, const Rows& v, int64_t be
   }
   each_few(t.count, [&](auto rows, int row) __attribute__((always_inline)) {
     constexpr int R = decltype(rows)::value;
-    if (t.count > R)
-      Direct<HALF, R, true>::block(t, row, at);
+    // A block that other rows read again must stay in the first-level cache meanwhile.
+    if (R < 8 && FIRST_LEVEL && t.count == R)
+      Direct<HALF, R, R < 8>::block(t, row, at);
     else
       Direct<HALF, R, false>::block(t, row, at);
   });

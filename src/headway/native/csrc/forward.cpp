@@ -1,37 +1,10 @@
 // headway_forward: tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles).
 #include "direct.h"
+#include "items.h"
 
 #include <omp.h>
 
 namespace {
-
-// An item of work: a chunk of the tiles of one row and kv head, against part `part` of `parts` of their blocks.
-struct Work {
-  const headway_call& c;
-  Sizes z;
-  int64_t chunks, per_chunk, parts, items;
-  float* partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
-
-  int64_t partial_row() const { return 3 + z.wide_dv; }
-  int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
-
-  explicit Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), partial(nullptr) {
-    int64_t heads = c.batch * c.kv_heads, tiles = c.plan.tiles;
-    // Keys that chunks share are packed once for each: so few chunks, but enough for every thread to find work.
-    int64_t least = (1023 + c.plan.tile) / c.plan.tile, fair = tiles * heads / (c.threads * 16);
-    per_chunk = fair > least ? fair : least;
-    chunks = (tiles + per_chunk - 1) / per_chunk;
-    parts = 1;
-    if (chunks == 1 && c.queries.count * z.group <= TILE && heads < 32 && !c.score_count && !(c.dropout > 0))
-      while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
-    items = heads * chunks * parts;
-  }
-
-  // For the store of packed blocks; where each is read once, two are enough.
-  int64_t blocks_kept() const {
-    return c.plan.tiles == 1 && c.queries.count * z.group <= TILE ? 2 : most_blocks(c.plan);
-  }
-};
 
 template <bool HALF>
 struct Worker {
@@ -61,13 +34,12 @@ struct Worker {
   bool ready() const { return blocks.ready() && tile && store_of_tile; }
 
   void run(int64_t item) {
-    int64_t part = item % w.parts, rest = item / w.parts;
-    int64_t chunk = w.chunks - 1 - rest % w.chunks, head = rest / w.chunks;  // the longest first, when causal
-    int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
+    const Item& tiles = w.items[item / w.parts];
+    int64_t part = item % w.parts, b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
-    int64_t last = (chunk + 1) * w.per_chunk;
-    for (int64_t t = chunk * w.per_chunk; t < last && t < c.plan.tiles; t++) {
+    blocks.keep(tiles.blocks + 2);
+    for (int64_t t = tiles.first; t < tiles.last; t++) {
       int64_t begin = t * c.plan.tile, end = begin + c.plan.tile;
       if (end > queries.count) end = queries.count;
       int64_t at_once = TILE / (end - begin);  // heads whose rows fit into one tile
@@ -247,26 +219,25 @@ template <bool HALF>
 int run(const headway_call& c) {
   Work w(c, HALF);
   large_pages(c.out, c.batch * c.heads * c.queries.count * c.dim_v * bytes_of((int)c.type));
-  if (w.parts > 1 && !(w.partial = floats(w.items * w.partial_rows() * w.partial_row()))) return 2;
-  int64_t most = w.blocks_kept(), next = 0;
-  int threads = (int)(c.threads < w.items ? c.threads : w.items);
+  if (!w.ready()) return 2;
+  int64_t next = 0, all_items = w.count * w.parts;
+  int threads = (int)(c.threads < all_items ? c.threads : all_items);
   int failed = 0;
 #pragma omp parallel num_threads(threads < 1 ? 1 : threads)
   {
-    Worker<HALF> worker(w, most);
+    Worker<HALF> worker(w, w.most_blocks);
     if (!worker.ready())
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else
-      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) worker.run(i);
+      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < all_items;) worker.run(i);
     if (w.parts > 1) {
 #pragma omp barrier
-      int64_t rows = w.partial_rows(), all = w.items / w.parts * rows;
+      int64_t rows = w.partial_rows(), all = w.count * rows;
       if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
         for (int64_t i = 0; i < all; i++) merge<HALF>(w, i / rows * w.parts, i % rows, worker.store_of_tile);
     }
   }
-  free(w.partial);
   return failed;
 }
 
@@ -275,7 +246,7 @@ int run(const headway_call& c) {
 extern "C" int headway_forward(const headway_call* call) {
   const headway_call& c = *call;
   if (c.abi != HEADWAY_ABI) return 1;
-  if (c.plan.tile > TILE || c.type > HEADWAY_BFLOAT16) return 3;
+  if (c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16) return 3;
 #if HEADWAY_LEVEL >= 3
   if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
 #endif

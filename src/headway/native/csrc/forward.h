@@ -144,18 +144,17 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   float* s = t.s + at * UNIT;
   vf unit = splat(t.unit), stale = splat(STALE);
   auto exponents = [&]() __attribute__((always_inline)) {  // answers whether some are out of range
-    uint32_t over = 0;
+    vf most = splat(-INFINITY);
     UNROLL for (int r = 0; r < R; r++) {
-      vf down = splat(t.down[row + r]), most;
+      vf down = splat(t.down[row + r]);
       UNROLL for (int i = 0; i < C * N; i++) {
         vf x = acc[r][i] * unit + down;
         if (MASKED) x = where((uint32_t)(of.bits[r][at + i / N] >> (i % N * W)), x, splat(-INFINITY));
         store(s + r * BLOCK + i * W, x);
-        most = i ? vmax(most, x) : x;
+        most = vmax(most, x);
       }
-      over |= greater(most, stale);
     }
-    return over != 0;
+    return greater(most, stale) != 0;
   };
   if (__builtin_expect(exponents(), 0)) {
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < C * N; i++) store(s + r * BLOCK + i * W, acc[r][i]);

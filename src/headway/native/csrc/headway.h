@@ -82,7 +82,7 @@ typedef struct {
   const float* d_lse;  // [B][H][T]
 } headway_call;
 
-// 0, or what is wrong: 1 another abi, 2 no memory, 3 a type that this library does not know.
+// 0, or what is wrong: 1 another abi, 2 no memory, 3 a type, tile or width that this library does not know.
 HEADWAY_EXPORT int headway_forward(const headway_call* call);
 HEADWAY_EXPORT int headway_backward(const headway_call* call);
 

@@ -28,11 +28,11 @@ struct Rows {
   }
   int64_t slot(int64_t place) const { return order ? order[place] : place; }
   const char* at(int64_t place) const { return base + slot(place) * stride; }
-  // Whole units of words, as they are computed with, row after row without a gap?
+  // Whole units of words, where words may lie, as they are computed with, row after row without a gap?
   template <bool HALF>
   bool side_by_side() const {
     return !order && type == (HALF ? HEADWAY_BFLOAT16 : HEADWAY_FLOAT32) && stride == width * bytes_of(type) &&
-           stride % (4 * UNIT) == 0;
+           stride % (4 * UNIT) == 0 && (uintptr_t)base % 4 == 0;
   }
 };
 

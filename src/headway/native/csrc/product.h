@@ -40,28 +40,32 @@ template <bool HALF>
 __attribute__((noinline, cold)) void seen_only(float* out, const float* p, int rows, int panels,
                                                const uint16_t (*bits)[4], const float* const* v, int wide) {
   constexpr int STEPS = HALF ? UNIT / 2 : UNIT;
-  for (int r = 0; r < rows; r++)
+  for (int r = 0; r < rows; r++) {
+    float sums[WIDEST] = {};
     for (int n = 0; n < panels; n++)
       for (int s = 0; s < STEPS; s++) {
         uint32_t b = bits[r][n], take = HALF ? parts(b >> 2 * s & 1, b >> 2 * s & 2) : parts(b >> s & 1, b >> s & 1);
-        if (take) add_part<HALF>(out + r * wide, p[(r * 4 + n) * STEPS + s], v[n] + s * wide, wide, take);
+        if (take) add_part<HALF>(sums, p[(r * 4 + n) * STEPS + s], v[n] + s * wide, wide, take);
       }
+    for (int i = 0; i < wide; i++) out[r * wide + i] += sums[i];
+  }
 }
 
 // Rows of A [R][pieces * steps] times rows of B [piece][steps][wide], added to out [R][wide]: C units of columns.
 template <bool HALF, int R, int C>
 INLINE void add_units(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int at,
                       int wide, int pieces, int steps) {
-  vf acc[R][C * N];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) acc[r][i] = load(out + r * wide + at + i * W);
+  vf acc[R][C * N] = {};
   for (int p = 0; p < pieces; p++, a += steps * step_step) {
     const float* units[C];
     UNROLL for (int i = 0; i < C; i++) units[i] = b[p] + at + i * UNIT;
     product<HALF, R, C>(acc, a, row_step, step_step, units, wide, steps);
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < C * N; i++) store(out + r * wide + at + i * W, acc[r][i]);
+    UNROLL for (int i = 0; i < C * N; i++) {
+      float* to = out + r * wide + at + i * W;
+      store(to, load(to) + acc[r][i]);
+    }
 }
 
 template <bool HALF, int R>
@@ -83,14 +87,17 @@ INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_
 template <bool HALF>
 __attribute__((noinline, cold)) void add_transposed_careful(float* out, const float* a, const float* b, int wide,
                                                             int keys, int steps) {
-  for (int s = 0; s < steps; s++)
-    for (int k = 0; k < keys; k++) {
+  for (int k = 0; k < keys; k++) {
+    float sums[WIDEST] = {};
+    for (int s = 0; s < steps; s++) {
       uint32_t word;
       memcpy(&word, a + s * BLOCK + k, 4);
       word &= HALF ? 0x7FFF7FFF : 0x7FFFFFFF;
       uint32_t take = HALF ? parts(word & 0xFFFF, word >> 16) : parts(word, word);
-      if (take) add_part<HALF>(out + k * wide, a[s * BLOCK + k], b + s * wide, wide, take);
+      if (take) add_part<HALF>(sums, a[s * BLOCK + k], b + s * wide, wide, take);
     }
+    for (int i = 0; i < wide; i++) out[k * wide + i] += sums[i];
+  }
 }
 
 // The same by products, 6 keys at a time; C units of columns of B for all keys, then the next ones.

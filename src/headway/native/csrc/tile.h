@@ -45,8 +45,8 @@ struct Tile {
   Pending pending;
   Waiting waiting[TILE / 2];                 // of the group that starts with row 2 i
   alignas(64) float sum[TILE][W], rounded[TILE][W];
-  alignas(64) float s[ROWS * BLOCK];         // pending exponents [row][64]
-  alignas(64) float p[ROWS * BLOCK];         // weights [row][64], as words
+  alignas(64) float s[8 * BLOCK];            // pending exponents [row][64]; 8 rows where they are read directly
+  alignas(64) float p[8 * BLOCK];            // weights [row][64], as words
   float *q, *out;  // [rows][words], [rows][columns of values]
 
   // exact: every row starts from the maximum of what it sees first.

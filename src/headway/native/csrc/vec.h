@@ -15,6 +15,7 @@ namespace {
 
 constexpr int UNIT = 16;   // keys per panel, floats per unit
 constexpr int BLOCK = 64;  // keys per block
+constexpr int WIDEST = 512;  // columns of a head, at most
 
 #if HEADWAY_LEVEL >= 2
 constexpr int W = 16, ROWS = 6, WIDE = 4;

@@ -1,0 +1,78 @@
+// How the forward is shared out: items, each of some tiles of one (row, kv head), which threads take in turn.
+#pragma once
+#include "blocks.h"
+
+namespace {
+
+// Tiles first .. last - 1 of a (row, kv head), and the most blocks that one of them reads.
+struct Item {
+  int64_t head, first, last, blocks;
+};
+
+// Tiles of an item share packed blocks, so items are long; the last ones are short, so that all threads end together.
+// Within a head the last tiles come first: when causal, the longest. Few queries against many keys are shared out by
+// parts of their blocks instead, which are merged.
+struct Work {
+  static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
+
+  const headway_call& c;
+  Sizes z;
+  int64_t count = 0, parts = 1, most_blocks = 2;
+  Item* items;
+  float* partial = nullptr;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
+
+  int64_t partial_row() const { return 3 + z.wide_dv; }
+  int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
+
+  Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
+    const headway_plan& p = c.plan;
+    int64_t heads = c.batch * c.kv_heads;
+    items = (Item*)malloc((size_t)(heads * p.tiles) * sizeof(Item));
+    if (!items) return;
+    share_out(heads);
+    bool few = p.tiles == 1 && c.queries.count * z.group <= TILE;
+    // Where each is read once, two packed blocks are enough.
+    if (!few)
+      for (int64_t i = 0; i < count; i++)
+        if (items[i].blocks + 2 > most_blocks) most_blocks = items[i].blocks + 2;
+    if (few && heads < 32 && !c.score_count && !(c.dropout > 0))
+      while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
+    if (parts > 1) partial = floats(heads * parts * partial_rows() * partial_row());
+  }
+  ~Work() {
+    free(items);
+    free(partial);
+  }
+  bool ready() const { return items && (parts == 1 || partial); }
+
+ private:
+  int64_t cost(int64_t head, int64_t tile) const {
+    const headway_plan& p = c.plan;
+    return blocks_of(p, (p.rows > 1 ? head / c.kv_heads * p.tiles : 0) + tile) + 1;
+  }
+
+  void share_out(int64_t heads) {
+    const headway_plan& p = c.plan;
+    int64_t left = 0;
+    for (int64_t h = 0; h < heads; h++)
+      for (int64_t t = 0; t < p.tiles; t++) left += cost(h, t);
+    int64_t fair = left / (c.threads * 16), least = (LONG - 1 + p.tile) / p.tile;
+    for (int64_t h = 0; h < heads; h++)
+      for (int64_t t = p.tiles, first; t > 0; t = first) {
+        int64_t end = left / (c.threads * 2), goal = end < fair ? end : fair, tiles = end < fair ? SHORT : least;
+        int64_t sum = 0, most = 0;
+        for (first = t; first > 0 && (sum < goal || t - first < tiles); first--) {
+          int64_t more = cost(h, first - 1);
+          if (first < t && unlike(more, most)) break;
+          sum += more, most = more > most ? more : most;
+        }
+        items[count++] = {h, first, t, most - 1};
+        left -= sum;
+      }
+  }
+
+  // A tile that reads far more blocks than others would have theirs leave the cache.
+  static bool unlike(int64_t x, int64_t y) { return (x > y ? x : y) > 32 && (x > 4 * y || y > 4 * x); }
+};
+
+}  // namespace
