@@ -20,6 +20,21 @@ def test_peak_rss_counts_bytes_that_were_held() -> None:
     assert before <= after < hardware.memory_total() * 2
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("AMD EPYC 9654 96-Core Processor", "AMD EPYC 9654 96-Core Processor"),
+        ("AMD EPYC", "AMD EPYC, family 25 model 17"),
+    ],
+)
+def test_a_name_without_numbers_is_told_by_family_and_model(
+    monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    told = f"processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {model}\n\nprocessor\t: 1\nmodel\t: 18\n"
+    monkeypatch.setattr(hardware, "_read", lambda path: told)
+    assert hardware.cpu_name.__wrapped__() == name
+
+
 def test_the_level_follows_from_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {
         "portable": {"sse2"},

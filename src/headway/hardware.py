@@ -99,11 +99,16 @@ def peak_rss() -> int:
 
 @cache
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name as the system gives it; its family and model too where the name tells no numbers, as
+    virtual machines do ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
+    told: dict[str, str] = {}
     for line in _read(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+        key, _, value = line.partition(":")
+        told.setdefault(key.strip(), value.strip())
+    name = told.get("model name") or platform.processor() or platform.machine()
+    if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= told.keys():
+        return name
+    return f"{name}, family {told['cpu family']} model {told['model']}"
 
 
 @cache

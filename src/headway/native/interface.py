@@ -16,7 +16,11 @@ TILE = 96
 DEEPEST = 16
 WIDEST = 512
 MOST_SCORES = 8
-ERRORS = {1: "it was built for another version", 2: "no memory left", 3: "a type, tile or width it does not know"}
+ERRORS = {
+    1: "it was built for another version",
+    2: "no memory left",
+    3: "a type, tile or width it does not know",
+}
 
 
 class TensorRef(Structure):

@@ -38,8 +38,8 @@ struct Worker {
     int64_t part = item % w.parts, b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
-    blocks.keep(tiles.blocks + 2);
     for (int64_t t = tiles.first; t < tiles.last; t++) {
+      blocks.keep(blocks_of(c.plan, (c.plan.rows > 1 ? b * c.plan.tiles : 0) + t) + 2);
       int64_t begin = t * c.plan.tile, end = begin + c.plan.tile;
       if (end > queries.count) end = queries.count;
       int64_t at_once = TILE / (end - begin);  // heads whose rows fit into one tile
@@ -225,7 +225,7 @@ int run(const headway_call& c) {
   int failed = 0;
 #pragma omp parallel num_threads(threads < 1 ? 1 : threads)
   {
-    Worker<HALF> worker(w, w.most_blocks);
+    Worker<HALF> worker(w, w.blocks_kept());
     if (!worker.ready())
       __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
     else

@@ -4,20 +4,20 @@
 
 namespace {
 
-// Tiles first .. last - 1 of a (row, kv head), and the most blocks that one of them reads.
+// Tiles first .. last - 1 of a (row, kv head).
 struct Item {
-  int64_t head, first, last, blocks;
+  int64_t head, first, last;
 };
 
 // Tiles of an item share packed blocks, so items are long; the last ones are short, so that all threads end together.
 // Within a head the last tiles come first: when causal, the longest. Few queries against many keys are shared out by
-// parts of their blocks instead, which are merged.
+// parts of their blocks instead, which are merged. What a tile adds in which order does not depend on its item.
 struct Work {
   static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
 
   const headway_call& c;
   Sizes z;
-  int64_t count = 0, parts = 1, most_blocks = 2;
+  int64_t count = 0, parts = 1;
   Item* items;
   float* partial = nullptr;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
 
@@ -30,12 +30,7 @@ struct Work {
     items = (Item*)malloc((size_t)(heads * p.tiles) * sizeof(Item));
     if (!items) return;
     share_out(heads);
-    bool few = p.tiles == 1 && c.queries.count * z.group <= TILE;
-    // Where each is read once, two packed blocks are enough.
-    if (!few)
-      for (int64_t i = 0; i < count; i++)
-        if (items[i].blocks + 2 > most_blocks) most_blocks = items[i].blocks + 2;
-    if (few && heads < 32 && !c.score_count && !(c.dropout > 0))
+    if (few() && heads < 32 && !c.score_count && !(c.dropout > 0))
       while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
     if (parts > 1) partial = floats(heads * parts * partial_rows() * partial_row());
   }
@@ -44,8 +39,12 @@ struct Work {
     free(partial);
   }
   bool ready() const { return items && (parts == 1 || partial); }
+  // For the store of packed blocks; where each is read once, two are enough.
+  int64_t blocks_kept() const { return few() ? 2 : most_blocks(c.plan); }
 
  private:
+  bool few() const { return c.plan.tiles == 1 && c.queries.count * z.group <= TILE; }
+
   int64_t cost(int64_t head, int64_t tile) const {
     const headway_plan& p = c.plan;
     return blocks_of(p, (p.rows > 1 ? head / c.kv_heads * p.tiles : 0) + tile) + 1;
@@ -66,12 +65,12 @@ struct Work {
           if (first < t && unlike(more, most)) break;
           sum += more, most = more > most ? more : most;
         }
-        items[count++] = {h, first, t, most - 1};
+        items[count++] = {h, first, t};
         left -= sum;
       }
   }
 
-  // A tile that reads far more blocks than others would have theirs leave the cache.
+  // A tile that reads far more blocks than others takes as long as many of them.
   static bool unlike(int64_t x, int64_t y) { return (x > y ? x : y) > 32 && (x > 4 * y || y > 4 * x); }
 };
 
