@@ -110,6 +110,24 @@ def test_a_bad_query_spoils_only_itself_and_the_keys_that_it_sees(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bad_query_hides_no_large_score_of_its_neighbour(use: Use, level: str, dtype: torch.dtype) -> None:
+    """Rows 48 to 53 are computed together: the maximum of 48 must still be seen to rise."""
+    use(level)
+    case = problem(Causal(), "range", 131, (1, 1), (64, 64), dtype)
+    q = case.q.clone()
+    q[:, :, 48] *= 200
+    clean = replace(case, q=q).run()
+    q = q.clone()
+    q[:, :, 50, 5] = float("nan")
+    got, other = replace(case, q=q).run(), torch.arange(131) != 50
+    assert clean.out.isfinite().all()
+    assert clean.lse[:, :, 48].abs().max() > 100
+    assert torch.equal(got.out[:, :, other], clean.out[:, :, other])
+    assert torch.equal(got.lse[:, :, other], clean.lse[:, :, other])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_bad_gradient_spoils_only_its_query_and_the_keys_that_it_sees(
     use: Use, level: str, dtype: torch.dtype
 ) -> None:

@@ -151,7 +151,7 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
         vf x = acc[r][i] * unit + down;
         if (MASKED) x = where((uint32_t)(of.bits[r][at + i / N] >> (i % N * W)), x, splat(-INFINITY));
         store(s + r * BLOCK + i * W, x);
-        most = vmax(most, x);
+        most = vmax(x, most);  // in this order: what is no number leaves the maximum to the other rows
       }
     }
     return greater(most, stale) != 0;
