@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.patterns import Causal, Full, Global, Pattern, Sink, Window
+from headway.patterns import Causal, Full, Global, GlobalQueries, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.native.calls import (
     DIMS,
@@ -22,6 +22,7 @@ from tests.native.calls import (
     STEPS,
     TOKENS,
     problem,
+    steps,
 )
 from tests.native.conftest import LEVELS, Use
 from tests.native.plain import Problem, check
@@ -94,8 +95,29 @@ def test_long_rows_in_many_parts_equal_the_formula(use: Use, level: str, dtype: 
     ):
         q = Tokens.range(queries, start=keys - queries)
         check(Problem.random(pattern, q, Tokens.range(keys), dtype, 1, heads, (64, 64)))
-    few_see_all = Tokens.range(2200).with_global([0, 1, 1500])
-    check(Problem.random(Window.around(40) | Global(), few_see_all, few_see_all, dtype, 1, (2, 1), (16, 16)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_queries_that_see_far_more_than_others_equal_the_formula(
+    use: Use, level: str, dtype: torch.dtype
+) -> None:
+    """All pieces of the backward take them, each against a share of the keys: of one head and of several, in two
+    tiles or three, at the front of each part of a dilated row, in some rows only, with keys that only they see."""
+    use(level)
+    at, every = Tokens.range(2200), list(range(0, 2200, 20))
+    hole = at.index.clone()
+    hole[:, 700:1500] = -1
+    for pattern, tokens, heads, more in (
+        (Window.around(40) | Global(), at.with_global([0, 1, 1500]), (2, 1), {}),
+        (Window.around(40, step=2) | Global(), at.with_global([5, 100, 1500]), (2, 2), {"scale": -0.3}),
+        (Window.around(9) | GlobalQueries(), at.with_global([[7], []]), (2, 1), {"dropout": 0.3, "seed": 3}),
+        (Window.last(40) | Causal() & Sink(70) | GlobalQueries(), at.with_global(every), (2, 1), {}),
+        (Window.around(9) | GlobalQueries(), at.with_global(list(range(0, 2200, 11))), (1, 1), {}),
+        (Window.around(9) | GlobalQueries(), Tokens(hole).with_global([4, 2000]), (1, 1), {}),
+        (Window.around(300) | Global(), at.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
+    ):
+        check(Problem.random(pattern, tokens, tokens, dtype, tokens.rows, heads, (16, 16), **more))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -122,8 +122,21 @@ def _numbered(
         )
     if (q_tokens is None) != (k_tokens is None) and pattern != _FULL:
         raise PatternError(f"attend: give q_tokens and k_tokens both or neither (pattern {pattern})")
-    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
-    return q_tokens, Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
+    q_tokens = _from_zero(q) if q_tokens is None else q_tokens
+    return q_tokens, _from_zero(k) if k_tokens is None else k_tokens
+
+
+def _from_zero(t: Tensor) -> Tokens:
+    """The slots of t, numbered."""
+    if type(t) is Tensor and t.is_cpu and not torch.compiler.is_compiling():
+        return _numbers(t.shape[2])
+    return Tokens.range(t.shape[2], device=t.device)
+
+
+@lru_cache(maxsize=4)
+def _numbers(count: int) -> Tokens:
+    with torch.inference_mode(False):
+        return Tokens.range(count, device="cpu")
 
 
 def _attend(

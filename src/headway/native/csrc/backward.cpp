@@ -2,37 +2,15 @@
 //
 // An item is a part of the tiles of one (row, kv head): it owns its queries' gradients, and those of the keys and values
 // that no other item reads, which it writes as soon as its tiles have passed them. Of the others it keeps sums, which
-// are added in order. How a kv head is split depends on the shapes only, so the result does not depend on the number
-// of threads.
+// are added in order. Tiles that read far more keys than others (global queries) belong to all items, each of which takes
+// them against its share of the keys. How a kv head is split depends on the shapes only, so the result does not depend on
+// the number of threads.
 #include "backward.h"
 #include "sums.h"
 
 #include <omp.h>
 
 namespace {
-
-// One row of a tensor, converted to float.
-INLINE float dot_rows(const headway_tensor& x, const headway_tensor& y, int64_t type, int64_t b, int64_t h,
-                      int64_t slot, int64_t width) {
-  int64_t i = b * x.batch + h * x.head + slot * x.slot, j = b * y.batch + h * y.head + slot * y.slot;
-  float sum = 0;
-  if (type == HEADWAY_FLOAT32) {
-    const float *p = (const float*)x.data + i, *q = (const float*)y.data + j;
-    vf total = {};
-    int64_t n = 0;
-    for (; n + W <= width; n += W) total += load(p + n) * load(q + n);
-    for (; n < width; n++) sum += p[n] * q[n];
-    return sum + sum_of(total);
-  }
-  const uint16_t *p = (const uint16_t*)x.data + i, *q = (const uint16_t*)y.data + j;
-  float part[16] = {};
-  int64_t n = 0;
-  for (; n + 16 <= width; n += 16)
-    for (int l = 0; l < 16; l++) part[l] += from_bf16(p[n + l]) * from_bf16(q[n + l]);
-  for (; n < width; n++) sum += from_bf16(p[n]) * from_bf16(q[n]);
-  for (int l = 0; l < 16; l++) sum += part[l];
-  return sum;
-}
 
 template <bool HALF>
 struct Worker {
@@ -42,12 +20,17 @@ struct Worker {
   BackTile<HALF>* tile;
   float* memory;
   float* live;  // sums of blocks that this item alone reads, 0 between items
-  Part part;
-  float* kept;   // sums of the others
-  int64_t done;  // owned blocks before it have been written
   Extra extra;
   bool extra_steps;
   float q_sign;
+
+  // The item: a split of the tiles of kv head `kv` of row b.
+  int64_t b, kv;
+  Tokens queries, keys;
+  Part part;
+  float *kept, *front;      // sums of the other blocks; of gradients of the queries at the front
+  float* const* gradients;  // of score values
+  int64_t done, met;        // owned blocks before `done` have been written; those before `met` the front has met
 
   Worker(const Work& work, int64_t most_live) : w(work), c(work.c), blocks(c, work.packed) {
     int64_t q = whole_units(w.z.d), g = whole_units(w.z.dv), d = w.z.wide_d, dv = w.z.wide_dv;
@@ -79,52 +62,69 @@ struct Worker {
     return part.owns(n) ? live + (n - part.own_first) % part.live * w.block_size() : kept + part.place(n) * w.block_size();
   }
 
-  // Writes the gradients of owned blocks before `end`.
-  void finish(int64_t b, int64_t kv, int64_t end) {
-    for (; done < end && done < part.own_last; done++) {
-      write_keys(b, kv, done, sums_of(done));
-      memset(sums_of(done), 0, (size_t)w.block_size() * 4);
+  // Blocks before `end`, which no other tile of the item reads: the front meets its share of them, then the gradients of
+  // those that are owned are written.
+  void finish(int64_t end) {
+    while (done < end && done < part.own_last) {
+      int64_t to = done + WAITING_BLOCKS < end ? done + WAITING_BLOCKS : end;
+      meet(to);
+      for (; done < to && done < part.own_last; done++) {
+        write_keys(b, kv, done, sums_of(done));
+        memset(sums_of(done), 0, (size_t)w.block_size() * 4);
+      }
     }
+    meet(end);
+  }
+
+  void meet(int64_t end) {
+    if (end > part.share_last) end = part.share_last;
+    if (!w.front || met >= end) return;
+    tile->next.tile();
+    for (int64_t g = 0; g < w.z.group; g++)
+      for (int64_t t = 0; t < w.front; t++) {
+        tile->dq = front + (g * w.front + t) * TILE * w.z.wide_d;
+        tile->take(c, queries, b, kv * w.z.group + g, t * c.plan.tile, rows_of(t), q_sign < 0);
+        read_blocks(t, met, end, false);
+      }
+    met = end;
   }
 
   // Keys are taken a stretch at a time, by all tiles; where there are several stretches, the gradients of all queries
   // are kept until the last. False where memory is short.
-  bool run(int64_t b, int64_t kv, int64_t split, float* sums, float* const* gradients) {
-    Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
+  bool run(int64_t head, int64_t split, const Sums& sums, float* const* of_scores) {
+    b = head / c.kv_heads, kv = head % c.kv_heads;
+    queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b), gradients = of_scores;
     extra.queries = queries, extra.keys = keys, extra.b = b;
-    const headway_plan& p = c.plan;
     int64_t from = w.tile_of(split), tiles = w.tile_of(split + 1) - from, size = TILE * w.z.wide_d;
     bool whole = w.stretch == w.z.blocks;
     float* all = whole ? nullptr : floats(w.z.group * tiles * size);
     if (!whole && !all) return false;
     if (all) memset(all, 0, (size_t)(w.z.group * tiles * size) * 4);
-    part = w.part(b, split), kept = sums, done = part.own_first;
-    if (part.kept()) memset(kept, 0, (size_t)(part.kept() * w.block_size()) * 4);
+    part = w.part(b, split), kept = sums.kept(head, split), front = sums.front(head, split);
+    done = part.own_first, met = part.share_first;
+    if (sums.size(head, split)) memset(front, 0, (size_t)sums.size(head, split) * 4);
     for (int64_t low = 0; low < w.z.blocks; low += w.stretch) {
       for (int64_t t = from; t < from + tiles; t++) {
-        int64_t begin = t * p.tile, n = (begin + p.tile < queries.count ? begin + p.tile : queries.count) - begin;
-        int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
-        if (all && !reads(at, low)) continue;
-        int64_t passed = w.first_from(part.pinned, at);
-        if (part.live < part.owned() && whole && passed < w.z.blocks) finish(b, kv, passed);
+        if (all && !reads(w.plan_of(b, t), low)) continue;
+        int64_t passed = w.first_from(part.pinned, w.plan_of(b, t));
+        bool enough = passed - done >= (w.front ? WAITING_BLOCKS : 1);
+        if (part.live < part.owned() && whole && enough && passed < w.z.blocks) finish(passed);
         for (int64_t g = 0; g < w.z.group; g++) {
           bool more = g + 1 == w.z.group && t + 1 < from + tiles;
           tile->dq = all ? all + (g * tiles + t - from) * size : memory;
-          take_rows(b, kv * w.z.group + g, begin, n, queries);
+          tile->take(c, queries, b, kv * w.z.group + g, t * c.plan.tile, rows_of(t), q_sign < 0);
           if (!all) memset(tile->dq, 0, (size_t)size * 4);
-          int64_t head = (g + 1) % w.z.group, then = head ? t : more ? t + 1 : from;
-          look_ahead_rows(b, kv * w.z.group + head, then * p.tile, queries, all ? all + (head * tiles + then - from) * size : nullptr,
-                          blocks_of(p, at));
-          read_blocks(b, kv, at, low, more, begin, n, queries, keys, gradients);
-          if (!all) write_queries(b, kv * w.z.group + g, begin, n, queries, tile->dq);
+          int64_t after = (g + 1) % w.z.group, then = after ? t : more ? t + 1 : from;
+          look_ahead_rows(kv * w.z.group + after, then, all ? all + (after * tiles + then - from) * size : nullptr,
+                          blocks_of(c.plan, w.plan_of(b, t)));
+          read_blocks(t, low, low + w.stretch, more);
+          if (!all) write_queries(kv * w.z.group + g, t, tile->dq);
         }
       }
-      finish(b, kv, low + w.stretch);
+      finish(low + w.stretch);
     }
-    for (int64_t i = 0; all && i < w.z.group * tiles; i++) {
-      int64_t begin = (from + i % tiles) * p.tile, end = begin + p.tile < queries.count ? begin + p.tile : queries.count;
-      write_queries(b, kv * w.z.group + i / tiles, begin, end - begin, queries, all + i * size);
-    }
+    for (int64_t i = 0; all && i < w.z.group * tiles; i++)
+      write_queries(kv * w.z.group + i / tiles, from + i % tiles, all + i * size);
     free(all);
     return true;
   }
@@ -137,12 +137,11 @@ struct Worker {
     return false;
   }
 
-  // The tile against its blocks of the stretch that begins at `low`; `more`: another tile of the same kind follows.
-  void read_blocks(int64_t b, int64_t kv, int64_t at, int64_t low, bool more, int64_t begin, int64_t n,
-                   const Tokens& queries, const Tokens& keys, float* const* gradients) {
+  // Tile t against those of its blocks that lie from `low` on and before `high`; `more`: another such tile follows.
+  void read_blocks(int64_t t, int64_t low, int64_t high, bool more) {
     const headway_plan& p = c.plan;
     Program program{c.program, c.instructions};
-    int64_t lowest = low * BLOCK, end = (low + w.stretch) * BLOCK;
+    int64_t at = w.plan_of(b, t), begin = t * p.tile, n = rows_of(t), lowest = low * BLOCK, end = high * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
     tile->ahead.tile();
     if (more)
@@ -153,7 +152,7 @@ struct Worker {
         bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         int64_t next = next_of(p, r, p.first[at + 1], k);
-        look_ahead(b, kv, next < end ? next / BLOCK : w.z.blocks, keys);
+        look_ahead(next < end ? next / BLOCK : w.z.blocks);
         uint64_t seen[TILE];
         if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
         if (!whole) {
@@ -170,13 +169,18 @@ struct Worker {
       }
   }
 
-  void write_queries(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries, const float* dq) const {
-    for (int64_t i = 0; i < n; i++)
-      write_words(c.dq, c.type, b, head, queries.slot(begin + i), dq + i * w.z.wide_d, (int)c.dim, (float)c.scale);
+  int64_t rows_of(int64_t t) const {
+    int64_t left = queries.count - t * c.plan.tile;
+    return left < c.plan.tile ? left : c.plan.tile;
+  }
+
+  void write_queries(int64_t head, int64_t t, const float* dq) const {
+    for (int64_t i = 0; i < rows_of(t); i++)
+      write_words(c.dq, c.type, b, head, queries.slot(t * c.plan.tile + i), dq + i * w.z.wide_d, (int)c.dim, (float)c.scale);
   }
 
   // The block that follows, and the sums that it will be added to.
-  void look_ahead(int64_t b, int64_t kv, int64_t n, const Tokens& keys) const {
+  void look_ahead(int64_t n) const {
     int64_t groups = (tile->count + ROWS - 1) / ROWS;
     bool there = n < w.z.blocks && part.reads(n);
     blocks.look_ahead(tile->ahead, b, kv, n, keys, groups);
@@ -184,8 +188,8 @@ struct Worker {
   }
 
   // The rows of the next tile, and its sums where they are kept.
-  void look_ahead_rows(int64_t b, int64_t head, int64_t begin, const Tokens& queries, const float* dq, int64_t blocks) {
-    int64_t end = begin + c.plan.tile < queries.count ? begin + c.plan.tile : queries.count;
+  void look_ahead_rows(int64_t head, int64_t t, const float* dq, int64_t blocks) {
+    int64_t begin = t * c.plan.tile, end = begin + rows_of(t);
     int64_t groups = (blocks < w.stretch ? blocks : w.stretch) * ((tile->count + ROWS - 1) / ROWS) + 1;
     Ahead& x = tile->next;
     x.tile();
@@ -193,40 +197,6 @@ struct Worker {
     x.rows(Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
     x.rows(Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order), begin, end, groups);
     if (dq) x.words(dq, TILE * w.z.wide_d, groups);
-  }
-
-  void take_rows(int64_t b, int64_t head, int64_t begin, int64_t n, const Tokens& queries) {
-    BackTile<HALF>& x = *tile;
-    Rows q = Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order);
-    Rows g = Rows::of(c.d_out, (int)c.type, b, head, (int)c.dim_v, queries.order);
-    int64_t qw = whole_units(w.z.d), gw = whole_units(w.z.dv);
-    x.count = (int)n;
-    vi bad_q = {}, bad_g = {};
-    for (int64_t i = 0; i < n; i++) {
-      int64_t slot = queries.slot(begin + i), at = (b * c.heads + head) * c.queries.count + slot;
-      float lse = c.lse[at];
-      bool there = queries.index[begin + i] >= 0 && lse != -INFINITY;
-      x.rows[i] = {(int32_t)(begin + i), (int32_t)head, (int32_t)i};
-      take_query<HALF>(q, begin + i, there, q_sign < 0, x.q + i * qw);
-      take_query<HALF>(g, begin + i, there, false, x.g + i * gw);
-      bad_q |= not_numbers<HALF>(x.q + i * qw, (int)qw);
-      bad_g |= not_numbers<HALF>(x.g + i * gw, (int)gw);
-      x.down[i] = there ? -lse * LOG2E : 0;
-      x.delta[i] = there ? dot_rows(c.out, c.d_out, c.type, b, head, slot, c.dim_v) - c.d_lse[at] : 0;
-    }
-    x.q_finite = !bits_of(bad_q), x.g_finite = !bits_of(bad_g);
-    if (HALF) {
-      pair_up(x.q, qw, n, x.q_rows, (int)c.dim);
-      pair_up(x.g, gw, n, x.g_rows, (int)c.dim_v);
-    }
-  }
-
-  // Rows of words (n of them, the tile is filled up with 0) as pairs of rows.
-  static void pair_up(float* from, int64_t step, int64_t n, float* to, int columns) {
-    int64_t filled = whole_units((int)n);
-    memset(from + n * step, 0, (size_t)((filled - n) * step) * 4);
-    for (int64_t i = 0; i < filled; i += UNIT)
-      pack_rows<HALF>(from + i * step, step, columns, to + i / 2 * whole_units(columns));
   }
 
   // The gradients of the keys of block n, from their sums.
@@ -241,6 +211,21 @@ struct Worker {
   }
 };
 
+// Adds in order what items kept of the gradients of tile n at the front, of all heads of a kv head, and writes it.
+template <bool HALF>
+void gather_front(Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t n) {
+  int64_t size = TILE * w.z.wide_d;
+  worker.b = head / w.c.kv_heads, worker.queries = Tokens::of(w.c.queries, worker.b);
+  for (int64_t g = 0; g < w.z.group; g++) {
+    float* total = sums.front(head, 0) + (g * w.front + n) * size;
+    for (int64_t s = 1; s < w.splits; s++) {
+      const float* x = sums.front(head, s) + (g * w.front + n) * size;
+      for (int64_t i = 0; i < size; i += W) add_to(total + i, load(x + i));
+    }
+    worker.write_queries(head % w.c.kv_heads * w.z.group + g, n, total);
+  }
+}
+
 // Adds in order what was kept of a block of keys that nobody owns, and writes it.
 template <bool HALF>
 void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t head, int64_t n, float* total) {
@@ -252,7 +237,7 @@ void gather(const Worker<HALF>& worker, const Work& w, const Sums& sums, int64_t
     const Part& part = w.part(b, s);
     if (!part.reads(n)) continue;
     const float* x = sums.kept(head, s) + part.place(n) * size;
-    for (int64_t i = 0; i < size; i += W) store(total + i, load(total + i) + load(x + i));
+    for (int64_t i = 0; i < size; i += W) add_to(total + i, load(x + i));
   }
   worker.write_keys(b, head % w.c.kv_heads, n, total);
 }
@@ -278,16 +263,19 @@ int run(const headway_call& c) {
     else
       for (int64_t n; (n = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < w.items;) {
         int64_t heads = w.items / w.splits, split = w.splits - 1 - n / heads, head = n % heads;  // the longest first
-        int64_t b = head / c.kv_heads, kv = head % c.kv_heads;
         float* gradients[8];
-        sums.gradients(b, split, gradients);
-        if (!worker.run(b, kv, split, sums.kept(head, split), gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
+        sums.gradients(head / c.kv_heads, split, gradients);
+        if (!worker.run(head, split, sums, gradients)) __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
       }
 #pragma omp barrier
-    int64_t all = c.batch * c.kv_heads * w.z.blocks;
+    int64_t each = w.front + w.z.blocks, all = c.batch * c.kv_heads * each;
     if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
 #pragma omp for
-      for (int64_t i = 0; i < all; i++) gather<HALF>(worker, w, sums, i / w.z.blocks, i % w.z.blocks, worker.live);
+      for (int64_t i = 0; i < all; i++)
+        if (i % each < w.front)
+          gather_front<HALF>(worker, w, sums, i / each, i % each);
+        else
+          gather<HALF>(worker, w, sums, i / each, i % each - w.front, worker.live);
   }
   if (!failed) sums.add_tables();
   return failed;

@@ -6,34 +6,11 @@
 // Three passes over the groups of rows of the tile, each with one form of the block in the first-level cache: scores;
 // d_out V^T with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
 #pragma once
-#include "blocks.h"
-#include "groups.h"
+#include "back_tile.h"
 #include "product.h"
 #include "score.h"
 
 namespace {
-
-template <bool HALF>
-struct BackTile {
-  Sizes z;
-  int count;
-  float unit;       // base-2 exponent per raw score
-  bool q_finite, g_finite;
-  Ahead ahead, next;  // for the next block, for the next tile
-  Row rows[TILE];
-  float down[TILE], delta[TILE];
-  float *q, *g;            // [rows][words]: queries and d_out, for products over their columns
-  float *q_rows, *g_rows;  // [steps][columns]: the same for products over rows
-  float* dq;               // [rows][columns]
-  int low[4], high[4];     // rows that have touched each panel of the block
-  int groups_now;
-  Group groups[TILE / ROWS + 3];
-  alignas(64) float x[(TILE + 1) * BLOCK];  // [row][64]: exponents, then weights
-  alignas(64) float raw[TILE * BLOCK];    // [row][64]: raw scores, when steps on scores follow
-  alignas(64) float of_row[TILE * BLOCK / 2];  // [row][32]: dS as pairs along keys (HALF)
-  alignas(64) float p[TILE * BLOCK];    // weights: pairs of rows [row / 2][64], or [row][64] where steps follow
-  alignas(64) float ds[TILE * BLOCK];   // dS in the same form
-};
 
 #if HEADWAY_LEVEL >= 3
 // Row a and row b as pairs of bf16, word by word.
@@ -94,8 +71,8 @@ __attribute__((noinline)) void scores_of(BackTile<HALF>& t, const Group& g, cons
   int64_t q_step = whole_units(t.z.d);
   vf s[R][C * N] = {};
   const float* k[C];
-  UNROLL for (int i = 0; i < C; i++) k[i] = block.k_panels + (g.first + i) * UNIT;
-  product<HALF, R, C>(s, t.q + g.row * q_step, q_step, 1, k, BLOCK, t.z.d);
+  UNROLL for (int i = 0; i < C; i++) k[i] = block.k_panels + (g.first + i) * panel_size(t.z.d);
+  product<HALF, R, C>(s, t.q + g.row * q_step, q_step, 1, k, LINE, t.z.d);
   vf unit = splat(t.unit);
   UNROLL for (int r = 0; r < R; r++) {
     float* x = t.x + (g.row + r) * BLOCK + g.first * UNIT;
@@ -118,15 +95,15 @@ __attribute__((noinline)) void gradients_of(BackTile<HALF>& t, const Group& g, c
   int64_t g_step = whole_units(z.dv);
   vf ds[R][C * N] = {};
   const float *d_out = t.g + g.row * g_step, *v[C];
-  UNROLL for (int i = 0; i < C; i++) v[i] = block.v_panels + (g.first + i) * UNIT;
+  UNROLL for (int i = 0; i < C; i++) v[i] = block.v_panels + (g.first + i) * panel_size(t.z.dv);
   constexpr int EACH = HALF ? 2 : 8;  // steps between two pieces of exponentials
   int done = 0, r = 0, c = 0;
   for (; r < R && done + EACH <= z.dv; done += EACH, d_out += EACH) {
-    product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, EACH);
-    UNROLL for (int i = 0; i < C; i++) v[i] += EACH * BLOCK;
+    product<HALF, R, C>(ds, d_out, g_step, 1, v, LINE, EACH);
+    UNROLL for (int i = 0; i < C; i++) v[i] += EACH * LINE;
     weigh<HALF, R, C, EXTRA>(t, g, r, c);
   }
-  product<HALF, R, C>(ds, d_out, g_step, 1, v, BLOCK, z.dv - done);
+  product<HALF, R, C>(ds, d_out, g_step, 1, v, LINE, z.dv - done);
   while (r < R) weigh<HALF, R, C, EXTRA>(t, g, r, c);
   if (EXTRA) drop_weights<HALF, R, C>(t, g, extra, ds);
   int at = g.row * BLOCK + g.first * UNIT;

@@ -68,15 +68,19 @@ INLINE int64_t blocks_of(const headway_plan& p, int64_t tile) {
   return blocks;
 }
 
-// The most blocks that a tile reads, and two: with room for so many, packed blocks stay while tiles share them.
-INLINE int64_t most_blocks(const headway_plan& p) {
+// The most blocks that a tile (but the first `front` ones of each row) reads, and two: with room for so many, packed
+// blocks stay while tiles share them.
+INLINE int64_t most_blocks(const headway_plan& p, int64_t front = 0) {
   int64_t most = 1;
   for (int64_t t = 0; t < p.rows * p.tiles; t++) {
-    int64_t blocks = blocks_of(p, t);
+    int64_t blocks = t % p.tiles < front ? 0 : blocks_of(p, t);
     most = blocks > most ? blocks : most;
   }
   return most + 2;
 }
+
+// A tile that reads x blocks beside one that reads y: as long as many of them.
+INLINE bool far_more(int64_t x, int64_t y) { return x > 32 && x > 4 * y; }
 
 // The end of the last run of a tile: keys before it have been read once the tile is done.
 INLINE int64_t reached(const headway_plan& p, int64_t tile) {
@@ -191,7 +195,7 @@ struct Blocks {
       int64_t begin = n * BLOCK + p * UNIT;
       if (begin >= keys.count) break;
       Sixteen x = take(k, begin, keys);
-      pack_panel(x.at, x.step, z.d, to + p * UNIT);
+      pack_panel(x.at, x.step, z.d, to + p * panel_size(z.d));
       if (BACKWARD) {
         pack_rows<HALF>(x.at, x.step, (int)c.dim, v_to + piece_v + (int64_t)p * z.steps * z.wide_d);
         bad_k |= x.template not_numbers_of<HALF>();
@@ -199,7 +203,7 @@ struct Blocks {
       x = take(v, begin, keys);
       bad_v |= x.template not_numbers_of<HALF>();
       if (BACKWARD)
-        pack_panel(x.at, x.step, z.dv, v_to + p * UNIT);
+        pack_panel(x.at, x.step, z.dv, v_to + p * panel_size(z.dv));
       else
         pack_rows<HALF>(x.at, x.step, (int)c.dim_v, v_to + (int64_t)p * z.steps * z.wide_dv);
     }

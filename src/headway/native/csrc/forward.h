@@ -14,11 +14,10 @@
 
 namespace {
 
-// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s, 0 for keys that are not seen; sums on the
-// way.
+// Weights of AT_ONCE panels, from c on, of row r of the pending scores: 2^s, 0 for keys that are not seen. Answers
+// their sum.
 template <bool HALF>
-INLINE void weigh(Tile<HALF>& t, int r, int c) {
-  int row = t.pending.row + r;
+INLINE vf weigh(Tile<HALF>& t, int r, int c) {
   vf p[AT_ONCE<HALF> * N];
 #if HEADWAY_LEVEL >= 2
   exp2_only<HALF>(p, t.pending.of.bits[r] + c, t.s + r * BLOCK + c * UNIT);
@@ -27,17 +26,18 @@ INLINE void weigh(Tile<HALF>& t, int r, int c) {
 #endif
   vf total = p[0];
   UNROLL for (int i = 1; i < AT_ONCE<HALF> * N; i++) total += p[i];
-  store(t.sum[row], load(t.sum[row]) + total);
 #if HEADWAY_LEVEL >= 3
   if (HALF) {
+    float* rounded = t.rounded[t.pending.row + r];
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
     __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
     _mm512_store_si512((uint16_t*)t.p + r * BLOCK + c * UNIT, (__m512i)pairs);
-    store(t.rounded[row], (vf)_mm512_dpbf16_ps((__m512)load(t.rounded[row]), pairs, ones));
-    return;
+    store(rounded, (vf)_mm512_dpbf16_ps((__m512)load(rounded), pairs, ones));
+    return total;
   }
 #endif
   UNROLL for (int i = 0; i < AT_ONCE<HALF> * N; i++) store(t.p + r * BLOCK + c * UNIT + i * W, p[i]);
+  return total;
 }
 
 // The pending weights times their values.
@@ -68,8 +68,11 @@ INLINE void settle(Tile<HALF>& t) {
 template <bool HALF>
 __attribute__((noinline)) void finish(Tile<HALF>& t, const Extra* extra) {
   const Panels& of = t.pending.of;
-  for (int r = 0; r < t.pending.rows; r++)
-    for (int c = 0; c < of.count; c += AT_ONCE<HALF>) weigh(t, r, c);
+  for (int r = 0; r < t.pending.rows; r++) {
+    vf total = {};
+    for (int c = 0; c < of.count; c += AT_ONCE<HALF>) total += weigh(t, r, c);
+    add_to(t.sum[t.pending.row + r], total);
+  }
   if (extra && extra->drops())
     for (int r = 0; r < t.pending.rows; r++) {
       const Row& row = t.rows[t.pending.row + r];
@@ -119,19 +122,19 @@ __attribute__((noinline)) void advance(Tile<HALF>& t, int row, const Panels& of,
   const Sizes& z = t.z;
   vf acc[R][C * N] = {};
   const float* k[C];
-  UNROLL for (int i = 0; i < C; i++) k[i] = MASKED ? of.k[at + i] : of.k[0] + (at + i) * UNIT;
+  UNROLL for (int i = 0; i < C; i++) k[i] = MASKED ? of.k[at + i] : of.k[0] + (at + i) * panel_size(z.d);
   int64_t q_step = whole_units(z.d);
   const float* q = t.q + row * q_step;
   constexpr int EACH = HALF ? 2 : 8;  // steps of the product between two pieces of exponentials
   int before = t.pending.of.count, pieces = t.pending.rows * ((before + AT_ONCE<HALF> - 1) / AT_ONCE<HALF>), done = 0;
   int r = 0, c = 0;
-#define WEIGH_NEXT (weigh(t, r, c), c += AT_ONCE<HALF>, c < before || (c = 0, r++), pieces--)
+#define WEIGH_NEXT (add_to(t.sum[t.pending.row + r], weigh(t, r, c)), c += AT_ONCE<HALF>, c < before || (c = 0, r++), pieces--)
   for (; WIDE == 4 && pieces && done + EACH <= z.d; done += EACH, q += EACH) {
-    product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, EACH);
-    UNROLL for (int i = 0; i < C; i++) k[i] += EACH * BLOCK;
+    product<HALF, R, C>(acc, q, q_step, 1, k, LINE, EACH);
+    UNROLL for (int i = 0; i < C; i++) k[i] += EACH * LINE;
     WEIGH_NEXT;
   }
-  product<HALF, R, C>(acc, q, q_step, 1, k, BLOCK, z.d - done);
+  product<HALF, R, C>(acc, q, q_step, 1, k, LINE, z.d - done);
   while (WIDE == 4 && pieces) WEIGH_NEXT;
 #undef WEIGH_NEXT
 
@@ -242,7 +245,7 @@ INLINE void block_of(Tile<HALF>& t, const Block& block, const uint64_t* seen, co
   Panels whole;
   whole.count = 4, whole.first = 0, whole.whole = true, whole.careful = false;
   for (int p = 0; p < 4; p++) {
-    whole.k[p] = block.k_panels + p * UNIT;
+    whole.k[p] = block.k_panels + p * panel_size(t.z.d);
     whole.v[p] = block.v_rows + p * t.z.steps * t.z.wide_dv;
   }
   memset(whole.bits, 0xFF, sizeof whole.bits);

@@ -62,16 +62,13 @@ struct Work {
         int64_t sum = 0, most = 0;
         for (first = t; first > 0 && (sum < goal || t - first < tiles); first--) {
           int64_t more = cost(h, first - 1);
-          if (first < t && unlike(more, most)) break;
+          if (first < t && (far_more(more, most) || far_more(most, more))) break;
           sum += more, most = more > most ? more : most;
         }
         items[count++] = {h, first, t};
         left -= sum;
       }
   }
-
-  // A tile that reads far more blocks than others takes as long as many of them.
-  static bool unlike(int64_t x, int64_t y) { return (x > y ? x : y) > 32 && (x > 4 * y || y > 4 * x); }
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Packing: rows of a tensor into the two forms that products read.
 //
-//   panels  [word of the row][64 rows]:        contraction over the row (scores); a panel is 16 of the rows
+//   panels  [word of the row][64 rows]:        contraction over the row (scores); a panel is 16 of the rows. Levels
+//                                              that take one panel at a time: [panel][word of the row][16 rows]
 //   rows    [step][unit of 16 columns][16]:    contraction over the slots (values); a step is one slot in float,
 //                                              two in bf16, whose elements are interleaved
 //
@@ -139,40 +140,63 @@ INLINE void transpose16(const float* rows, int64_t step, float* out) {
     __m512 x0 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0x88), x1 = _mm512_shuffle_f32x4(a[c], a[4 + c], 0xDD);
     __m512 y0 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0x88);
     __m512 y1 = _mm512_shuffle_f32x4(a[8 + c], a[12 + c], 0xDD);
-    _mm512_storeu_ps(out + c * BLOCK, _mm512_shuffle_f32x4(x0, y0, 0x88));
-    _mm512_storeu_ps(out + (8 + c) * BLOCK, _mm512_shuffle_f32x4(x0, y0, 0xDD));
-    _mm512_storeu_ps(out + (4 + c) * BLOCK, _mm512_shuffle_f32x4(x1, y1, 0x88));
-    _mm512_storeu_ps(out + (12 + c) * BLOCK, _mm512_shuffle_f32x4(x1, y1, 0xDD));
+    _mm512_storeu_ps(out + c * LINE, _mm512_shuffle_f32x4(x0, y0, 0x88));
+    _mm512_storeu_ps(out + (8 + c) * LINE, _mm512_shuffle_f32x4(x0, y0, 0xDD));
+    _mm512_storeu_ps(out + (4 + c) * LINE, _mm512_shuffle_f32x4(x1, y1, 0x88));
+    _mm512_storeu_ps(out + (12 + c) * LINE, _mm512_shuffle_f32x4(x1, y1, 0xDD));
   }
+}
+#elif HEADWAY_LEVEL == 1
+INLINE void transpose8(const float* rows, int64_t step, float* out) {
+  __m256 a[8], b[8];
+  UNROLL for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(rows + i * step);
+  UNROLL for (int i = 0; i < 4; i++) {
+    b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 2; j++) {
+      __m256d x = _mm256_castps_pd(b[4 * i + j]), y = _mm256_castps_pd(b[4 * i + 2 + j]);
+      a[4 * i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+      a[4 * i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+    }
+  // a[4 i + c]: column c of each half for rows 4 i .. 4 i + 3
+  UNROLL for (int c = 0; c < 4; c++) {
+    _mm256_storeu_ps(out + c * LINE, _mm256_permute2f128_ps(a[c], a[4 + c], 0x20));
+    _mm256_storeu_ps(out + (4 + c) * LINE, _mm256_permute2f128_ps(a[c], a[4 + c], 0x31));
+  }
+}
+INLINE void transpose16(const float* rows, int64_t step, float* out) {
+  for (int i = 0; i < 16; i += 8)
+    for (int j = 0; j < 16; j += 8) transpose8(rows + i * step + j, step, out + j * LINE + i);
 }
 #else
 INLINE void transpose16(const float* rows, int64_t step, float* out) {
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < 16; j++) out[j * BLOCK + i] = rows[i * step + j];
+    for (int j = 0; j < 16; j++) out[j * LINE + i] = rows[i * step + j];
 }
 #endif
 
 // The sum of each of 16 rows of W lanes.
 INLINE void sums_of(const float (*rows)[W], float* out) {
 #if HEADWAY_LEVEL >= 2
-  alignas(64) float columns[16 * BLOCK];
+  alignas(64) float columns[16 * LINE];
   transpose16(rows[0], W, columns);
   vf total = load(columns);
-  UNROLL for (int i = 1; i < 16; i++) total += load(columns + i * BLOCK);
+  UNROLL for (int i = 1; i < 16; i++) total += load(columns + i * LINE);
   store(out, total);
 #else
   for (int i = 0; i < 16; i++) out[i] = sum_of(load(rows[i]));
 #endif
 }
 
-// Panel of 16 word rows, `step` words apart: out [count][64]; count words are written, whole units are read.
+// Panel of 16 word rows, `step` words apart: out [count][LINE]; count words are written, whole units are read.
 INLINE void pack_panel(const float* rows, int64_t step, int count, float* out) {
   int at = 0;
-  for (; at + 16 <= count; at += 16) transpose16(rows + at, step, out + at * BLOCK);
+  for (; at + 16 <= count; at += 16) transpose16(rows + at, step, out + at * LINE);
   if (at < count) {
-    alignas(64) float last[16 * BLOCK];
+    alignas(64) float last[16 * LINE];
     transpose16(rows + at, step, last);
-    for (int i = 0; i < count - at; i++) memcpy(out + (at + i) * BLOCK, last + i * BLOCK, 4 * UNIT);
+    for (int i = 0; i < count - at; i++) memcpy(out + (at + i) * LINE, last + i * LINE, 4 * UNIT);
   }
 }
 

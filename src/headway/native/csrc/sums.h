@@ -8,14 +8,17 @@ namespace {
 // since each sums the gradients of all its keys.
 constexpr int64_t ITEMS = 32, SHARING_ITEMS = 16;
 
+// Tiles at the front of a row that may read far more keys than others (global queries), and blocks that wait for them.
+constexpr int64_t FRONT = 2, WAITING_BLOCKS = 4;
+
 // What packed keys and sums of gradients may take, so that they stay in a cache while tiles pass by.
 constexpr int64_t CACHED = 1 << 20;
 
 // What a split reads of the keys, in blocks: those before `pinned`, which tiles go back to again and again (sinks), and
 // those from `first` to `last`. Of the latter no other split reads those from `own_first` to `own_last`; `live` of
-// these are summed at a time.
+// these are summed at a time. What the tiles at the front read is shared out: blocks share_first to share_last.
 struct Part {
-  int64_t pinned, first, last, own_first, own_last, live;
+  int64_t pinned, first, last, own_first, own_last, live, share_first, share_last;
 
   int64_t owned() const { return own_last - own_first; }
   bool owns(int64_t n) const { return n >= own_first && n < own_last; }
@@ -31,27 +34,22 @@ struct Work {
   const headway_call& c;
   Sizes z;
   int64_t splits, items;
+  int64_t front;    // tiles at the front of every row, which all pieces of work take, each against its share of the keys
   int64_t packed;   // blocks of keys that are kept packed
   int64_t stretch;  // blocks of keys that all tiles read before the next ones
   Part* parts;      // [row of the plan][split]
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
-    int64_t words = half ? BLOCK / 2 : BLOCK;
-    int64_t room = CACHED / ((words * (2 * z.wide_d + z.wide_dv) + BLOCK * row_size()) * 4);
-    packed = most_blocks(c.plan), stretch = z.blocks;
-    if (packed > 2 * room) packed = room + 2, stretch = room;
     parts = (Part*)malloc((size_t)(c.plan.rows * (ITEMS + 1)) * sizeof(Part));
-    if (!parts) return;
-    split_into(ITEMS);
-    int64_t blocks = 0;
-    for (int64_t s = 0; s < splits; s++) blocks += parts[s].last - parts[s].first;
-    if (2 * blocks > 3 * z.blocks) split_into(SHARING_ITEMS);
+    if (parts && !cut(half, far_tiles())) cut(half, 0);
   }
   ~Work() { free(parts); }
 
-  int64_t tile_of(int64_t split) const { return c.plan.tiles * split / splits; }
+  int64_t tile_of(int64_t split) const { return front + (c.plan.tiles - front) * split / splits; }
   int64_t row_size() const { return z.wide_d + z.wide_dv; }
   int64_t block_size() const { return BLOCK * row_size(); }
+  // Where the runs of tile t of row b stand in the plan.
+  int64_t plan_of(int64_t b, int64_t t) const { return (c.plan.rows > 1 ? b * c.plan.tiles : 0) + t; }
   const Part& part(int64_t b, int64_t split) const { return parts[(c.plan.rows > 1 ? b * splits : 0) + split]; }
 
   // The first block from `from` on that a tile reads; the number of blocks if there is none.
@@ -63,7 +61,35 @@ struct Work {
   }
 
  private:
-  void split_into(int64_t aim) {
+  // How many tiles at the front of some row read far more than the others do, if they are few.
+  int64_t far_tiles() const {
+    const headway_plan& p = c.plan;
+    int64_t n = 0, all = 0;
+    for (int64_t t = 0; t < p.rows * p.tiles; t++) all += blocks_of(p, t);
+    auto far = [&](int64_t tile) {
+      for (int64_t row = 0; row < p.rows; row++)
+        if (far_more(blocks_of(p, row * p.tiles + tile), all / (p.rows * p.tiles))) return true;
+      return false;
+    };
+    while (n < p.tiles && n <= FRONT && far(n)) n++;
+    return n > FRONT ? 0 : n;
+  }
+
+  // False where what the tiles at the front read cannot be shared out.
+  bool cut(bool half, int64_t tiles_at_front) {
+    int64_t words = half ? BLOCK / 2 : BLOCK;
+    int64_t room = CACHED / ((words * (2 * z.wide_d + z.wide_dv) + BLOCK * row_size()) * 4);
+    front = tiles_at_front;
+    packed = most_blocks(c.plan, front), stretch = z.blocks;
+    if (packed > 2 * room) packed = room + 2, stretch = room;
+    if (front && stretch < z.blocks) return false;
+    if (!split_into(ITEMS)) return false;
+    int64_t blocks = 0;
+    for (int64_t s = 0; s < splits; s++) blocks += parts[s].last - parts[s].first;
+    return 2 * blocks <= 3 * z.blocks || split_into(SHARING_ITEMS);
+  }
+
+  bool split_into(int64_t aim) {
     int64_t heads = c.batch * c.kv_heads;
     splits = (aim + heads - 1) / heads;
     if (splits > c.plan.tiles / 10) splits = c.plan.tiles / 10;
@@ -73,8 +99,22 @@ struct Work {
       Part* of = parts + row * splits;
       int64_t pinned = pinned_of(row);
       for (int64_t s = 0; s < splits; s++) of[s] = read_by(row, s, pinned);
+      if (front && !share(of)) return false;
       for (int64_t s = 0; s < splits; s++) own(of, s);
     }
+    return true;
+  }
+
+  // Every block to the last split that begins with it or before it.
+  bool share(Part* of) const {
+    of[0].first = of[0].pinned;
+    for (int64_t s = 0; s < splits; s++) {
+      Part& x = of[s];
+      x.share_first = s ? x.first : 0, x.share_last = s + 1 < splits ? of[s + 1].first : z.blocks;
+      if (x.first >= x.last || x.share_last < x.first) return false;
+      if (x.last < x.share_last) x.last = x.share_last;
+    }
+    return true;
   }
 
   // How many blocks the last tile reads from the first one on, before it leaves some out.
@@ -91,7 +131,7 @@ struct Work {
 
   Part read_by(int64_t row, int64_t split, int64_t pinned) const {
     const headway_plan& p = c.plan;
-    Part x = {pinned, z.blocks, pinned, 0, 0, 0};
+    Part x = {pinned, z.blocks, pinned, 0, 0, 0, 0, 0};
     int64_t lowest = 0;
     bool onward = stretch == z.blocks;
     for (int64_t t = row * p.tiles + tile_of(split), end = row * p.tiles + tile_of(split + 1); t < end; t++) {
@@ -116,11 +156,13 @@ struct Work {
       if (s > split && of[s].first < x.own_last) x.own_last = of[s].first;
     }
     if (x.own_first >= x.own_last) x.own_first = x.own_last = x.last;
+    if (front) x.live += WAITING_BLOCKS;
     if (x.live > x.owned()) x.live = x.owned();
   }
 };
 
-// Where the sums that are kept of each item lie, and the gradients of score values for each (row of the batch, split).
+// Where the sums that are kept of each item lie, of its keys and of the queries at the front, and the gradients of score
+// values for each (row of the batch, split).
 struct Sums {
   const Work& w;
   float* data;
@@ -129,16 +171,16 @@ struct Sums {
 
   explicit Sums(const Work& work) : w(work), data(nullptr), at(nullptr), tables(0), table(nullptr) {
     at = (int64_t*)malloc((size_t)(w.items + 1) * 8);
-    int64_t size = 0;
+    int64_t sizes = 0;
     for (int64_t i = 0; at && i < w.items; i++) {
-      at[i] = size;
-      size += w.part(i / w.splits / w.c.kv_heads, i % w.splits).kept() * w.block_size();
+      at[i] = sizes;
+      sizes += size(i / w.splits, i % w.splits);
     }
-    if (size) data = floats(size);
+    if (sizes) data = floats(sizes);
     for (int64_t n = 0; n < w.c.score_count; n++)
       if (w.c.scores[n].gradient) tables += w.c.heads * (2 * w.c.scores[n].reach + 1);
     if (tables) table = (float*)calloc((size_t)(tables * w.c.batch * w.splits), 4);
-    if (size && !data) free(at), at = nullptr;
+    if (sizes && !data) free(at), at = nullptr;
     if (tables && !table) free(at), at = nullptr;
   }
   ~Sums() {
@@ -146,7 +188,13 @@ struct Sums {
     free(data);
     free(table);
   }
-  float* kept(int64_t head, int64_t split) const { return data + at[head * w.splits + split]; }
+  int64_t size(int64_t head, int64_t split) const {
+    return front_size() + w.part(head / w.c.kv_heads, split).kept() * w.block_size();
+  }
+  int64_t front_size() const { return w.z.group * w.front * TILE * w.z.wide_d; }
+  // [group][tile at the front][row][columns of keys]
+  float* front(int64_t head, int64_t split) const { return data + at[head * w.splits + split]; }
+  float* kept(int64_t head, int64_t split) const { return front(head, split) + front_size(); }
   void gradients(int64_t b, int64_t split, float** to) const {
     float* next = table ? table + (b * w.splits + split) * tables : nullptr;
     for (int64_t n = 0; n < w.c.score_count; n++) {

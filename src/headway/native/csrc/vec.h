@@ -25,6 +25,9 @@ constexpr int W = 8, ROWS = 6, WIDE = 1;
 constexpr int W = 4, ROWS = 2, WIDE = 1;
 #endif
 constexpr int N = UNIT / W;
+constexpr int LINE = WIDE < 4 ? UNIT : BLOCK;  // floats between words of a panel: panels that are read alone lie alone
+
+INLINE int panel_size(int words) { return WIDE < 4 ? words * UNIT : UNIT; }  // floats between panels of a block
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
@@ -33,6 +36,7 @@ typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(2), may_alias)
 
 INLINE vf load(const float* p) { return *(const vf_any*)p; }
 INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
+INLINE void add_to(float* p, vf x) { store(p, load(p) + x); }
 INLINE vi load_int(const int32_t* p) { return *(const vi_any*)p; }
 INLINE vf splat(float x) {
 #if HEADWAY_LEVEL >= 2
