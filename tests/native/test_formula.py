@@ -108,7 +108,7 @@ def test_queries_that_see_far_more_than_others_equal_the_formula(
     at, every = Tokens.range(2200), list(range(0, 2200, 20))
     hole = at.index.clone()
     hole[:, 700:1500] = -1
-    for pattern, tokens, heads, more in (
+    for pattern, side, heads, more in (
         (Window.around(40) | Global(), at.with_global([0, 1, 1500]), (2, 1), {}),
         (Window.around(40, step=2) | Global(), at.with_global([5, 100, 1500]), (2, 2), {"scale": -0.3}),
         (Window.around(9) | GlobalQueries(), at.with_global([[7], []]), (2, 1), {"dropout": 0.3, "seed": 3}),
@@ -117,7 +117,7 @@ def test_queries_that_see_far_more_than_others_equal_the_formula(
         (Window.around(9) | GlobalQueries(), Tokens(hole).with_global([4, 2000]), (1, 1), {}),
         (Window.around(300) | Global(), at.with_global([3, 9]), (2, 1), {"score": steps("table", 2)}),
     ):
-        check(Problem.random(pattern, tokens, tokens, dtype, tokens.rows, heads, (16, 16), **more))
+        check(Problem.random(pattern, side, side, dtype, side.rows, heads, (16, 16), **more))
 
 
 @pytest.mark.parametrize("level", LEVELS)
