@@ -79,8 +79,12 @@ INLINE int64_t most_blocks(const headway_plan& p, int64_t front = 0) {
   return most + 2;
 }
 
-// A tile that reads x blocks beside one that reads y: as long as many of them.
-INLINE bool far_more(int64_t x, int64_t y) { return x > 32 && x > 4 * y; }
+// Tiles that read more blocks than this read far more than others (global queries).
+INLINE int64_t usual_blocks(const headway_plan& p) {
+  int64_t tiles = p.rows * p.tiles, all = 0;
+  for (int64_t t = 0; t < tiles; t++) all += blocks_of(p, t);
+  return tiles && 4 * all > 32 * tiles ? 4 * all / tiles : 32;
+}
 
 // The end of the last run of a tile: keys before it have been read once the tile is done.
 INLINE int64_t reached(const headway_plan& p, int64_t tile) {

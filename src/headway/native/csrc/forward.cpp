@@ -39,7 +39,7 @@ struct Worker {
     Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
     extra.queries = queries, extra.keys = keys, extra.b = b;
     for (int64_t t = tiles.first; t < tiles.last; t++) {
-      blocks.keep(blocks_of(c.plan, (c.plan.rows > 1 ? b * c.plan.tiles : 0) + t) + 2);
+      blocks.keep(w.blocks_kept(b, t));
       int64_t begin = t * c.plan.tile, end = begin + c.plan.tile;
       if (end > queries.count) end = queries.count;
       int64_t at_once = TILE / (end - begin);  // heads whose rows fit into one tile

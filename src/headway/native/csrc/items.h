@@ -14,17 +14,18 @@ struct Item {
 // parts of their blocks instead, which are merged. What a tile adds in which order does not depend on its item.
 struct Work {
   static constexpr int64_t LONG = 1024, SHORT = 4;  // at least: queries of an item; tiles of one of the last
+  static constexpr int64_t ONCE = 16;               // packed blocks that stay where a tile far beyond others passes once
 
   const headway_call& c;
   Sizes z;
-  int64_t count = 0, parts = 1;
+  int64_t count = 0, parts = 1, usual;
   Item* items;
   float* partial = nullptr;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
 
-  Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
+  Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)), usual(usual_blocks(call.plan)) {
     const headway_plan& p = c.plan;
     int64_t heads = c.batch * c.kv_heads;
     items = (Item*)malloc((size_t)(heads * p.tiles) * sizeof(Item));
@@ -41,29 +42,31 @@ struct Work {
   bool ready() const { return items && (parts == 1 || partial); }
   // For the store of packed blocks; where each is read once, two are enough.
   int64_t blocks_kept() const { return few() ? 2 : most_blocks(c.plan); }
+  // How many of them stay while a tile passes; fewer are sooner found in the cache.
+  int64_t blocks_kept(int64_t b, int64_t tile) const { return far(b, tile) ? ONCE : read_by(b, tile) + 2; }
 
  private:
   bool few() const { return c.plan.tiles == 1 && c.queries.count * z.group <= TILE; }
 
-  int64_t cost(int64_t head, int64_t tile) const {
-    const headway_plan& p = c.plan;
-    return blocks_of(p, (p.rows > 1 ? head / c.kv_heads * p.tiles : 0) + tile) + 1;
+  int64_t read_by(int64_t b, int64_t tile) const {
+    return blocks_of(c.plan, (c.plan.rows > 1 ? b * c.plan.tiles : 0) + tile);
   }
+  bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
 
   void share_out(int64_t heads) {
     const headway_plan& p = c.plan;
     int64_t left = 0;
+    auto cost = [&](int64_t h, int64_t tile) { return read_by(h / c.kv_heads, tile) + 1; };
     for (int64_t h = 0; h < heads; h++)
       for (int64_t t = 0; t < p.tiles; t++) left += cost(h, t);
     int64_t fair = left / (c.threads * 16), least = (LONG - 1 + p.tile) / p.tile;
     for (int64_t h = 0; h < heads; h++)
       for (int64_t t = p.tiles, first; t > 0; t = first) {
         int64_t end = left / (c.threads * 2), goal = end < fair ? end : fair, tiles = end < fair ? SHORT : least;
-        int64_t sum = 0, most = 0;
+        int64_t sum = 0, b = h / c.kv_heads;
         for (first = t; first > 0 && (sum < goal || t - first < tiles); first--) {
-          int64_t more = cost(h, first - 1);
-          if (first < t && (far_more(more, most) || far_more(most, more))) break;
-          sum += more, most = more > most ? more : most;
+          if (far(b, first - 1) != far(b, t - 1)) break;
+          sum += cost(h, first - 1);
         }
         items[count++] = {h, first, t};
         left -= sum;

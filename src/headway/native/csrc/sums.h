@@ -61,14 +61,13 @@ struct Work {
   }
 
  private:
-  // How many tiles at the front of some row read far more than the others do, if they are few.
+  // How many tiles at the front of some row read far more than others, if they are few.
   int64_t far_tiles() const {
     const headway_plan& p = c.plan;
-    int64_t n = 0, all = 0;
-    for (int64_t t = 0; t < p.rows * p.tiles; t++) all += blocks_of(p, t);
+    int64_t n = 0, usual = usual_blocks(p);
     auto far = [&](int64_t tile) {
       for (int64_t row = 0; row < p.rows; row++)
-        if (far_more(blocks_of(p, row * p.tiles + tile), all / (p.rows * p.tiles))) return true;
+        if (blocks_of(p, row * p.tiles + tile) > usual) return true;
       return false;
     };
     while (n < p.tiles && n <= FRONT && far(n)) n++;
