@@ -95,7 +95,7 @@ struct Worker {
     b = head / c.kv_heads, kv = head % c.kv_heads;
     queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b), gradients = of_scores;
     extra.queries = queries, extra.keys = keys, extra.b = b;
-    int64_t from = w.tile_of(split), tiles = w.tile_of(split + 1) - from, size = TILE * w.z.wide_d;
+    int64_t from = w.first_tile(split), tiles = w.first_tile(split + 1) - from, size = TILE * w.z.wide_d;
     bool whole = w.stretch == w.z.blocks;
     float* all = whole ? nullptr : floats(w.z.group * tiles * size);
     if (!whole && !all) return false;
@@ -105,8 +105,8 @@ struct Worker {
     if (sums.size(head, split)) memset(front, 0, (size_t)sums.size(head, split) * 4);
     for (int64_t low = 0; low < w.z.blocks; low += w.stretch) {
       for (int64_t t = from; t < from + tiles; t++) {
-        if (all && !reads(w.plan_of(b, t), low)) continue;
-        int64_t passed = w.first_from(part.pinned, w.plan_of(b, t));
+        if (all && !reads(tile_of(c.plan, b, t), low)) continue;
+        int64_t passed = w.first_from(part.pinned, tile_of(c.plan, b, t));
         bool enough = passed - done >= (w.front ? WAITING_BLOCKS : 1);
         if (part.live < part.owned() && whole && enough && passed < w.z.blocks) finish(passed);
         for (int64_t g = 0; g < w.z.group; g++) {
@@ -116,7 +116,7 @@ struct Worker {
           if (!all) memset(tile->dq, 0, (size_t)size * 4);
           int64_t after = (g + 1) % w.z.group, then = after ? t : more ? t + 1 : from;
           look_ahead_rows(kv * w.z.group + after, then, all ? all + (after * tiles + then - from) * size : nullptr,
-                          blocks_of(c.plan, w.plan_of(b, t)));
+                          blocks_of(c.plan, tile_of(c.plan, b, t)));
           read_blocks(t, low, low + w.stretch, more);
           if (!all) write_queries(kv * w.z.group + g, t, tile->dq);
         }
@@ -141,7 +141,7 @@ struct Worker {
   void read_blocks(int64_t t, int64_t low, int64_t high, bool more) {
     const headway_plan& p = c.plan;
     Program program{c.program, c.instructions};
-    int64_t at = w.plan_of(b, t), begin = t * p.tile, n = rows_of(t), lowest = low * BLOCK, end = high * BLOCK;
+    int64_t at = tile_of(c.plan, b, t), begin = t * p.tile, n = rows_of(t), lowest = low * BLOCK, end = high * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
     tile->ahead.tile();
     if (more)

@@ -62,6 +62,9 @@ struct Block {
   bool k_finite, v_finite;
 };
 
+// Where the runs of tile t of row b of the batch stand in the plan.
+INLINE int64_t tile_of(const headway_plan& p, int64_t b, int64_t t) { return (p.rows > 1 ? b * p.tiles : 0) + t; }
+
 INLINE int64_t blocks_of(const headway_plan& p, int64_t tile) {
   int64_t blocks = 0;
   for (int32_t r = p.first[tile]; r < p.first[tile + 1]; r++) blocks += (p.end[r] - p.begin[r] + BLOCK - 1) / BLOCK;

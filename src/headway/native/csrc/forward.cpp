@@ -91,7 +91,7 @@ struct Worker {
   void look_ahead(int64_t b, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t groups,
                   const Tokens& queries) {
     const headway_plan& p = c.plan;
-    groups = blocks_of(p, (p.rows > 1 ? b * p.tiles : 0) + t) * groups + 1;
+    groups = blocks_of(p, tile_of(p, b, t)) * groups + 1;
     Rows out = Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order);
     tile->ahead.rows_of_tile(out, begin, end, groups, true);
     if (t + 1 == p.tiles) return;
@@ -105,7 +105,7 @@ struct Worker {
     Tile<HALF>& x = *tile;
     Program program{c.program, c.instructions};
     const headway_plan& p = c.plan;
-    int64_t at = (p.rows > 1 ? b * p.tiles : 0) + t;
+    int64_t at = tile_of(p, b, t);
     int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
     if (w.parts > 1) {
       int64_t all = blocks_of(p, at);

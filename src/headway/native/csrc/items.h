@@ -48,9 +48,7 @@ struct Work {
  private:
   bool few() const { return c.plan.tiles == 1 && c.queries.count * z.group <= TILE; }
 
-  int64_t read_by(int64_t b, int64_t tile) const {
-    return blocks_of(c.plan, (c.plan.rows > 1 ? b * c.plan.tiles : 0) + tile);
-  }
+  int64_t read_by(int64_t b, int64_t tile) const { return blocks_of(c.plan, tile_of(c.plan, b, tile)); }
   bool far(int64_t b, int64_t tile) const { return read_by(b, tile) > usual; }
 
   void share_out(int64_t heads) {

@@ -45,11 +45,9 @@ struct Work {
   }
   ~Work() { free(parts); }
 
-  int64_t tile_of(int64_t split) const { return front + (c.plan.tiles - front) * split / splits; }
+  int64_t first_tile(int64_t split) const { return front + (c.plan.tiles - front) * split / splits; }
   int64_t row_size() const { return z.wide_d + z.wide_dv; }
   int64_t block_size() const { return BLOCK * row_size(); }
-  // Where the runs of tile t of row b stand in the plan.
-  int64_t plan_of(int64_t b, int64_t t) const { return (c.plan.rows > 1 ? b * c.plan.tiles : 0) + t; }
   const Part& part(int64_t b, int64_t split) const { return parts[(c.plan.rows > 1 ? b * splits : 0) + split]; }
 
   // The first block from `from` on that a tile reads; the number of blocks if there is none.
@@ -133,7 +131,7 @@ struct Work {
     Part x = {pinned, z.blocks, pinned, 0, 0, 0, 0, 0};
     int64_t lowest = 0;
     bool onward = stretch == z.blocks;
-    for (int64_t t = row * p.tiles + tile_of(split), end = row * p.tiles + tile_of(split + 1); t < end; t++) {
+    for (int64_t t = row * p.tiles + first_tile(split), end = row * p.tiles + first_tile(split + 1); t < end; t++) {
       int64_t first = first_from(pinned, t), last = (reached(p, t) + BLOCK - 1) / BLOCK;
       if (first >= last) continue;
       onward &= first >= lowest;
