@@ -227,6 +227,8 @@ def test_ctrl_c_exits_130(folder: str) -> None:
         stderr=subprocess.PIPE,
         cwd=root,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # Where tests run in the background, processes ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
