@@ -1,6 +1,7 @@
 """`headway::attend` and its backward as operators: what torch checks of any operator, and whole graphs around them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,9 +54,16 @@ CALLS = {
 }
 
 
+def by_token(t: Tensor) -> Tensor:
+    """The same tensor with the heads of a token side by side, as projections leave them."""
+    return t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(t.requires_grad)
+
+
+@pytest.mark.parametrize("way", [lambda t: t, by_token], ids=["by head", "by token"])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_operators_pass_torchs_own_checks(name: str) -> None:
+def test_the_operators_pass_torchs_own_checks(name: str, way: Callable[[Tensor], Tensor]) -> None:
     asked = call(*CALLS[name])
+    asked = replace(asked, q=way(asked.q))
     for table in asked.parameters:
         table.requires_grad_()
     given = native_op.arguments(asked)
@@ -82,6 +90,17 @@ def _all(f: Callable[..., Any], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     made = f(*given)
     parts = (made,) if isinstance(made, Tensor) else (made.out, made.lse)
     return *parts, *torch.autograd.grad(sum(p.square().sum() for p in parts), given)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_result_lies_as_its_queries_do(gradient: bool) -> None:
+    """What follows attention joins the heads of a token, which then needs no copy."""
+    q, k, v = tensors(gradient=gradient)
+    for _ in range(2):  # the second time by the form of the first
+        plain, moved = (attend(x, k, v, WINDOW, backend="native") for x in (q, by_token(q)))
+        assert plain.is_contiguous()
+        assert moved.transpose(1, 2).is_contiguous()
+        assert torch.equal(plain, moved)
 
 
 TABLE = torch.randn(32, 4)

@@ -59,7 +59,9 @@ def attend(
         k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
             have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
 
-    A query that may see nothing gives 0 and passes no gradient. What no query sees does not matter.
+    Where the heads of a token lie side by side in q, the CPU's kernels leave them so in the result, which is then not
+    contiguous, as torch's own. A query that may see nothing gives 0 and passes no gradient. What no query sees
+    does not matter.
 
     Raises:
         PatternError: shapes, tokens or masks that do not fit together.

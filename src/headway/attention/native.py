@@ -77,11 +77,18 @@ def run_backward(
     return dq, [m[1] for m in made], [m[2] for m in made], extra
 
 
+def empty_out(q: Tensor, width: int, sets: int = 1) -> Tensor:
+    """Room for a result [B, H, T, width] over so many key sets. Where the heads of a token lie together in q, as
+    projections leave them, so they do in the result of one set: what follows needs no copy."""
+    rows, heads, count, _ = q.shape
+    if sets == 1 and heads > 1 and count > 1 and q.stride(1) < q.stride(2):
+        return q.new_empty(rows, count, heads, width).transpose(1, 2)
+    return q.new_empty(rows, heads, count, width)
+
+
 def _forward(call: Call, number: int) -> Partial:
-    batch, heads, count, _ = call.q.shape
     v = call.keys[number].v
-    out = torch.empty(batch, heads, count, v.shape[-1], dtype=call.q.dtype)
-    lse = torch.empty(batch, heads, count)
+    out, lse = empty_out(call.q, v.shape[-1], len(call.keys)), torch.empty(call.q.shape[:3])
     if not out.numel() or not v.shape[2]:
         return Partial(out.zero_(), lse.fill_(float("-inf")))
     request = _Request(call, number)
@@ -112,15 +119,13 @@ class Prepared:
 
     def __init__(self, call: Call) -> None:
         request = _Request(call, 0)
-        _, heads, count, _ = call.q.shape
-        width = call.keys[0].v.shape[-1]
-        request.call.out = c.TensorRef(None, heads * count * width, count * width, width)
+        self._width = call.keys[0].v.shape[-1]
+        request.call.out = c.TensorRef.of(empty_out(call.q, self._width))
         self._call, self._layout = bytes(request.call), request.layout
-        self._lse, self._out = call.q.shape[:3], (*call.q.shape[:3], width)
 
     def run(self, q: Tensor, part: Keys) -> Partial:
         """The partial of q over these keys."""
-        out, lse = torch.empty(self._out, dtype=q.dtype), torch.empty(self._lse)
+        out, lse = empty_out(q, self._width), torch.empty(q.shape[:3])
         call = c.Call.from_buffer_copy(self._call)
         call.threads = threads()
         call.q.data, call.k.data, call.v.data = q.data_ptr(), part.k.data_ptr(), part.v.data_ptr()

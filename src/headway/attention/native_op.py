@@ -154,10 +154,7 @@ def _attend(*given: Any) -> tuple[Tensor, Tensor]:
 
 @_attend.register_fake
 def _(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
-    rows, heads, count, _ = q.shape
-    return q.new_empty(rows, heads, count, v[0].shape[3]), q.new_empty(
-        rows, heads, count, dtype=torch.float32
-    )
+    return native.empty_out(q, v[0].shape[3], len(k)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op(
