@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from headway.attention import Keys, attend, attend_keys, choose, flex, split_decode
+from headway.attention import Keys, attend, attend_keys, choose
+from headway.attention.backends import flex
+from headway.attention.backends.triton import backend as split_decode
 from headway.attention.call import check
 from headway.errors import BackendError, PatternError
 from headway.partial import Partial

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import attend, backends
+from headway.attention import attend, select
 from headway.attention.call import Call
 from headway.partial import Partial
 from headway.patterns import Causal, Pattern, PerHead, Window
@@ -40,13 +40,13 @@ def test_heads_that_lie_a_regular_step_apart_are_not_copied(
     for a, b in zip(ours, truth, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     given: list[Call] = []
-    run = backends.run
+    run = select.run
 
     def note(call: Call, backend: str, lse: bool) -> Partial:
         given.append(call)
         return run(call, backend, lse)
 
-    monkeypatch.setattr(backends, "run", note)
+    monkeypatch.setattr(select, "run", note)
     attend(q, k, v, pattern, backend=backend)
     assert all(_within(call, q, k, v) for call in given) == views
 
@@ -71,7 +71,7 @@ def test_views_and_copies_of_heads_give_the_same_bits(name: str, monkeypatch: py
         )
 
     views = results()
-    run = backends.run
+    run = select.run
 
     def copied(call: Call, backend: str, lse: bool) -> Partial:
         own = Call(
@@ -83,7 +83,7 @@ def test_views_and_copies_of_heads_give_the_same_bits(name: str, monkeypatch: py
         )
         return run(own, backend, lse)
 
-    monkeypatch.setattr(backends, "run", copied)
+    monkeypatch.setattr(select, "run", copied)
     for a, b in zip(views, results(), strict=True):
         assert torch.equal(a, b)
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys, native_op
-from headway.attention.backends import ABILITIES, obstacle
+from headway.attention import Keys, attend, attend_keys
+from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import check
-from headway.attention.int8 import LARGEST, dequantise, quantise, row_bytes
+from headway.attention.select import ABILITIES, obstacle
 from headway.errors import BackendError, PatternError
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
+from headway.quantization import LARGEST, dequantise, quantise, row_bytes
 from headway.tokens import Tokens
 from tests.naive import naive
 from tests.tolerance import assert_within_reference

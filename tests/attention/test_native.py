@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys, native_layout
+from headway.attention import Keys, attend, attend_keys
+from headway.attention.backends.native import arguments as native_layout
+from headway.attention.backends.native.arguments import layout, program
+from headway.attention.backends.native.backend import obstacle
 from headway.attention.call import check
-from headway.attention.native import obstacle
-from headway.attention.native_layout import layout, program
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window

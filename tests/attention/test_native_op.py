@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys, native_op
+from headway.attention import Keys, attend, attend_keys
+from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import Call, check
 from headway.errors import BackendError
 from headway.native import interface as c

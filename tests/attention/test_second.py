@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys, native_op
+from headway.attention import Keys, attend, attend_keys
+from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import check
 from headway.errors import BackendError
 from headway.patterns import Causal, Full, Pattern, Sink, Window

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from headway.attention import split_decode
+from headway.attention.backends.triton import backend as split_decode
 from headway.patterns import Causal, Full, GlobalKeys, GlobalQueries, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.strategies import patterns, tokens
@@ -61,7 +61,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from headway.attention import split_decode
 from headway.attention.call import Call
-from headway.attention.keys import Keys
+from headway.attention.key_values import Keys
 from headway.heads import Heads
 from headway.patterns import parse
 from headway.tokens import Tokens

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.attention import Keys, attend_keys, split_decode
+from headway.attention import Keys, attend_keys
+from headway.attention.backends.triton import backend as split_decode
 from headway.attention.call import Call, check
 from headway.partial import Partial
 from headway.patterns import Causal, Full, GlobalKeys, Pattern, Sink, Window, visible

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from headway.bench import memory
-from headway.bench.cases import BOTH, CASES, FORWARD, NAMES, SLOW, TRAIN, chosen, named, narrowed
-from headway.bench.peers import OTHERS, PEERS, floor
-from headway.bench.run import Wish, _lines, scaling
 from headway.errors import BackendError, ConfigError
 from headway.patterns import Causal, GlobalKeys, Sink, Window
+from headway_lab.bench import memory
+from headway_lab.bench.cases import BOTH, CASES, FORWARD, NAMES, SLOW, TRAIN, chosen, named, narrowed
+from headway_lab.bench.peers import OTHERS, PEERS, floor
+from headway_lab.bench.run import Wish, _lines, scaling
 
 
 def test_the_table_holds_together() -> None:
@@ -71,5 +71,5 @@ def test_rows_come_case_by_case_and_with_a_deadline_breadth_first() -> None:
 
 def test_scaling_doubles_up_to_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, numbers in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
-        monkeypatch.setattr("headway.bench.run.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("headway_lab.bench.run.cores", lambda cores=cores: cores)
         assert scaling() == numbers

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from headway.bench import memory, report, tuned
-from headway.bench.cases import FORWARD, named
-from headway.bench.child import Child
-from headway.bench.held import Ask, Held, step
-from headway.bench.memory import GROWTHS, OURS, Growth, exponent, fitted, line, powers, row_of
-from headway.bench.timing import Effort
 from headway.errors import BackendError
 from headway.patterns import Window
+from headway_lab.bench import memory, mkl_full_path, report
+from headway_lab.bench.cases import FORWARD, named
+from headway_lab.bench.memory import GROWTHS, OURS, Growth, exponent, fitted, line, powers, row_of
+from headway_lab.bench.peak_memory import Ask, Held, step
+from headway_lab.bench.subprocess_runner import Child
+from headway_lab.bench.timing import Effort
 
 MIB = 1 << 20
 WINDOW = GROWTHS[0]
@@ -128,20 +128,20 @@ def test_a_row_from_another_process_is_a_row() -> None:
 
 
 def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuned.sys, "platform", "linux")
-    monkeypatch.setattr(tuned.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(tuned.torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(tuned, "vendor", lambda: "GenuineIntel")
-    assert "Intel" in str(tuned.why_not())
-    monkeypatch.setattr(tuned, "vendor", lambda: "AuthenticAMD")
-    monkeypatch.setattr(tuned, "compiler", lambda: None)
-    assert "C compiler" in str(tuned.why_not())
-    monkeypatch.setattr(tuned, "compiler", lambda: "/usr/bin/cc")
-    assert tuned.why_not() is None
-    monkeypatch.setattr(tuned.torch.backends.mkl, "is_available", lambda: False)
-    assert "no MKL" in str(tuned.why_not())
-    monkeypatch.setattr(tuned.platform, "machine", lambda: "aarch64")
-    assert "x86-64" in str(tuned.why_not())
+    monkeypatch.setattr(mkl_full_path.sys, "platform", "linux")
+    monkeypatch.setattr(mkl_full_path.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(mkl_full_path.torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(mkl_full_path, "vendor", lambda: "GenuineIntel")
+    assert "Intel" in str(mkl_full_path.why_not())
+    monkeypatch.setattr(mkl_full_path, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(mkl_full_path, "compiler", lambda: None)
+    assert "C compiler" in str(mkl_full_path.why_not())
+    monkeypatch.setattr(mkl_full_path, "compiler", lambda: "/usr/bin/cc")
+    assert mkl_full_path.why_not() is None
+    monkeypatch.setattr(mkl_full_path.torch.backends.mkl, "is_available", lambda: False)
+    assert "no MKL" in str(mkl_full_path.why_not())
+    monkeypatch.setattr(mkl_full_path.platform, "machine", lambda: "aarch64")
+    assert "x86-64" in str(mkl_full_path.why_not())
 
 
 def test_the_window_of_the_table_is_the_one_it_says() -> None:

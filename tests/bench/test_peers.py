@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from headway.attention import attend
-from headway.bench.cases import CASES, FORWARD, TRAIN, Case, named
-from headway.bench.child import Child
-from headway.bench.chunks import chunked
-from headway.bench.inputs import make, tokens_of
-from headway.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
-from headway.bench.problems import OURS, build
-from headway.bench.rows import TOLERANCE, compare, difference
-from headway.bench.timing import Effort
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
+from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case, named
+from headway_lab.bench.chunks import chunked
+from headway_lab.bench.inputs import make, tokens_of
+from headway_lab.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
+from headway_lab.bench.problems import OURS, build
+from headway_lab.bench.rows import TOLERANCE, compare, difference
+from headway_lab.bench.subprocess_runner import Child
+from headway_lab.bench.timing import Effort
 from tests.naive import naive, with_gradients
 
 TOKENS = 96
@@ -67,7 +67,7 @@ def test_the_backend_that_is_named_is_the_one_that_runs(
         return attend(*args, **kwargs)
 
     for module in ("problems", "decoding"):
-        monkeypatch.setattr(f"headway.bench.{module}.attend", watch)
+        monkeypatch.setattr(f"headway_lab.bench.{module}.attend", watch)
     for name in ("window", "decode-4", "decode-4-int8"):
         build(toy(named(name)).beside([]), "float32", FORWARD, backend).sides[OURS]()
     assert asked == [backend] * 3
@@ -154,7 +154,7 @@ def test_decoding_reads_another_cache_each_time(monkeypatch: pytest.MonkeyPatch)
         read.append(k.data_ptr())
         return q
 
-    monkeypatch.setattr("headway.bench.decoding.attend", watch)
+    monkeypatch.setattr("headway_lab.bench.decoding.attend", watch)
     problem = build(named("decode-4").at(TOKENS), "bfloat16", FORWARD)
     for _ in range(4):
         problem.sides[OURS]()

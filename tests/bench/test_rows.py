@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from headway.attention import attend
-from headway.bench import charts, limits, report
-from headway.bench.cases import FORWARD, TRAIN, named
-from headway.bench.problems import OURS, Problem
-from headway.bench.rows import TOLERANCE, Row, compare, difference, judged, measure, unlike
-from headway.bench.timing import Effort, Samples, interleave
 from headway.patterns import Window
+from headway_lab.bench import charts, report, roofline
+from headway_lab.bench.cases import FORWARD, TRAIN, named
+from headway_lab.bench.problems import OURS, Problem
+from headway_lab.bench.rows import TOLERANCE, Row, compare, difference, judged, measure, unlike
+from headway_lab.bench.timing import Effort, Samples, interleave
 
 ONCE = Effort(repeats=1, least=1, sample=0.0)
 KEYS = [
@@ -140,8 +140,8 @@ def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
 
 @pytest.mark.parametrize("bound", ["products", "reads"])
 def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "READ_BYTES", 4 << 20)
-    limit = limits.limit(bound, torch.float32)
+    monkeypatch.setattr(roofline, "READ_BYTES", 4 << 20)
+    limit = roofline.limit(bound, torch.float32)
     assert 1e6 < limit.measure() < 1e16
     assert limit.name
 

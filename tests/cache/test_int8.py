@@ -14,12 +14,12 @@ from torch import Tensor
 
 from headway import native
 from headway.attention import Keys, attend
-from headway.attention.int8 import quantise
 from headway.cache import Cache, GrowingCache, RingCache, make_cache
 from headway.errors import CacheError
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Rotary
+from headway.quantization import quantise
 from headway.tokens import Tokens
 from tests.cache.oracle import CASES, KV_HEADS, SIZE, Case, Rows, W, attend_pairs, cuts
 from tests.cache.test_cache import KINDS, draw, make
@@ -204,7 +204,7 @@ def test_a_model_with_an_int8_cache_stays_near_itself(name: str, monkeypatch: py
     ids = torch.randint(model.spec.vocab, (2, 40))
     for chunk in (1, 7, 40):
         assert 1e-4 < error(model, ids, chunk) < 0.03
-    monkeypatch.setattr("headway.attention.int8.LARGEST", 15)
+    monkeypatch.setattr("headway.quantization.LARGEST", 15)
     assert error(model, ids) > 0.03
 
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headway.attention.linear import Linear as LinearAttention
+from headway.attention.linear_attention import Linear as LinearAttention
 from headway.checkpoints import save_folder
-from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.models import Head, ModelSpec, build
 from headway.patterns import Causal, Global, PerHead, Window
 from headway.positions import DynamicNTK, Linear, Llama3, LongRope, NoPositions, Rotary, YaRN

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from headway.checkpoints import inspect, load_folder, open_tensors
-from headway.checkpoints.meta import read_pickled
+from headway.checkpoints.formats.meta import read_pickled
 from headway.checkpoints.restore import build_model
 from headway.errors import HeadwayError
 from headway.models import Head

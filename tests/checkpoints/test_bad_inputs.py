@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec
-from headway.checkpoints.files import atomic_folder
 from headway.checkpoints.folder import save_folder
-from headway.checkpoints.reading import read_json
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec
 from headway.checkpoints.restore import load_model
-from headway.checkpoints.tensors import open_tensors
-from headway.checkpoints.write import write_tensors
+from headway.checkpoints.storage.files import atomic_folder
+from headway.checkpoints.storage.reading import read_json
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.checkpoints.storage.write import write_tensors
 from headway.errors import CheckpointError, ConfigError, HeadwayError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Window

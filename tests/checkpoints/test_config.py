@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec, why_not_plain
-from headway.checkpoints.families import FAMILIES
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.hf.families import FAMILIES
 from headway.errors import ConfigError, HeadwayError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headway.checkpoints import conversion as module
 from headway.checkpoints import convert, load_folder, load_model, open_tensors, save_folder
+from headway.checkpoints.formats import conversion as module
 from headway.checkpoints.grouping import repeat_kv_heads
 from headway.cli import run
 from headway.errors import CheckpointError

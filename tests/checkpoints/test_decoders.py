@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from headway.checkpoints import config_from_spec, spec_from_config
-from headway.checkpoints.config_out import why_not_plain
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.rules import fused, same
-from headway.checkpoints.layouts.tensors import exported
+from headway.checkpoints.hf.config_out import why_not_plain
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.rules import fused, same
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
 from headway.classic import MultiQueryAttention
 from headway.errors import ConfigError

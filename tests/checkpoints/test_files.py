@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoints import disk
-from headway.checkpoints.files import atomic_folder, atomic_write, current_folder, read_json, write_file
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.files import (
+    atomic_folder,
+    atomic_write,
+    current_folder,
+    read_json,
+    write_file,
+)
 from headway.errors import CheckpointError
 
 OLD = {"a": b"old a", "b": b"old b", "notes.txt": b"mine"}

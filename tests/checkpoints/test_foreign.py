@@ -6,8 +6,9 @@ import struct
 import pytest
 import torch
 
-from headway.checkpoints import convert, llama2c, load_model
-from headway.checkpoints.meta import META, TORCHTUNE, MetaModel, read_pickled
+from headway.checkpoints import convert, load_model
+from headway.checkpoints.formats import llama2c
+from headway.checkpoints.formats.meta import META, TORCHTUNE, MetaModel, read_pickled
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError
 from headway.models import ModelSpec

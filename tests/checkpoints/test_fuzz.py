@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 
-from headway.checkpoints.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts import LAYOUTS
 from tests.checkpoints import broken_folders, fuzz
 
 

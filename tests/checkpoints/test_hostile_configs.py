@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headway.checkpoints import inspect, load_folder, save_folder
-from headway.checkpoints.reading import LONGEST_JSON, read_json
+from headway.checkpoints.storage.reading import LONGEST_JSON, read_json
 from headway.errors import CheckpointError, ConfigError, HeadwayError
 from headway.models import ModelSpec
 from headway.positions import Rotary

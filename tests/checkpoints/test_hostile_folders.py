@@ -7,8 +7,9 @@ import socket
 import pytest
 import torch
 
-from headway.checkpoints import inspect, llama2c, load_folder, load_model, open_tensors, save_folder
-from headway.checkpoints.reading import open_regular
+from headway.checkpoints import inspect, load_folder, load_model, open_tensors, save_folder
+from headway.checkpoints.formats import llama2c
+from headway.checkpoints.storage.reading import open_regular
 from headway.errors import CheckpointError
 from tests.checkpoints.hostile import SPEC
 

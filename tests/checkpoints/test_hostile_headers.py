@@ -9,8 +9,9 @@ import zipfile
 import pytest
 import torch
 
-from headway.checkpoints import llama2c, load_model, open_tensors, save_folder
-from headway.checkpoints.headers import LONGEST
+from headway.checkpoints import load_model, open_tensors, save_folder
+from headway.checkpoints.formats import llama2c
+from headway.checkpoints.storage.headers import LONGEST
 from headway.errors import CheckpointError, HeadwayError
 from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
 

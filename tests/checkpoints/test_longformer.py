@@ -10,10 +10,10 @@ import transformers
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec, why_not_plain
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.tensors import exported
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError
 from headway.models import Encoder, Head, ModelSpec, build

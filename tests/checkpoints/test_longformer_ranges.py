@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.tensors import exported
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.models import build
 from headway.patterns import Global, Window
 from tests.checkpoints.hf import off

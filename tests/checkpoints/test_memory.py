@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway.checkpoints import change_pairing, config_from_spec, load_folder, save_folder
-from headway.checkpoints.meta import META
+from headway.checkpoints.formats.meta import META
 from headway.models import ModelSpec
 from headway.positions import Rotary
 from tests.checkpoints.test_meta_shards import split

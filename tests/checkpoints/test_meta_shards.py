@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from headway.checkpoints import convert, load_model
-from headway.checkpoints.meta import MetaModel, read_pickled
-from headway.checkpoints.shards import shard_files
+from headway.checkpoints.formats.meta import MetaModel, read_pickled
+from headway.checkpoints.formats.meta_shards import shard_files
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.checkpoints.config import spec_from_config
+from headway.checkpoints.hf.config import spec_from_config
 from headway.checkpoints.restore import fill
 from headway.patterns import Window
 from headway.positions import Rotary

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from headway.checkpoints.config import spec_from_config
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.layouts.tensors import exported
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
 from headway.models import FAMILIES, EncoderDecoder, build
 from headway.tokens import Tokens

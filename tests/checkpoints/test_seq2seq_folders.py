@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec
 from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError
 from headway.models import EncoderDecoder, ModelSpec, build

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.masking_utils import sliding_window_causal_mask_function
 
-from headway.checkpoints.windows import CONVENTIONS, from_foreign, last_keys
+from headway.checkpoints.hf.windows import CONVENTIONS, from_foreign, last_keys
 from headway.errors import ConfigError
 from headway.patterns import Causal, Full, PerHead, Sink, Window
 from headway.tokens import Tokens

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headway.bench.rows import Row
 from headway.cli import run
+from headway_lab.bench.rows import Row
 
 KEYS = {
     "bench",
@@ -104,7 +104,7 @@ def test_stopped_it_prints_what_it_has(
         yield row(2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headway.bench.run.attention", stopped)
+    monkeypatch.setattr("headway_lab.bench.run.attention", stopped)
     assert run(["bench", "attention", *(["--json"] if json_too else [])]) == 130
     out, err = capsys.readouterr()
     assert "case 1" in out
@@ -116,7 +116,7 @@ def test_another_result_is_an_error_after_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row(1), row(2, "sdpa is left out: its output differ from ours by 1e-1")]
-    monkeypatch.setattr("headway.bench.run.attention", lambda *_: iter(rows))
+    monkeypatch.setattr("headway_lab.bench.run.attention", lambda *_: iter(rows))
     assert run(["bench", "attention"]) == 1
     out, err = capsys.readouterr()
     assert "case 2 *" in out
@@ -134,8 +134,8 @@ def test_a_backend_that_can_measure_nothing_is_an_error(capsys: pytest.CaptureFi
 def test_memory_prints_what_is_held(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from headway.bench import memory
-    from headway.bench.held import Held
+    from headway_lab.bench import memory
+    from headway_lab.bench.peak_memory import Held
 
     def held(growth: Any, side: str, tokens: int, dtype: str, backend: str) -> Held:
         assert backend == "banded"

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from headway.checkpoints import conversion, convert, load_model, save_folder
+from headway.checkpoints import convert, load_model, save_folder
+from headway.checkpoints.formats import conversion
 from headway.checkpoints.inspection import layer_numbers
 from headway.cli import run
 from headway.errors import CheckpointError

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.demo import look, trust
 from headway.draw import side_by_side
 from headway.models import Decoder, ModelSpec, catalog
 from headway.patterns import Causal, Sink, Window, visible
 from headway.tokens import Tokens
+from headway_lab.demo import look, trust
 
 
 def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.demo import corpus
 from headway.errors import DataError
+from headway_lab.demo import corpus
 
 
 def fill(root: Path, names: list[str], size: int = 3000) -> None:

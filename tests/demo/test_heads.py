@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.demo import heads
-from headway.demo.run import shown
 from headway.models import Decoder, ModelSpec
 from headway.nn import Attention
 from headway.patterns import Causal, Window
+from headway_lab.demo import heads
+from headway_lab.demo.run import shown
 
 
 def model(family: str, **fields: object) -> Decoder:

@@ -20,11 +20,11 @@ import yaml
 
 from headway.checkpoints.restore import load_model
 from headway.cli import run as headway
-from headway.demo import learn, run, trust
-from headway.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits
 from headway.errors import ConfigError
 from headway.text import Tokenizer
 from headway.train import Interrupted, TrainConfig
+from headway_lab.demo import learn, run, trust
+from headway_lab.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits
 
 ROOT = Path(__file__).parents[2]
 LINES = "".join(f"def f{i}(x):\n    return x + {i * 7 % 13}\n\n" for i in range(1500))

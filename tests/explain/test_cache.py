@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.cache import Cache
-from headway.explain import Report, cache
+from headway_lab.explain import Report, cache
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 from matplotlib.figure import Figure
 
-from headway.explain import Report, embedding
+from headway_lab.explain import Report, embedding
 
 
 @pytest.fixture(scope="module")

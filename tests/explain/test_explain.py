@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from headway.cli import run
 from headway.errors import ConfigError
-from headway.explain import TOPICS, Report, explain, masks, scale
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
+from headway_lab.explain import TOPICS, Report, explain, masks, scale
 
 
 def report(**change: object) -> Report:

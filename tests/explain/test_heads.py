@@ -6,8 +6,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.explain import Report, heads
 from headway.heads import Heads
+from headway_lab.explain import Report, heads
 
 
 @pytest.fixture(scope="module")

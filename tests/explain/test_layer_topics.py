@@ -8,28 +8,28 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.explain import (
+from headway.models import ModelSpec
+from headway.patterns import Causal, Window
+from headway.positions import Sinusoidal
+from headway_lab.explain import (
     Report,
-    channels,
     complexity,
-    field,
+    multi_head,
     norms,
+    receptive_field,
     residual_order,
     sinusoids,
     swish,
 )
-from headway.models import ModelSpec
-from headway.patterns import Causal, Window
-from headway.positions import Sinusoidal
 
-MODULES = (channels, complexity, field, norms, residual_order, sinusoids, swish)
+MODULES = (multi_head, complexity, receptive_field, norms, residual_order, sinusoids, swish)
 
 
 @pytest.fixture(scope="module")
 def reports() -> Iterator[dict[ModuleType, Report]]:
     """Every topic run once: heads trained with one seed, stacks up to 16 layers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "SEEDS", (0,))
+        patch.setattr(multi_head, "SEEDS", (0,))
         patch.setattr(residual_order, "DEPTHS", (4, 8, 16))
         yield {module: module.run() for module in MODULES}
 
@@ -49,7 +49,7 @@ def test_every_topic_is_seen_and_drawn_with_labels(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [channels, residual_order], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [multi_head, residual_order], ids=lambda m: m.__name__)
 def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> None:
     found = module.run()
     assert found.seen, found.verdict
@@ -184,7 +184,7 @@ def test_the_layers_of_the_table_are_the_layers_they_are_called() -> None:
 
 def test_fields_are_predicted_for_any_stack(reports: dict[ModuleType, Report]) -> None:
     """Row 104."""
-    found = reports[field]
+    found = reports[receptive_field]
     assert set(found.column("differing pairs")) == {0}
     assert found.column("tokens, by gradient") == found.column("tokens, predicted")
     assert found.column("tokens, by gradient")[0] == 13, "4 layers of 3 others, and the token itself"
@@ -192,32 +192,32 @@ def test_fields_are_predicted_for_any_stack(reports: dict[ModuleType, Report]) -
     for _ in range(5):
         before, after, step = torch.randint(0, 4, (3, 3), generator=generator).tolist()
         stack = [Window(b, a, s + 1) for b, a, s in zip(before, after, step, strict=True)]
-        assert torch.equal(field.predicted(stack), field.measured(stack))
+        assert torch.equal(receptive_field.predicted(stack), receptive_field.measured(stack))
 
 
 def test_the_reach_of_a_stack_is_the_receptive_field_of_its_spec() -> None:
     stack = (Window.last(4), Window.last(3, step=2), Window.last(2))
     spec = ModelSpec.of("llama", vocab=16, width=16, layers=3, heads=2, hidden=16, patterns=stack)
-    assert field.reach(stack) == spec.receptive_field() == 3 + 4 + 1
-    assert field.reach((*stack, Causal())) is None
+    assert receptive_field.reach(stack) == spec.receptive_field() == 3 + 4 + 1
+    assert receptive_field.reach((*stack, Causal())) is None
 
 
 def test_a_field_that_differs_is_not_seen(reports: dict[ModuleType, Report]) -> None:
-    rows = list(reports[field].rows)
-    assert not field.judge([(*rows[0][:7], 1), *rows[1:]]).seen
-    assert not field.judge([(*rows[0][:4], 11, *rows[0][5:]), *rows[1:]]).seen
+    rows = list(reports[receptive_field].rows)
+    assert not receptive_field.judge([(*rows[0][:7], 1), *rows[1:]]).seen
+    assert not receptive_field.judge([(*rows[0][:4], 11, *rows[0][5:]), *rows[1:]]).seen
 
 
 def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
     reports: dict[ModuleType, Report],
 ) -> None:
     """Row 17."""
-    found = reports[channels]
+    found = reports[multi_head]
     right = dict(zip(found.column("heads"), found.column("right"), strict=True))
     assert right[1] < right[2] < right[4]
     assert len(set(found.column("parameters"))) == 1
     assert sorted(found.rows[-1][5].split(), key=int) == ["1", "3", "6", "10"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(channels, "SEEDS", (0,))
+        patch.setattr(multi_head, "SEEDS", (0,))
         rows = list(found.rows)
-        assert not channels.judge([*rows[:2], (*rows[2][:3], 0.3, *rows[2][4:])]).seen
+        assert not multi_head.judge([*rows[:2], (*rows[2][:3], 0.3, *rows[2][4:])]).seen

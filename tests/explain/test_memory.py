@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.explain import memory
-from headway.explain.memory import Kept, LiveBytes
+from headway_lab.explain import memory
+from headway_lab.explain.memory import Kept, LiveBytes
 
 
 def test_live_bytes_sees_what_is_alive_at_once() -> None:

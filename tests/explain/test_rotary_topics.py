@@ -7,8 +7,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.attention.linear import Linear, linear_weights
-from headway.explain import (
+from headway.attention.linear_attention import Linear, linear_weights
+from headway.positions import Rotary
+from headway.positions.decay import bound, decay, product
+from headway.positions.forms import angles
+from headway_lab.explain import (
     Report,
     offset_task,
     rotary_decay,
@@ -20,9 +23,6 @@ from headway.explain import (
     rotary_shift,
     rotary_values,
 )
-from headway.positions import Rotary
-from headway.positions.decay import bound, decay, product
-from headway.positions.forms import angles
 from tests.positions.test_schemes import GOLDEN
 
 TRAINED = (rotary_frequencies, rotary_values)

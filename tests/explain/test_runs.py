@@ -12,7 +12,9 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.errors import ConfigError, DataError
-from headway.explain import (
+from headway.models import build
+from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
+from headway_lab.explain import (
     Report,
     blocks,
     extrapolation,
@@ -23,9 +25,7 @@ from headway.explain import (
     rotary_trained,
     runs,
 )
-from headway.explain.runs import Budget, Gap, Run, contend, gap, small, train
-from headway.models import build
-from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
+from headway_lab.explain.runs import Budget, Gap, Run, contend, gap, small, train
 
 MODULES = (
     positions,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError, HeadwayError
 from headway.generate import Beams, Hypothesis, Sampling, search
-from headway.generate.rules import Rules, Text
+from headway.generate.constraints import Rules, Text
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
 

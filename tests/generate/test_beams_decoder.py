@@ -7,7 +7,7 @@ from torch import Tensor
 from headway.api import LanguageModel
 from headway.errors import ConfigError
 from headway.generate import Beams, Generation, Sampling, Settings, generate, stream
-from headway.generate.reader import Reader
+from headway.generate.session import Reader
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.generate.conftest import MIXED, small

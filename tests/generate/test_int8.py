@@ -13,7 +13,7 @@ from headway.cache import KV_DTYPES, kv_dtype
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.generate import Sampling, Settings, generate
-from headway.generate.reader import Reader
+from headway.generate.session import Reader
 from headway.models import catalog
 from headway.models.planning import Machine, plan
 from tests.generate.conftest import MIXED, small

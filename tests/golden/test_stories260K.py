@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headway.checkpoints import convert, load_folder, load_model, save_folder
-from headway.checkpoints.llama2c import read
+from headway.checkpoints.formats.llama2c import read
 from headway.cli import run
 from headway.models import Decoder
 from headway.patterns import Window

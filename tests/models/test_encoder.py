@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.linear import Linear
+from headway.attention.linear_attention import Linear
 from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Causal, Full, Global, Window

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.attention import backends
+from headway.attention import select
 from headway.cli import run
 from headway.cli.plan import _ranges
 from headway.models import ModelSpec, catalog
@@ -83,14 +83,14 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
     spec = ModelSpec.of_depth(2, 50, patterns=[Window.last(5), Causal()])
     report = plan(spec, model="m", context=context, dtype=torch.float32, machine=BOX)
     ran: list[str] = []
-    choose = backends.choose_for
+    choose = select.choose_for
 
     def note(*given: Any) -> Any:
         choice = choose(*given)
         ran.append(choice.what)
         return choice
 
-    monkeypatch.setattr(backends, "choose_for", note)
+    monkeypatch.setattr(select, "choose_for", note)
     model = spec.build(seed=0).eval()
     ids = torch.zeros(1, context, dtype=torch.int64)
     cache = model.make_cache(1)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.explain import explain, order, rotary_decay
 from headway.patterns import Causal, Full
 from headway.positions import NoPositions, Rotary
+from headway_lab.explain import explain, permutation, rotary_decay
 from tests.positions.test_schemes import GOLDEN
 
 
@@ -45,17 +45,17 @@ def test_order_is_seen_only_with_positions() -> None:
     assert report.column("largest difference")[0] <= 1e-6
     assert report.column("order is seen") == [False, True, True, True, True]
     rows = list(report.rows)
-    assert not order.judge([(*rows[0][:3], 0.5, True), *rows[1:]]).seen
-    assert not order.judge([*rows[:2], (*rows[2][:2], 0.0, 0.0, False), *rows[3:]]).seen
+    assert not permutation.judge([(*rows[0][:3], 0.5, True), *rows[1:]]).seen
+    assert not permutation.judge([*rows[:2], (*rows[2][:2], 0.0, 0.0, False), *rows[3:]]).seen
 
 
 def test_shuffle_error_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    assert order.shuffle_error(NoPositions(), Full(), 0) < 1e-14
-    assert order.shuffle_error(Rotary(pairing="adjacent"), Full(), 0) > 0.01
-    assert order.shuffle_error(NoPositions(), Causal(), 0) > 0.01
+    assert permutation.shuffle_error(NoPositions(), Full(), 0) < 1e-14
+    assert permutation.shuffle_error(Rotary(pairing="adjacent"), Full(), 0) > 0.01
+    assert permutation.shuffle_error(NoPositions(), Causal(), 0) > 0.01
     assert torch.equal(torch.rand(1), expected)
 
 

@@ -16,9 +16,9 @@ from headway.models import ModelSpec
 from headway.text import Tokenizer, train_bpe
 from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
 from headway.train.loss import IGNORED, cross_entropy_sum
+from headway.train.master_weights import Twin
 from headway.train.metrics import read_metrics
 from headway.train.plan import Plan
-from headway.train.precision import Twin
 from headway.train.state import checkpoints
 from headway.train.step import compute_window
 from tests.train.test_step import VOCAB, model, token_file

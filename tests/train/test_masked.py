@@ -22,12 +22,12 @@ from headway.positions import Learned, Rotary
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 from headway.train import TrainConfig, evaluate, train
+from headway.train.dry_run import preview
 from headway.train.inputs import make_spec
 from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
+from headway.train.master_weights import Twin
 from headway.train.metrics import read_metrics
 from headway.train.objective import MaskedLM, losses, objective_name
-from headway.train.precision import Twin
-from headway.train.preview import preview
 from headway.train.step import accumulate
 from tests.data import data_path
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights

@@ -11,9 +11,9 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec
 from headway.train import TrainConfig
 from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
+from headway.train.master_weights import choose_precision
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
-from headway.train.precision import choose_precision
 from headway.train.schedule import learning_rate
 
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.checkpoints import disk
 from headway.checkpoints.folder import save_folder
 from headway.checkpoints.restore import load_model
-from headway.checkpoints.tensors import open_tensors
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.text import Tokenizer
 from headway.train import Every, Interrupted, Moment, TrainConfig, train
+from headway.train.master_weights import Twin
 from headway.train.metrics import read_metrics
-from headway.train.precision import Twin
 from headway.train.settings import Settings
 from headway.train.state import checkpoints
 

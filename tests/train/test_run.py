@@ -17,10 +17,10 @@ from headway.errors import ConfigError, DataError
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
 from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
-from headway.train.hooks import StopRequest
+from headway.train.callbacks import StopRequest
+from headway.train.dry_run import preview
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
-from headway.train.preview import preview
 from headway.train.progress import Reporter, clock
 from headway.train.state import checkpoints
 

@@ -13,7 +13,7 @@ from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
 from headway.train.loss import IGNORED
-from headway.train.precision import Twin
+from headway.train.master_weights import Twin
 from headway.train.step import Batch, accumulate, compute_window
 
 VOCAB = 40

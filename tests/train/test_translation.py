@@ -14,10 +14,10 @@ from headway.api import Translator
 from headway.api.bleu import bleu
 from headway.errors import ConfigError, DataError
 from headway.models import EncoderDecoder, build
+from headway.train.config_io import config_yaml, read_settings
 from headway.train.loss import IGNORED
 from headway.train.metrics import read_metrics
 from headway.train.pairs import END, START, Pairs, batches
-from headway.train.sources import config_yaml, read_settings
 from headway.train.translation import inverse_sqrt, smoothed, train_translation, translation_spec
 from headway.train.translation_config import TranslationConfig
 from tests.data import data_path

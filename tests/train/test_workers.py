@@ -13,10 +13,10 @@ from headway.models import ModelSpec
 from headway.train import TrainConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
+from headway.train.master_weights import Twin
+from headway.train.microbatch_pool import Workers, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
-from headway.train.precision import Twin
 from headway.train.step import accumulate
-from headway.train.workers import Workers, choose_workers
 from tests.train.test_resume import assert_same_bits
 from tests.train.test_step import joined, model, ragged
 

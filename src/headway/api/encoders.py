@@ -13,7 +13,7 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
-from headway.api.rows import BATCH, rows, shortened, token_limit
+from headway.api.batching import BATCH, rows, shortened, token_limit
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, ModelSpec

@@ -11,16 +11,16 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
-from headway.api.answers import Answerer
+from headway.api.classification import INDEPENDENT, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
-from headway.api.labels import INDEPENDENT, Classifier, Tagger
 from headway.api.language import LanguageModel
-from headway.api.sentences import Sentences, read_sentences
+from headway.api.question_answering import Answerer
+from headway.api.sentence_embedding import Sentences, read_sentences
 from headway.api.translator import Translator
-from headway.checkpoints.dtypes import choose_dtype
-from headway.checkpoints.files import current_folder
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
+from headway.checkpoints.storage.dtypes import choose_dtype
+from headway.checkpoints.storage.files import current_folder
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.text import MarianTokenizer, Tokenizer, first_file

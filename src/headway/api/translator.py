@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from headway.api.rows import BATCH
+from headway.api.batching import BATCH
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.generate import Beams, Generation, Settings

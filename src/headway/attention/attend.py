@@ -12,9 +12,10 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from headway.attention import again, backends, dense
+from headway.attention import call_cache, select
+from headway.attention.backends import dense
 from headway.attention.call import Call, check
-from headway.attention.keys import Keys
+from headway.attention.key_values import Keys
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.partial import Partial
@@ -155,12 +156,12 @@ def _attend(
     lse: bool,
 ) -> Partial:
     more = keep is not None or score != () or dropout != 0
-    form = None if more else again.form(q, q_tokens, keys, pattern, scale, backend, lse)
-    if form is not None and (prepared := again.known(form)) is not None:
+    form = None if more else call_cache.form(q, q_tokens, keys, pattern, scale, backend, lse)
+    if form is not None and (prepared := call_cache.known(form)) is not None:
         return prepared.run(q, keys[0])
     call = check(q, q_tokens, keys, pattern, keep, score, scale, dropout, seed)
     return (
-        backends.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
+        select.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
     )
 
 
@@ -182,7 +183,7 @@ def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
             keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
             head_ids=which,
         )
-        parts.append(backends.run(some, backend, lse))
+        parts.append(select.run(some, backend, lse))
         order += heads
     back = sorted(range(len(order)), key=order.__getitem__)
     out, sums = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)

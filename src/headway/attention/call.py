@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.dropout import keep_scale
-from headway.attention.keys import Keys
+from headway.attention.key_values import Keys
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.patterns import Pattern, visible

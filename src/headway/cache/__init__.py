@@ -4,11 +4,11 @@ from headway.cache.base import Cache
 from headway.cache.choose import Kind, choose_cache, make_cache
 from headway.cache.decoder import DecoderCache
 from headway.cache.dtypes import KV_DTYPES, kv_dtype
+from headway.cache.encoder_decoder import MemoryCache
 from headway.cache.growing import GrowingCache
-from headway.cache.memory import MemoryCache
-from headway.cache.past import Past
+from headway.cache.layer_cache import Past
+from headway.cache.linear_attention import StateCache
 from headway.cache.ring import RingCache
-from headway.cache.state import StateCache
 
 __all__ = [
     "KV_DTYPES",

@@ -17,7 +17,7 @@ from torch import Tensor
 from headway.attention import Keys
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths
-from headway.cache.past import Past
+from headway.cache.layer_cache import Past
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
@@ -39,7 +39,7 @@ class Cache(Past):
         head_dim: size of a key, D.
         value_dim: size of a value, E; D unless given.
         dtype, device: of what is stored; `update` takes these and no others. torch.int8 takes any floating-point
-            keys and stores them rounded, with a float32 scale per token and kv head (`headway.attention.int8`);
+            keys and stores them rounded, with a float32 scale per token and kv head (`headway.quantization`);
             what a chunk's own queries attend over is rounded too, so that the law holds.
     """
 

@@ -18,7 +18,7 @@ from headway.tokens import Tokens
 class Buffer:
     """k [B, K, S, D], v [B, K, S, E], and per slot index, is_global and position [B, S] (index -1: empty).
 
-    In int8, with k_scale and v_scale [B, K, S] (`headway.attention.int8`).
+    In int8, with k_scale and v_scale [B, K, S] (`headway.quantization`).
 
     New memory is zeros, so that what was never written cannot hold NaN. Buffers are made outside inference
     mode, so that a cache filled there can be continued elsewhere. `is_global` and `position` exist from the

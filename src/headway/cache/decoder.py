@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.cache.choose import Kind, make_cache
 from headway.cache.chunk import Lengths
-from headway.cache.past import Past
+from headway.cache.layer_cache import Past
 from headway.errors import CacheError
 from headway.patterns import Pattern
 from headway.tokens import Tokens

@@ -1,16 +1,16 @@
 """Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec, why_not_plain
-from headway.checkpoints.conversion import Check, Conversion, convert
-from headway.checkpoints.dtypes import choose_dtype
-from headway.checkpoints.files import atomic_folder, atomic_write, current_folder
 from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
+from headway.checkpoints.formats.conversion import Check, Conversion, convert
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model
-from headway.checkpoints.tensors import Tensors, open_tensors
-from headway.checkpoints.write import write_tensors
+from headway.checkpoints.storage.dtypes import choose_dtype
+from headway.checkpoints.storage.files import atomic_folder, atomic_write, current_folder
+from headway.checkpoints.storage.tensors import Tensors, open_tensors
+from headway.checkpoints.storage.write import write_tensors
 
 __all__ = [
     "Check",

@@ -11,19 +11,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.checkpoints.config import spec_from_config
-from headway.checkpoints.config_out import config_from_spec
-from headway.checkpoints.dtypes import dtype_name
-from headway.checkpoints.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.layouts import LAYOUTS, layout_of
-from headway.checkpoints.layouts.tensors import exported, left_out, own_shapes
-from headway.checkpoints.lazy import LazyTensors, cast, forms, renamed
+from headway.checkpoints.hf.config import spec_from_config
+from headway.checkpoints.hf.config_out import config_from_spec
+from headway.checkpoints.hf.layouts import LAYOUTS, layout_of
+from headway.checkpoints.hf.layouts.tensors import exported, left_out, own_shapes
+from headway.checkpoints.hf.size_limits import check_stored
+from headway.checkpoints.hf.strict import other_heads, strict
 from headway.checkpoints.pairing import change_pairing
-from headway.checkpoints.reading import naming, read_json
-from headway.checkpoints.sizes import check_stored
-from headway.checkpoints.strict import other_heads, strict
-from headway.checkpoints.tensors import Tensors, open_tensors
-from headway.checkpoints.write import write_tensors
+from headway.checkpoints.storage.dtypes import dtype_name
+from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
+from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
+from headway.checkpoints.storage.reading import naming, read_json
+from headway.checkpoints.storage.tensors import Tensors, open_tensors
+from headway.checkpoints.storage.write import write_tensors
 from headway.errors import CheckpointError
 from headway.models import Head, Model, ModelSpec
 from headway.positions import Pairing, Rotary

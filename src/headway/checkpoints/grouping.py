@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from headway.checkpoints.lazy import Form, changed
+from headway.checkpoints.storage.lazy import Form, changed
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.config_out import why_not_plain
-from headway.checkpoints.dtypes import choose_dtype, dtype_name
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
-from headway.checkpoints.layouts import LAYOUTS
-from headway.checkpoints.reading import read_json
+from headway.checkpoints.hf.config_out import why_not_plain
+from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.storage.dtypes import choose_dtype, dtype_name
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.models.head import TASKS

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from headway.checkpoints.lazy import changed
+from headway.checkpoints.storage.lazy import changed
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary, to_pairing

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.dtypes import choose_dtype
 from headway.checkpoints.folder import Folder, load_folder
-from headway.checkpoints.lazy import copy_into
+from headway.checkpoints.storage.dtypes import choose_dtype
+from headway.checkpoints.storage.lazy import copy_into
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
 

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.checkpoints.files import json_text
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder
-from headway.checkpoints.reading import read_json
+from headway.checkpoints.storage.files import json_text
+from headway.checkpoints.storage.reading import read_json
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from headway.errors import HeadwayError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
-        "headway.cli.demo",
+        "headway_lab.cli.demo",
         "Three minutes here: patterns drawn, a model trained, the claims checked",
     ),
     "train": ("headway.cli.train", "Train a language model or an encoder; resumes bit for bit"),
@@ -50,8 +50,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
     "tokenize": ("headway.cli.tokenize", "Which pieces a text is cut into, with ids and places"),
     "plan": ("headway.cli.plan", "Does it fit, what does it move, how fast: before anything runs"),
-    "explain": ("headway.cli.explain", "Answer a question about attention by a run"),
-    "bench": ("headway.cli.bench", "What attention costs on this machine, beside its peers"),
+    "explain": ("headway_lab.cli.explain", "Answer a question about attention by a run"),
+    "bench": ("headway_lab.cli.bench", "What attention costs on this machine, beside its peers"),
     "doctor": ("headway.cli.doctor", "What is usable on this machine, and why not"),
 }
 

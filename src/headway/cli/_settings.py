@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 
 from headway.cli._shared import note
+from headway.train.config_io import read_settings
 from headway.train.settings import Settings
-from headway.train.sources import read_settings
 
 Config = Annotated[
     Path | None,

@@ -71,7 +71,7 @@ def command(
     import torch
 
     from headway.checkpoints import convert
-    from headway.checkpoints.conversion import FORMATS
+    from headway.checkpoints.formats.conversion import FORMATS
     from headway.text import Tokenizer
 
     set_threads(threads)

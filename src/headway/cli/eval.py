@@ -40,9 +40,9 @@ def command(
     from headway.errors import ConfigError
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
+    from headway.train.master_weights import DTYPES, choose_precision
+    from headway.train.microbatch_pool import Workers
     from headway.train.objective import MaskedLM, NextToken, Objective, trainable
-    from headway.train.precision import DTYPES, choose_precision
-    from headway.train.workers import Workers
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")

@@ -94,7 +94,7 @@ def _facts(spec: "ModelSpec") -> dict[str, Any]:
 
 
 def _family(found: "Inspection") -> str:
-    from headway.checkpoints.families import FAMILIES
+    from headway.checkpoints.hf.families import FAMILIES
 
     family, said = found.spec.family, found.model_type
     return said if said == family or said in FAMILIES else f"{family} (model_type {said})"

@@ -45,7 +45,7 @@ def command(
         print(config_yaml(resolved), end="")
         return 0
     if dry_run:
-        from headway.train.preview import preview
+        from headway.train.dry_run import preview
 
         report = preview(resolved)
         print_json(report) if json else print(report.text())

@@ -16,7 +16,7 @@ from headway.cli._settings import (
     with_flags,
 )
 from headway.cli._shared import print_json, table
-from headway.train.sources import config_yaml
+from headway.train.config_io import config_yaml
 from headway.train.translation_config import TranslationConfig
 
 
@@ -36,7 +36,7 @@ def command(
     if print_config:
         print(config_yaml(settings), end="")
         return 0
-    from headway.train.hooks import Interrupted
+    from headway.train.callbacks import Interrupted
     from headway.train.translation import train_translation
 
     try:

@@ -1,11 +1,11 @@
 """Text on disk to rows of tokens: reading, encoding, memory-mapped token files, packing, masking, order."""
 
 from headway.data.encode import Corpus, encode_corpus
-from headway.data.framed import FramedRows, MaskedRows
 from headway.data.masking import Masking
 from headway.data.order import Order, Place, order
 from headway.data.packing import PackedRow, Rows, Span, apart, pack
 from headway.data.reading import Piece, read_text, texts
+from headway.data.template_rows import FramedRows, MaskedRows
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data.packing import IGNORED
-from headway.data.wholewords import WordTable
+from headway.data.whole_word_masking import WordTable
 from headway.errors import ConfigError
 from headway.text import Tokenizer
 

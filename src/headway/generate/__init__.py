@@ -1,6 +1,7 @@
 """From prompts to text: sampling, beam search, stop strings, the loop, batched and streamed."""
 
 from headway.generate.beams import Beams, Steps, search
+from headway.generate.config import Settings
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import (
@@ -12,7 +13,6 @@ from headway.generate.sampling import (
     TopP,
     uniform,
 )
-from headway.generate.settings import Settings
 from headway.generate.stop import StopScanner
 
 __all__ = [

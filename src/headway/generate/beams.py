@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.generate.constraints import Rules, Text
 from headway.generate.results import Hypothesis, Reason
-from headway.generate.rules import Rules, Text
 from headway.generate.sampling import TopK, check_logits
 
 MOST_PENALTY = 10  # lengths to this power are still numbers

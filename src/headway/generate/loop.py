@@ -19,10 +19,10 @@ from torch import Tensor
 from headway.cache import kv_dtype
 from headway.errors import ConfigError
 from headway.generate.beams import Beams, search
-from headway.generate.reader import Reader
+from headway.generate.config import Settings, check_prompts, rooms
 from headway.generate.results import Delta, Generation, Hypothesis, Reason
 from headway.generate.sampling import check_logits, uniform
-from headway.generate.settings import Settings, check_prompts, rooms
+from headway.generate.session import Reader
 from headway.generate.stop import StopScanner
 from headway.models import Decoder
 from headway.text import StreamDecoder, Tokenizer

@@ -21,10 +21,10 @@ from torch import Tensor
 from headway.cache import MemoryCache, kv_dtype
 from headway.errors import ConfigError
 from headway.generate.beams import Beams, search
+from headway.generate.config import Settings, check_prompts, rooms
+from headway.generate.constraints import Rules, Text
 from headway.generate.results import Generation, Hypothesis, Reason
-from headway.generate.rules import Rules, Text
 from headway.generate.sampling import check_logits, uniform
-from headway.generate.settings import Settings, check_prompts, rooms
 from headway.models import EncoderDecoder, ModelSpec
 from headway.tokens import Tokens
 

@@ -8,7 +8,7 @@ from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES, Family
 from headway.models.global_tokens import mark_global
 from headway.models.head import Head
-from headway.models.initialise import initialise_
+from headway.models.initialize import initialise_
 from headway.models.spec import ModelSpec
 
 __all__ = [

@@ -12,12 +12,12 @@ from typing import Literal
 
 import torch
 
-from headway.attention.int8 import row_bytes
 from headway.cache import make_cache
 from headway.errors import ConfigError
 from headway.models.counts import Counts, last_row
 from headway.patterns import Pattern
 from headway.positions import Learned
+from headway.quantization import row_bytes
 
 Scores = Literal["recomputed", "stored"]
 

@@ -9,7 +9,7 @@ import torch
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.initialise import initialise_
+from headway.models.initialize import initialise_
 
 if TYPE_CHECKING:
     from headway.models.spec import ModelSpec

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import DataError
-from headway.models.core import Core, check_call, make_past
+from headway.models.stack import Core, check_call, make_past
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 

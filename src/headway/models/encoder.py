@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.models.core import Core, check_call
 from headway.models.decoder import select_slots
+from headway.models.stack import Core, check_call
 from headway.nn import OutputLayer, check_ids, make_norm, named_activation
 from headway.tokens import Tokens
 

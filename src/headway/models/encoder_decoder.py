@@ -16,8 +16,8 @@ from headway.attention import Keys
 from headway.cache import DecoderCache, MemoryCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError
-from headway.models.core import Core, check_call, make_past
 from headway.models.decoder import select_slots
+from headway.models.stack import Core, check_call, make_past
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 

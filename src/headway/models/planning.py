@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from headway import attention, hardware
-from headway.attention.int8 import row_bytes
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, parse
+from headway.quantization import row_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

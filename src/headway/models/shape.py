@@ -19,7 +19,7 @@ from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, PositionScheme, Rotary
 
 if TYPE_CHECKING:
-    from headway.attention.linear import Linear
+    from headway.attention.linear_attention import Linear
     from headway.models.spec import ModelSpec
 
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")

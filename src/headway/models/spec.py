@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headway.attention.linear import Linear
+from headway.attention.linear_attention import Linear
 from headway.errors import ConfigError, did_you_mean
 from headway.models.arithmetic import Arithmetic
 from headway.models.build import build

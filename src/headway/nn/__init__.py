@@ -5,11 +5,11 @@ from headway.nn.block import ORDERS, Block, Order
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.global_attention import GlobalAttention
-from headway.nn.linear import LinearAttention
+from headway.nn.linear_attention import LinearAttention
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
 from headway.nn.output import OutputLayer
+from headway.nn.rotary_embedding import Table, Turns
 from headway.nn.scores import Scores
-from headway.nn.turns import Table, Turns
 
 __all__ = [
     "ACTIVATIONS",

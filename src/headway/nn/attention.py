@@ -17,8 +17,8 @@ from headway.cache import Cache, DecoderCache, Past
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.norms import RMSNorm
+from headway.nn.rotary_embedding import Table, Turns
 from headway.nn.scores import Scores
-from headway.nn.turns import Table, Turns
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotary
 from headway.scores import Score

@@ -11,7 +11,7 @@ from headway.attention import Keys
 from headway.cache import Past
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
-from headway.nn.turns import Table
+from headway.nn.rotary_embedding import Table
 from headway.scores import Score
 from headway.tokens import Tokens
 

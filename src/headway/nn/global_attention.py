@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headway.attention import attend
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
-from headway.nn.turns import Table
+from headway.nn.rotary_embedding import Table
 from headway.patterns import Full, GlobalQueries, Or, Pattern, PerHead
 from headway.scores import Score
 from headway.tokens import Tokens

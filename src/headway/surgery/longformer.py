@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_folder, save_state, why_not_plain
-from headway.checkpoints.files import check_target
+from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
+from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
-from headway.checkpoints.windows import from_foreign
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec
 from headway.patterns import Global

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
-from headway.checkpoints.files import check_target
 from headway.checkpoints.restore import fill
+from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
 from headway.data import TokenFile, encode_corpus
@@ -22,7 +22,7 @@ from headway.errors import DataError
 from headway.models import Decoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.workers import Workers
+from headway.train.microbatch_pool import Workers
 
 Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
 LONGEST_ROW = 2048

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.beside import decoded, parsed, short
-from headway.text.pieces import byte_level_alphabet
+from headway.text.byte_table import byte_level_alphabet
+from headway.text.tokenizer_config import decoded, parsed, short
 from headway.text.vocabulary import LARGEST_ID
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for

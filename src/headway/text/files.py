@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel, WordPiece
 
 from headway.errors import DataError
 from headway.text import bytelevel, sentencepiece, wordpiece
-from headway.text.beside import (
+from headway.text.tokenizer_config import (
     naming,
     read_added,
     read_config,

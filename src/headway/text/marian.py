@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
-from headway.text.beside import naming, read_config, refuse_impostor
-from headway.text.pieces import SPACE
+from headway.text.byte_table import SPACE
+from headway.text.tokenizer_config import naming, read_config, refuse_impostor
 
 SIDES = ("source", "target")
 

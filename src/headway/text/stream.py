@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from headway.text.pieces import ByteTable
+from headway.text.byte_table import ByteTable
 
 
 class Decodes(Protocol):

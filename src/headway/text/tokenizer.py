@@ -13,10 +13,10 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text import files
-from headway.text.beside import naming
 from headway.text.chat import ChatTemplate, Message, check_messages
-from headway.text.shield import Shield
+from headway.text.control_tokens import Shield
 from headway.text.template import Encoded, Template, fill, roles
+from headway.text.tokenizer_config import naming
 from headway.text.vocabulary import ROLES, Vocabulary
 
 Text = str | tuple[str, str]  # one text, or a pair

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
-from headway.text.pieces import ByteTable, byte_table
+from headway.text.byte_table import ByteTable, byte_table
 from headway.text.stream import StreamDecoder
 
 # Special tokens by role, with their usual names; bos and eos have none.

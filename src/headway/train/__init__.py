@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headway.train.config import TrainConfig
-from headway.train.sources import config_yaml, read_config
+from headway.train.config_io import config_yaml, read_config
 
 if TYPE_CHECKING:
+    from headway.train.callbacks import Every, Interrupted, Moment, TrainResult
     from headway.train.evaluation import Evaluation, evaluate
-    from headway.train.hooks import Every, Interrupted, Moment, TrainResult
     from headway.train.loop import train
     from headway.train.step import TrainingError
 

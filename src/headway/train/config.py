@@ -1,6 +1,6 @@
 """What a training run is, in one flat list of settings: the source of the flags and of the YAML keys.
 
-Reading and writing YAML, and overrides, are in `headway.train.sources`. Imports no torch, so that
+Reading and writing YAML, and overrides, are in `headway.train.config_io`. Imports no torch, so that
 `headway train --help` answers at once.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from headway.train.contradictions import contradictions
+from headway.train.config_checks import contradictions
 from headway.train.settings import Settings, setting
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from headway.data import TokenFile
 from headway.errors import DataError
 from headway.train.loss import IGNORED
+from headway.train.microbatch_pool import Workers
 from headway.train.objective import HELD_OUT, NextToken, Objective, Trained, losses
-from headway.train.workers import Workers
 
 BATCH_TOKENS = 8192
 LEAST_BUCKET = 16

@@ -16,8 +16,8 @@ from headway.models import FAMILIES, ModelSpec, blank, build, catalog
 from headway.patterns import Causal
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
-from headway.train.homemade import changed, encoder_spec, layer_patterns, trained_tokenizer
 from headway.train.objective import Objective, Trained, check_objective, objective_of, trainable
+from headway.train.scratch_model import changed, encoder_spec, layer_patterns, trained_tokenizer
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6

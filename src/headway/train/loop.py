@@ -18,22 +18,22 @@ import torch
 from headway.checkpoints.folder import save_folder
 from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
+from headway.train.callbacks import Every, Moment, TrainResult
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.hooks import Every, Moment, TrainResult
 from headway.train.inputs import Inputs, first_model, prepare
+from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
+from headway.train.microbatch_pool import Workers, choose_workers
 from headway.train.objective import Trained
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
-from headway.train.precision import DTYPES, choose_precision
 from headway.train.progress import clock
 from headway.train.run import FINAL, Run, seeded
 from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
 from headway.train.state import Machine, describe, where_to_begin
 from headway.train.step import Window, compute_window
-from headway.train.workers import Workers, choose_workers
 
 
 def train(

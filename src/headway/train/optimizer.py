@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
 from headway.train.config import TrainConfig
-from headway.train.workers import Workers
+from headway.train.microbatch_pool import Workers
 
 
 @dataclass(frozen=True)

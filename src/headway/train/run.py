@@ -14,18 +14,18 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from headway.checkpoints.files import atomic_write
+from headway.checkpoints.storage.files import atomic_write
 from headway.models import Decoder, Encoder, EncoderDecoder
 from headway.text import Tokenizer
-from headway.train.hooks import Interrupted, StopRequest
+from headway.train.callbacks import Interrupted, StopRequest
+from headway.train.config_io import config_yaml
+from headway.train.master_weights import Twin
 from headway.train.metrics import METRICS, MetricsLog
+from headway.train.microbatch_pool import Workers
 from headway.train.optimizer import Optimizer
-from headway.train.precision import Twin
 from headway.train.progress import Reporter
 from headway.train.settings import Settings
-from headway.train.sources import config_yaml
 from headway.train.state import CONFIG, Machine, Progress, State, load_checkpoint, save_checkpoint
-from headway.train.workers import Workers
 
 FINAL = "final"
 M = TypeVar("M", bound=Decoder | Encoder | EncoderDecoder)

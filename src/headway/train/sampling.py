@@ -9,8 +9,8 @@ from headway.errors import ConfigError
 from headway.generate import Sampling, Settings, generate
 from headway.models import ModelSpec
 from headway.text import Tokenizer
+from headway.train.callbacks import Every, Moment
 from headway.train.config import TrainConfig
-from headway.train.hooks import Every, Moment
 
 
 def prompt_sampler(config: TrainConfig, tokenizer: Tokenizer, spec: ModelSpec) -> Every | None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headway.errors import ConfigError
-from headway.train.contradictions import explain
-from headway.train.elsewhere import known_as
+from headway.train.config_checks import explain
+from headway.train.setting_aliases import known_as
 
 
 def setting(default: Any, description: str, *, group: str, unit: str | None = None, **limits: Any) -> Any:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints import disk
-from headway.checkpoints.files import atomic_folder, current_folder, json_text, read_json, write_file
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.lazy import copy_into
-from headway.checkpoints.tensors import open_tensors
-from headway.checkpoints.write import write_safetensors
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, read_json, write_file
+from headway.checkpoints.storage.lazy import copy_into
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.checkpoints.storage.write import write_safetensors
 from headway.data import TokenFile
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model

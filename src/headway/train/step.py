@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from headway.errors import HeadwayError
 from headway.train.loss import IGNORED
+from headway.train.master_weights import Twin
+from headway.train.microbatch_pool import Workers
 from headway.train.objective import Batch, Examples, Trained, losses
-from headway.train.precision import Twin
-from headway.train.workers import Workers
 
 
 class TrainingError(HeadwayError):

@@ -24,10 +24,10 @@ from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
 from headway.text import Tokenizer
 from headway.train.loss import IGNORED
+from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
 from headway.train.optimizer import Optimizer
 from headway.train.pairs import END, START, Batch, Pairs, batches, encode_pairs, joint_tokenizer, read_pairs
-from headway.train.precision import DTYPES, choose_precision
 from headway.train.progress import clock
 from headway.train.run import FINAL, Run, seeded
 from headway.train.state import Machine, where_to_begin

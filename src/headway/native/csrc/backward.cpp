@@ -6,7 +6,7 @@
 // them against its share of the keys. How a kv head is split depends on the shapes only, so the result does not depend on
 // the number of threads.
 #include "backward.h"
-#include "sums.h"
+#include "backward_schedule.h"
 
 #include <omp.h>
 

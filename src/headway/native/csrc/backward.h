@@ -7,7 +7,7 @@
 // d_out V^T with the exponentials of the scores between its steps, and dS; dQ. Then dV and dK of the block's keys.
 #pragma once
 #include "back_tile.h"
-#include "product.h"
+#include "microkernel.h"
 #include "score.h"
 
 namespace {

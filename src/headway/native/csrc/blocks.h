@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "mask.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // headway_forward: tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles).
-#include "direct.h"
-#include "items.h"
+#include "decode.h"
+#include "forward_schedule.h"
 
 #include <omp.h>
 

@@ -8,7 +8,7 @@
 // and keeps them until there are four, of whichever blocks: narrow products would leave the units idle.
 #pragma once
 #include "groups.h"
-#include "product.h"
+#include "microkernel.h"
 #include "score.h"
 #include "tile.h"
 

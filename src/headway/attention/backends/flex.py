@@ -1,0 +1,192 @@
+"""Backend `flex`: torch's FlexAttention from the same pattern, with a block mask found without looking at pairs.
+
+Slots are put in block order (`banded.Side`), tiles of 128 x 128 are judged from the extents of their tokens, and
+the kernel is given the list of tiles that every pair of is visible in, the list of those that some pair is, and a
+predicate on pairs for the latter. On CUDA torch compiles one kernel for every form of call. Elsewhere the same
+graph runs unfused, for tests: forward only. (Dong et al. 2024, "Flex Attention: A Programming Model for
+Generating Optimized Attention Kernels".)
+
+Legend: B rows, H query heads, T queries, S keys, D per head of q and k, Dv of v; b, h, m, n a row, a query head, a
+query and a key in block order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from headway.attention.backends.banded import Side, finite
+from headway.attention.backends.flex_mods import Slots, can_score, mask_mod, score_mod
+from headway.attention.call import Call
+from headway.attention.key_values import Keys
+from headway.attention.plan import simplified
+from headway.partial import Partial, merge_all
+from headway.patterns import Pattern, classify, visible
+from headway.tokens import Tokens
+
+BLOCK = 128
+"""Slots of a tile on either side: what torch's kernels take as they are."""
+
+
+def obstacle(call: Call, device: str) -> str | None:
+    """Why this call cannot run on `device`, beside what the table of abilities says; None if it can."""
+    widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
+    for step in call.score:
+        if not can_score(step):
+            return f"FlexAttention's scores know the place of a pair, not its vectors, which {step} needs"
+    if device != "cuda":
+        return None
+    if call.q.dtype == torch.float64:
+        return "FlexAttention's CUDA kernel has no float64"
+    if min(widths) < 16 or max(widths) > 256:
+        return f"FlexAttention's CUDA kernel takes 16 to 256 per head, not {sorted(widths)}"
+    return None
+
+
+def run(call: Call, with_lse: bool = True) -> Partial:
+    """Partial over all key sets, differentiable on CUDA. Without `with_lse`, lse of one key set is NaN."""
+    return merge_all([_one(call, part, with_lse or len(call.keys) > 1) for part in call.keys])
+
+
+def _one(call: Call, part: Keys, with_lse: bool) -> Partial:
+    if not (call.q.numel() and part.k.numel()):
+        return Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))
+    pattern = simplified(call.pattern, call.q_tokens, part.tokens)
+    at_q, at_k = (Side(tokens, pattern.dilation) for tokens in (call.q_tokens, part.tokens))
+    mask = _masked(pattern, at_q.tokens, at_k.tokens, call.needs_grad)
+    q, (k, v) = _clean_queries(call), _clean_keys(pattern, call, part)
+    q, k, v = at_q.take(q), at_k.take(k), at_k.take(v)
+    mod = score_mod(call, q, Slots.of(at_q.tokens), Slots.of(at_k.tokens)) if call.score else None
+    kernel = _compiled(_form(call, part, pattern, mask, with_lse), call.q.device.type == "cuda")
+    out, lse = kernel(q, k, v, mod, mask, call.scale, with_lse)
+    if lse is None:
+        return Partial(at_q.give_back(out), out.new_full(out.shape[:-1], float("nan")))
+    return Partial(at_q.give_back(out), at_q.give_back(lse.unsqueeze(-1)).squeeze(-1))
+
+
+# -- the block mask ------------------------------------------------------------------------------------------
+
+
+def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) -> BlockMask:
+    """FlexAttention's mask of tokens that stand in block order: [B|1, 1, T, S] as lists of tiles per query tile.
+
+    The work grows with tiles, T S / 128^2. `gradient` adds the lists per key tile that the backward reads.
+    """
+    possible, certain = classify(pattern, q, k, BLOCK, BLOCK)
+    whole_q, whole_k = (_whole(t.count, t.device) for t in (q, k))
+    certain = certain & whole_q.unsqueeze(1) & whole_k
+    partial, full = _lists(possible & ~certain), _lists(certain)
+    made: BlockMask = BlockMask.from_kv_blocks(
+        *partial,
+        *full,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod(pattern, Slots.of(q), Slots.of(k)),
+        seq_lengths=(q.count, k.count),
+        compute_q_blocks=gradient,
+    )
+    return made
+
+
+def _whole(count: int, device: torch.device) -> Tensor:
+    """bool [tiles]: False for a short last tile, whose missing slots only the predicate keeps out."""
+    return torch.arange(1, -(-count // BLOCK) + 1, device=device) * BLOCK <= count
+
+
+def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """bool [B, rows, columns] -> (how many, which first) int32 [B, 1, rows], [B, 1, rows, columns]."""
+    order = tiles.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return tiles.sum(-1, dtype=torch.int32).unsqueeze(1), order.to(torch.int32).unsqueeze(1)
+
+
+def _masked(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool) -> BlockMask:
+    """`block_mask`, remembered for tokens that are known without looking at data."""
+    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
+        return _remembered(pattern, q.start, q.count, k.start, k.count, str(q.device), gradient)
+    return block_mask(pattern, q, k, gradient)
+
+
+@lru_cache(maxsize=64)
+def _remembered(
+    pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int, device: str, gradient: bool
+) -> BlockMask:
+    q, k = Tokens.range(q_count, q_start, device), Tokens.range(k_count, k_start, device)
+    return block_mask(pattern, q, k, gradient)
+
+
+# -- what no query sees does not matter ----------------------------------------------------------------------
+
+
+def _clean_queries(call: Call) -> Tensor:
+    """q with its empty slots set to 0: a masked weight of 0 times NaN would be NaN in the gradient of k."""
+    if call.q_tokens.start is not None:
+        return call.q
+    return call.q.masked_fill(~call.q_tokens.valid[:, None, :, None], 0.0)
+
+
+def _clean_keys(pattern: Pattern, call: Call, part: Keys) -> tuple[Tensor, Tensor]:
+    """k and v, with the slots that no query sees set to 0 where any slot holds NaN or infinity."""
+    if finite(part.k.detach()) and finite(part.v.detach()):
+        return part.k, part.v
+    q, k = call.q_tokens, part.tokens
+    seen = torch.stack(
+        [
+            visible(pattern, q.slice(begin, min(begin + BLOCK, q.count)), k).any(-2)
+            for begin in range(0, q.count, BLOCK)
+        ]
+    ).any(0)
+    return part.k.masked_fill(~seen.unsqueeze(-1), 0.0), part.v.masked_fill(~seen.unsqueeze(-1), 0.0)
+
+
+# -- compilation ---------------------------------------------------------------------------------------------
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mod: Any, mask: BlockMask, scale: float, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    gqa = q.shape[1] != k.shape[1]
+    if not with_lse:
+        return flex_attention(q, k, v, score_mod=mod, block_mask=mask, scale=scale, enable_gqa=gqa), None
+    out, aux = flex_attention(
+        q,
+        k,
+        v,
+        score_mod=mod,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=gqa,
+        return_aux=AuxRequest(lse=True),
+    )
+    return out, aux.lse
+
+
+def _form(call: Call, part: Keys, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
+    """What one compiled kernel serves; T and S are torch's to guard (fixed at first, symbols once they vary)."""
+    sides = tuple(Slots.form(t) for t in (call.q_tokens, part.tokens))
+    steps = tuple(
+        (type(s), *(v.shape if isinstance(v, Tensor) else v for v in vars(s).values())) for s in call.score
+    )
+    shape = (*call.q.shape[:2], part.k.shape[1], call.q.shape[-1], part.v.shape[-1], mask.shape[0])
+    return pattern, sides, steps, shape, call.q.dtype, call.scale, call.needs_grad, with_lse
+
+
+_numbers = count()
+
+
+@lru_cache(maxsize=256)
+def _compiled(form: Hashable, fused: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The kernel for calls of one form, with a code object of its own.
+
+    torch counts recompilations per code object and, past its limit, would run the unfused T x S form without a
+    word: hence one object a form, and `fullgraph`, which makes that an error. What it learns of lengths that vary
+    it keeps by the name of the code: hence a name a form.
+    """
+    code = _attend.__code__.replace(co_name=f"flex_{next(_numbers)}")
+    own = FunctionType(code, _attend.__globals__)
+    return torch.compile(own, fullgraph=True, backend="inductor" if fused else "eager")

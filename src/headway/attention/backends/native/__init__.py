@@ -1,0 +1,1 @@
+"""Backend `native`: our own kernels for CPUs."""

@@ -1,0 +1,1 @@
+"""Backend `triton`: split decoding on CUDA."""

@@ -1,0 +1,136 @@
+"""Backend `triton`: a few queries against many keys, the keys split into chunks and merged (CUDA, forward only).
+
+One program takes one chunk of the keys for all query heads of a kv head, so that every key is read once, whatever
+the group; the pattern is evaluated on the tokens of its slots, and slots that nobody sees are not read. The chunks
+are disjoint key sets: they are merged as any others are. (Dao et al. 2023, "Flash-Decoding for long-context
+inference"; the merge is `Partial.merge`.)
+
+Legend: B rows, H query heads, G group, T queries, S keys, D per head of q and k, Dv of v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from headway.attention.call import Call
+from headway.attention.key_values import Keys
+from headway.attention.plan import simplified
+from headway.partial import Partial, merge_all
+from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
+from headway.tokens import Tokens
+
+QUERIES = 16
+"""The most queries of a call: beyond them the keys are no longer the cost."""
+
+FULL, CAUSAL, WINDOW, SINK, GLOBAL_KEYS, GLOBAL_QUERIES = range(6)
+
+Terms = tuple[tuple[tuple[int, int, int, int], ...], ...]
+"""A pattern as "some term holds"; a term is "all its leaves hold"; a leaf is (kind, first, last, step)."""
+
+
+def obstacle(call: Call) -> str | None:
+    """Why this call cannot run here, beside what the table of abilities says; None if it can."""
+    count, width = call.q.shape[2:]
+    widest = max(width, *(part.v.shape[-1] for part in call.keys))
+    if not has_triton():
+        return "Triton is not installed here (pip install triton)"
+    if call.q.dtype == torch.float64:
+        return "its kernel has no float64"
+    if count > QUERIES:
+        return f"it is for at most {QUERIES} queries a call, not {count}"
+    if widest > 256:
+        return f"it takes at most 256 per head, not {widest}"
+    return None
+
+
+@cache
+def has_triton() -> bool:
+    """Is the package there? (That is all that is asked; it is imported when a kernel runs.)"""
+    return find_spec("triton") is not None
+
+
+def run(call: Call, chunk: int | None = None) -> Partial:
+    """Partial over all key sets; `chunk` keys a program (chosen to fill the device when not given)."""
+    return merge_all([part for keys in call.keys for part in _chunks(call, keys, chunk)])
+
+
+def _chunks(call: Call, part: Keys, chunk: int | None) -> list[Partial]:
+    launch = import_module("headway.attention.backends.triton.kernel").launch
+    if not (call.q.numel() and part.k.numel()):
+        return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]
+    pattern = simplified(call.pattern, call.q_tokens, part.tokens)
+    marks, keys = Marks.of(call.q_tokens, part.tokens), 64 if call.q.element_size() == 2 else 32
+    if chunk is None:
+        chunk = _share(part.k, call.q.device)
+    chunk = -(-chunk // keys) * keys
+    out, lse = launch(call.q, part.k, part.v, marks, terms(pattern), call.scale, chunk, keys)
+    merged = merge_all([Partial(o, one) for o, one in zip(out, lse, strict=True)])
+    return [Partial(merged.out.to(call.q.dtype), merged.lse)]
+
+
+def _share(k: Tensor, device: torch.device) -> int:
+    """Keys of a chunk such that there are about two programs for each of the device's processors."""
+    processors = (
+        torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    )
+    batch, kv_heads, slots, _ = k.shape
+    return max(256, -(-slots * batch * kv_heads // (2 * processors)))
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """What the kernel reads of the tokens of either side: int32 [rows, slots], one row where one stands for all.
+
+    A side's tensors have equally many rows. Where there are no documents, or no global tokens, the index stands
+    in and is not read.
+    """
+
+    pointers: tuple[Tensor, ...]
+    row_strides: tuple[int, int]
+    documents: bool
+    globals: bool
+
+    @staticmethod
+    def of(q: Tokens, k: Tokens) -> Marks:
+        documents = q.document is not None or k.document is not None
+        marked = q.is_global is not None or k.is_global is not None
+        sides = [side.expand(side.rows) for side in (q, k)]
+        index = [_packed(s.index) for s in sides]
+        document = [_packed(s.documents) for s in sides] if documents else index
+        is_global = [_packed(s.globals) for s in sides] if marked else index
+        steps = [0 if s.rows == 1 else s.count for s in sides]
+        return Marks((*index, *document, *is_global), (steps[0], steps[1]), documents, marked)
+
+
+def _packed(values: Tensor) -> Tensor:
+    return values.to(torch.int32).contiguous()
+
+
+def terms(pattern: Pattern) -> Terms:
+    """The pattern as a disjunction of conjunctions of leaves: what the kernel is compiled for."""
+    match pattern:
+        case Or(parts):
+            return tuple(dict.fromkeys(term for p in parts for term in terms(p)))
+        case And(parts):
+            combined = product(*(terms(p) for p in parts))
+            return tuple(tuple(dict.fromkeys(leaf for t in some for leaf in t)) for some in combined)
+        case Full():
+            return (((FULL, 0, 0, 1),),)
+        case Causal():
+            return (((CAUSAL, 0, 0, 1),),)
+        case Window(before, after, step):
+            return (((WINDOW, -before * step, after * step, step),),)
+        case Sink(count):
+            return (((SINK, 0, count, 1),),)
+        case GlobalKeys():
+            return (((GLOBAL_KEYS, 0, 0, 1),),)
+        case GlobalQueries():
+            return (((GLOBAL_QUERIES, 0, 0, 1),),)
+    raise AssertionError(f"no leaf is known for {type(pattern).__name__}")

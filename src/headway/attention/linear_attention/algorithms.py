@@ -1,0 +1,168 @@
+"""Three ways to the same numerators and denominators.
+
+Legend: B rows, K kv heads, G query heads per kv head, T queries, S keys, F features, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.attention.linear_attention.scan import scan
+from headway.attention.linear_attention.state import LinearState
+
+SIZE = 64
+"""Slots of a block of the chunked form. Any number gives the same; docs/linear.md says how this one was found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What is to be summed, in order (`order.Order`), with zeros in empty slots.
+
+    q, zq           features for numerator and denominator     [B, K, G, T, F]
+    k, zk           of keys, 0 in empty slots                     [B, K, S, F]
+    v               values, 0 in empty slots                      [B, K, S, E]
+    q_documents, k_documents   [B|1, T] and [B|1, S]; None, both, where there is one document
+    past            what came before all of these (causal)
+    causal          whether query i sees keys 0..i of its document, or all of it
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    zq: Tensor
+    zk: Tensor
+    q_documents: Tensor | None
+    k_documents: Tensor | None
+    past: LinearState | None
+    causal: bool
+
+
+Result = tuple[Tensor, Tensor]
+
+
+def parallel(at: Sums) -> Result:
+    """All products of queries and keys: the specification. O(T S) time and memory; all derivatives."""
+    weights, den = products(at)
+    num = weights @ at.v.unsqueeze(2)
+    if at.past is not None:
+        num = num + at.q @ at.past.kv.unsqueeze(2)
+        den = den + (at.zq @ at.past.k[:, :, None, :, None]).squeeze(-1)
+    return num, den
+
+
+def products(at: Sums) -> Result:
+    """(q_i . k_j [B, K, G, T, S], 0 where it is not seen; sum_j zq_i . zk_j [B, K, G, T])."""
+    q, z = (a @ b.mT.unsqueeze(2) for a, b in ((at.q, at.k), (at.zq, at.zk)))
+    if at.causal:
+        q, z = q.tril(), z.tril()
+    if at.q_documents is not None and at.k_documents is not None:
+        same = (at.q_documents[:, :, None] == at.k_documents[:, None, :])[:, None, None]
+        q, z = q * same, z * same
+    return q, z.sum(-1)
+
+
+def recurrent(at: Sums) -> Result:
+    """Token by token: S += k_t v_t^T, then q_t S (Katharopoulos et al. 2020, equations 16 to 20). For decoding."""
+    b, kv_heads, _, features = at.k.shape
+    assert at.causal
+    state = at.past or LinearState.empty(b, kv_heads, features, at.v.shape[-1], at.v.dtype, at.v.device)
+    kv, z, nums, dens = state.kv, state.k, [], []
+    for t in range(at.k.shape[2]):
+        if at.k_documents is not None and t:
+            goes_on = (at.k_documents[:, t] == at.k_documents[:, t - 1]).view(-1, 1, 1)
+            kv, z = kv * goes_on.unsqueeze(-1), z * goes_on
+        kv = kv + at.k[:, :, t, :, None] * at.v[:, :, t, None, :]
+        z = z + at.zk[:, :, t]
+        nums.append(at.q[:, :, :, t] @ kv)
+        dens.append((at.zq[:, :, :, t] @ z.unsqueeze(-1)).squeeze(-1))
+    if not nums:
+        return at.q.new_zeros(*at.q.shape[:-1], at.v.shape[-1]), at.q.new_zeros(at.q.shape[:-1])
+    return torch.stack(nums, 3), torch.stack(dens, 3)
+
+
+def chunked(at: Sums, size: int = SIZE) -> Result:
+    """O(T F E) time, O(T) memory also with the backward.
+
+    Causal: block by block, products inside a block and sums over what came before it (`scan`). Bidirectional: one
+    state for each document, read by all its queries."""
+    return _running(at, size) if at.causal else _whole(at)
+
+
+def _running(at: Sums, size: int) -> Result:
+    b, kv_heads, group, count, features = at.q.shape
+    n, wide = b * kv_heads, at.v.shape[-1]
+    past = at.past or LinearState.empty(b, kv_heads, features, wide, at.v.dtype, at.v.device)
+    documents = at.k_documents
+    if documents is not None and documents.shape[0] > 1:
+        documents = documents.repeat_interleave(kv_heads, 0)
+    q, k, v, zq, zk = (t.flatten(0, 1) for t in (at.q, at.k, at.v, at.zq, at.zk))
+    num, den = scan(
+        q,
+        k,
+        v,
+        zq,
+        zk,
+        documents,
+        past.kv.reshape(n, features, wide),
+        past.k.reshape(n, features),
+        size,
+    )
+    return num.view(b, kv_heads, group, count, wide), den.view(b, kv_heads, group, count)
+
+
+def _whole(at: Sums) -> Result:
+    if at.q_documents is None or at.k_documents is None:
+        return _read(at.q, at.zq, at.k.mT @ at.v, at.zk.sum(2))
+    rows = max(at.q_documents.shape[0], at.k_documents.shape[0])
+    if rows == 1:
+        return _by_document(at.q, at.zq, at.k, at.zk, at.v, at.q_documents[0], at.k_documents[0])
+    queries, keys = (t.expand(rows, -1) for t in (at.q_documents, at.k_documents))
+    parts = []
+    for b in range(rows):
+        q, zq, k, zk, v = (t[b : b + 1] for t in (at.q, at.zq, at.k, at.zk, at.v))
+        parts.append(_by_document(q, zq, k, zk, v, queries[b], keys[b]))
+    num, den = (torch.cat(list(same)) for same in zip(*parts, strict=True))
+    return num, den
+
+
+def _by_document(
+    q: Tensor, zq: Tensor, k: Tensor, zk: Tensor, v: Tensor, queries: Tensor, keys: Tensor
+) -> Result:
+    """The same for documents [T] and [S] that are runs of slots, alike in every row."""
+    names, counts = _runs(keys)
+    states = {
+        name: (a.mT @ c, z.sum(2))
+        for name, a, z, c in zip(names, *(t.split(counts, 2) for t in (k, zk, v)), strict=True)
+    }
+    shape = (*k.shape[:2], k.shape[3])
+    empty = (k.new_zeros(*shape, v.shape[3]), k.new_zeros(shape))
+    names, counts = _runs(queries)
+    parts = [
+        _read(a, z, *states.get(name, empty))
+        for name, a, z in zip(names, q.split(counts, 3), zq.split(counts, 3), strict=True)
+    ]
+    if not parts:
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]), q.new_zeros(q.shape[:-1])
+    num, den = (torch.cat(list(same), 3) for same in zip(*parts, strict=True))
+    return num, den
+
+
+def _runs(documents: Tensor) -> tuple[list[int], list[int]]:
+    names, counts = documents.unique_consecutive(return_counts=True)
+    return names.tolist(), counts.tolist()
+
+
+def _read(q: Tensor, zq: Tensor, kv: Tensor, z: Tensor) -> Result:
+    """What queries [B, K, G, T, F] read from sums kv [B, K, F, E] and z [B, K, F]."""
+    return q @ kv.unsqueeze(2), (zq @ z[:, :, None, :, None]).squeeze(-1)
+
+
+FORMS: dict[str, Callable[[Sums], Result]] = {
+    "parallel": parallel,
+    "chunked": chunked,
+    "recurrent": recurrent,
+}

@@ -1,0 +1,264 @@
+"""Where features, positions, tokens and forms of linear attention meet.
+
+Legend: B rows, H query heads, K kv heads, G group, T queries, S keys, D per head, F features, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
+from headway.attention.linear_attention.features import Rotation, marked
+from headway.attention.linear_attention.order import Order, order_of
+from headway.attention.linear_attention.spec import Linear
+from headway.attention.linear_attention.state import LinearState
+from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
+from headway.choice import Choice
+from headway.errors import PatternError, did_you_mean
+from headway.patterns import Causal, Full, Pattern
+from headway.scores import Score
+from headway.tokens import Tokens
+
+_LINEAR, _FULL, _CAUSAL = Linear(), Full(), Causal()
+
+
+def linear_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    linear: Linear = _LINEAR,
+    pattern: Pattern = _FULL,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    rotation: Rotation | None = None,
+    past: LinearState | None = None,
+    form: str = "auto",
+    score: Score | Sequence[Score] = (),
+    dropout: float = 0.0,
+) -> Tensor:
+    """sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j) over the keys that are seen: [B, H, T, E].
+
+    Args:
+        q: [B, H, T, D];  k: [B, K, S, D];  v: [B, K, S, E], with H a multiple of K.
+        linear: the similarity, and where `rotation` acts.
+        pattern: Full() or Causal(). Documents never see each other, and empty slots neither see nor are seen.
+        q_tokens, k_tokens: what is known of the slots of either side; numbered from 0 unless given. Causal
+            queries and keys are the same tokens, in any order of slots.
+        rotation: turns features by position (`RotaryTable` of these tokens); it must keep lengths for "cosine".
+        past: the state of earlier keys of each row (`linear_state`, `StateCache`), for Causal() without documents;
+            it has no gradient.
+        form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T with the
+            backward too), "recurrent" (token by token; causal), or "auto" (`choose_form`).
+        score, dropout: there are no weights that these could act on: an error.
+
+    Computed in float32 (float64 for float64 inputs) and rounded once. A query that may see nothing gives 0 and
+    passes no gradient. What no query sees does not matter.
+
+    Raises:
+        PatternError: another pattern, scores or dropout; shapes, tokens, rotation or past that do not fit.
+        BackendError: second derivatives of "chunked".
+
+    (Katharopoulos et al. 2020; Su et al. 2021, section 3.3, for the rotation.)
+    """
+    forbid_weights(score, dropout)
+    return prepare(q, k, v, linear, pattern, q_tokens, k_tokens, rotation).attend(past, form)
+
+
+def linear_state(
+    k: Tensor,
+    v: Tensor,
+    linear: Linear = _LINEAR,
+    *,
+    tokens: Tokens | None = None,
+    rotation: Rotation | None = None,
+) -> LinearState:
+    """The sums over keys [B, K, S, D] and values [B, K, S, E], one document per row. Arguments as in
+    `linear_attend`; raises PatternError for packed documents."""
+    return prepare(k, k, v, linear, _CAUSAL, tokens, tokens, rotation).state()
+
+
+def linear_weights(
+    q: Tensor,
+    k: Tensor,
+    linear: Linear = _LINEAR,
+    pattern: Pattern = _FULL,
+    *,
+    q_tokens: Tokens | None = None,
+    k_tokens: Tokens | None = None,
+    rotation: Rotation | None = None,
+) -> Tensor:
+    """What multiplies each value, [B, H, T, S]: quadratic, for looking. Rows are a distribution where
+    `linear.is_distribution`, or without a rotation; otherwise they may be negative and sum to anything."""
+    call = prepare(q, k, k, linear, pattern, q_tokens, k_tokens, rotation)
+    with exactly(q):
+        weights, den = products(call.sums(None))
+    return call.k_order.restore(call.divided(weights, den).mT).mT
+
+
+def check_form(form: str, pattern: Pattern) -> None:
+    """Raises PatternError for an unknown form, or one that cannot be under this pattern."""
+    if form not in (*FORMS, "auto"):
+        raise PatternError(
+            f"linear attention: form must be auto, {' or '.join(FORMS)}, got {form!r}{did_you_mean(form, FORMS)}"
+        )
+    if form == "recurrent" and pattern == _FULL:
+        raise PatternError(
+            'linear attention: form="recurrent" goes from token to token, and under Full() queries see what comes '
+            'later; use form="chunked"'
+        )
+
+
+def choose_form(
+    pattern: Pattern, queries: int, keys: int, features: int, value_dim: int, group: int = 1
+) -> Choice:
+    """The form that "auto" takes, by the floating-point operations of one kv head:
+
+        parallel    2 G T S (F + E)
+        chunked     2 G T C (F + E) + 2 (G T + S) F E      causal: products in blocks, and the sums
+                    2 (G T + S) F E                        bidirectional: one sum, read by all
+
+    with C = `forms.SIZE`. One causal query reads its sums once: recurrent.
+    """
+    t, s, f, e = queries, keys, features, value_dim
+    sums = 2.0 * f * e * (group * t + s)
+    quadratic = 2.0 * group * t * s * (f + e)
+    inside = 2.0 * group * t * min(SIZE, t) * (f + e) if pattern == _CAUSAL else 0.0
+    if pattern == _CAUSAL and t == 1:
+        return Choice("recurrent", "one query, for which the sums are read once", flops=sums)
+    if quadratic <= inside + sums:
+        why = f"{t} queries and {s} keys are fewer products than sums of {f} x {e}"
+        return Choice("parallel", why, flops=quadratic)
+    return Choice(
+        "chunked",
+        "time and memory linear in the length",
+        flops=inside + sums,
+        rejected=(("parallel", f"{quadratic / (inside + sums):.1f} times as many products"),),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A call with its features computed, in the order of its slots."""
+
+    linear: Linear
+    q: Tensor
+    zq: Tensor
+    k: Tensor
+    zk: Tensor
+    v: Tensor
+    k_valid: Tensor
+    q_order: Order
+    k_order: Order
+    causal: bool
+    guarded: bool
+    dtype: torch.dtype
+
+    def attend(self, past: LinearState | None = None, form: str = "auto") -> Tensor:
+        """The result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
+        pattern = _CAUSAL if self.causal else _FULL
+        check_form(form, pattern)
+        if form == "auto":
+            t, features = self.q.shape[3:]
+            form = choose_form(pattern, t, self.k.shape[2], features, self.v.shape[3], self.q.shape[2]).what
+        with exactly(self.q):
+            out = self.divided(*FORMS[form](self.sums(past)))
+        return out.to(self.dtype)
+
+    def sums(self, past: LinearState | None) -> Sums:
+        """What a form is given."""
+        if past is not None:
+            if not self.causal or self.k_order.documents is not None:
+                what = "Full()" if not self.causal else "packed documents"
+                raise PatternError(
+                    f"linear attention: past is what one document per row has seen under Causal(), got {what}"
+                )
+            check_past(past, self.k, self.v)
+        queries, keys = self.q_order.documents, self.k_order.documents
+        return Sums(self.q, self.k, self.v, self.zq, self.zk, queries, keys, past, self.causal)
+
+    def state(self) -> LinearState:
+        """The sums over all keys, one document per row."""
+        if self.k_order.documents is not None:
+            raise PatternError(
+                "linear attention: a state is of one document per row, but these tokens are of several (packed); "
+                "give each document its own row: Tokens.from_lengths instead of Tokens.packed"
+            )
+        if not self.linear.is_causal:
+            raise PatternError(
+                'linear attention: "softmax over tokens" divides by a sum over all keys, so states of it do not add'
+            )
+        count = self.k_valid.sum(1).expand(self.k.shape[0])
+        with exactly(self.k):
+            return LinearState(self.k.mT @ self.v, self.zk.sum(2), count)
+
+    def divided(self, num: Tensor, den: Tensor) -> Tensor:
+        """num / den as heads [B, H, T, E], slots where they were, 0 for empty ones."""
+        valid = self.q_order.valid
+        if self.guarded:
+            den = den.clamp_min(self.linear.eps)
+        num, den = (self.q_order.restore(t.flatten(1, 2)) for t in (num, den))
+        if valid is not None:
+            den = torch.where(valid[:, None], den, 1.0)
+        return self.q_order.zeroed(num / den.unsqueeze(-1))
+
+
+def prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    linear: Linear,
+    pattern: Pattern,
+    q_tokens: Tokens | None,
+    k_tokens: Tokens | None,
+    rotation: Rotation | None,
+) -> Prepared:
+    """Checks a call and computes its features."""
+    causal = pattern == _CAUSAL
+    heads, q_tokens, k_tokens = check_call(q, k, v, linear, pattern, q_tokens, k_tokens, rotation)
+    alone = q_tokens is k_tokens
+    q_order = order_of(q_tokens, alone=alone)
+    k_order = q_order if alone else order_of(k_tokens, alone=False)
+    if (q_order.documents is None) != (k_order.documents is None):
+        q_order, k_order = (
+            o if o.documents is not None else replace(o, documents=torch.zeros_like(t.index))
+            for o, t in ((q_order, q_tokens), (k_order, k_tokens))
+        )
+    work = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q_in, k_in, v_in = (order.zeroed(t.to(work)) for t, order in ((q, q_order), (k, k_order), (v, k_order)))
+    assert linear.key_feature is not None
+    assert linear.rotary is not None
+    with exactly(q_in):
+        fq, zq = _once(q_order.arrange, *marked(q_in, linear.feature, linear.rotary, rotation, q_tokens))
+        fk, zk = _once(k_order.placed, *marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens))
+    return Prepared(
+        linear,
+        fq.unflatten(1, (heads.kv_heads, heads.group)),
+        zq.unflatten(1, (heads.kv_heads, heads.group)),
+        fk,
+        zk,
+        k_order.arrange(v_in),
+        k_tokens.valid,
+        q_order,
+        k_order,
+        causal,
+        linear.is_safe or rotation is None,
+        q.dtype,
+    )
+
+
+def exactly(t: Tensor) -> AbstractContextManager[Any]:
+    """No autocast: the sums over all keys grow, and 8 bits do not hold them."""
+    return nullcontext() if t.is_meta else torch.autocast(t.device.type, enabled=False)
+
+
+def _once(change: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both changed, and still one tensor where they were one."""
+    changed = change(a)
+    return changed, changed if b is a else change(b)

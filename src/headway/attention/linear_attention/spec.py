@@ -1,0 +1,105 @@
+"""What linear attention is, as a value: the feature maps, and where rotary positions act.
+
+Legend: D per head, F features per head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.attention.linear_attention.features import COSINE, FEATURES, TOKENS
+from headway.errors import ConfigError, did_you_mean
+
+ROTARY = ("numerator", "both", "none")
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Attention whose weights are products of features, so that sums over the keys replace them:
+
+        out_i = sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j)         sim(q, k) = phi(q) . phi'(k) >= 0
+              = phi(q_i) . (sum_j phi'(k_j) v_j^T) / (phi(q_i) . sum_j phi'(k_j))
+
+    (Katharopoulos et al. 2020, equations 3 to 5.) There is no scale: whatever multiplies a query's features
+    stands in numerator and denominator.
+
+    feature        phi by name, see `FEATURES`; "cosine" is sim = 1 + q/|q| . k/|k|
+    key_feature    phi'; `feature` unless given. "softmax over tokens" is for keys only
+    rotary         where a rotation R acts, when one is given:
+                   "numerator"   on the numerator's features, the denominator stays (Su et al. 2021, equation 19):
+                                 shift-invariant and bounded by the positive denominator, but weights may be
+                                 negative and need not sum to 1
+                   "both"        in numerator and denominator. With "cosine" this is its own way, because R keeps
+                                 lengths: weights stay >= 0 and sum to 1. With other features it is UNSAFE, and kept
+                                 to show that: the denominator may be negative or 0, nothing guards it, and the
+                                 result may be of any size
+                   "none"        nowhere: to be given a rotation is an error
+                   Unless given: "both" for "cosine", "numerator" for the others
+    eps            the denominator is max(sum, eps), so that a query all of whose products are 0 gives 0 and rows
+                   whose sum is larger are exact; not in the unsafe case
+
+    Raises ConfigError for an unknown name, for "cosine" on one side only or with "numerator" (which would give up
+    the distribution that it is there for), and for an eps that is not positive.
+    """
+
+    feature: str = "elu+1"
+    key_feature: str | None = None
+    rotary: str | None = None
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        keys = self.feature if self.key_feature is None else self.key_feature
+        for name, value, known in (
+            ("feature", self.feature, (*FEATURES, COSINE)),
+            ("key_feature", keys, (*FEATURES, COSINE, TOKENS)),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"Linear: {name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}"
+                )
+        if (self.feature == COSINE) != (keys == COSINE):
+            raise ConfigError(
+                f'Linear: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; got feature={self.feature!r} '
+                f"and key_feature={keys!r}"
+            )
+        rotary = ("both" if self.is_cosine else "numerator") if self.rotary is None else self.rotary
+        if rotary not in ROTARY:
+            raise ConfigError(
+                f"Linear: rotary must be one of {', '.join(ROTARY)}, got {rotary!r}{did_you_mean(str(rotary), ROTARY)}"
+            )
+        if self.is_cosine and rotary == "numerator":
+            raise ConfigError(
+                'Linear: "cosine" keeps its meaning as a distribution with rotary in numerator and denominator, and '
+                'loses it in the numerator alone; use rotary="both", or another feature'
+            )
+        if not 0 < self.eps < float("inf"):
+            raise ConfigError(f"Linear: eps is the least denominator, greater than 0, got {self.eps}")
+        object.__setattr__(self, "key_feature", keys)
+        object.__setattr__(self, "rotary", rotary)
+
+    @property
+    def is_cosine(self) -> bool:
+        return self.feature == COSINE
+
+    @property
+    def is_distribution(self) -> bool:
+        """Whether weights are >= 0 and sum to 1 with a rotation too (without one they always do)."""
+        return self.is_cosine or self.rotary == "none"
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the denominator is a sum of products that are >= 0."""
+        return self.is_cosine or self.rotary != "both"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a key's features are known when the key is: all but "softmax over tokens"."""
+        return self.key_feature != TOKENS
+
+    def features(self, head_dim: int) -> int:
+        """F for heads of D: D, and one more for the 1 of "cosine"."""
+        return head_dim + self.is_cosine
+
+    def __str__(self) -> str:
+        keys = "" if self.key_feature == self.feature else f", keys {self.key_feature}"
+        return f"{self.feature}{keys}, rotary {self.rotary}"

@@ -1,0 +1,136 @@
+"""What linear attention is given must fit, and what it cannot do is said.
+
+Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headway.attention.linear_attention.features import TOKENS, Rotation
+from headway.attention.linear_attention.spec import Linear
+from headway.attention.linear_attention.state import LinearState
+from headway.errors import PatternError
+from headway.heads import Heads
+from headway.patterns import Causal, Full, Pattern
+from headway.scores import Score
+from headway.tokens import Tokens
+
+NO_WEIGHTS = (
+    "linear attention never computes the weights of pairs, only sums over the keys, so there is nothing that {} could "
+    "act on. Of the relative positions only rotary ones, which turn queries and keys, work with it "
+    "(Su et al. 2021, section 3.3); use positions=Rotary(...), or softmax attention"
+)
+"""Why what acts on scores or weights is refused."""
+
+
+def forbid_weights(score: Score | Sequence[Score], dropout: float) -> None:
+    """Raises PatternError for score steps or dropout on weights."""
+    steps = (score,) if isinstance(score, Score) else tuple(score)
+    if steps:
+        names = ", ".join(dict.fromkeys(type(step).__name__ for step in steps))
+        raise PatternError(f"score={names}: {NO_WEIGHTS.format(names)}")
+    if dropout:
+        raise PatternError(f"dropout={dropout}: {NO_WEIGHTS.format('dropout of weights')}")
+
+
+def check_pattern(linear: Linear, pattern: Pattern) -> None:
+    """Raises PatternError for a pattern that sums cannot express."""
+    if pattern not in (Full(), Causal()):
+        raise PatternError(
+            f"linear attention sees all keys of a document (Full()) or those so far (Causal()), not {pattern}: "
+            + NO_WEIGHTS.format("a mask")
+        )
+    if pattern == Causal() and not linear.is_causal:
+        raise PatternError(
+            f'linear attention: key_feature="{TOKENS}" divides each feature by its sum over all keys, later ones too, '
+            'so it cannot be Causal(); use key_feature="softmax" or "exp", or Full()'
+        )
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    linear: Linear,
+    pattern: Pattern,
+    q_tokens: Tokens | None,
+    k_tokens: Tokens | None,
+    rotation: Rotation | None,
+) -> tuple[Heads, Tokens, Tokens]:
+    """The heads and the tokens of both sides (one value where they are the same), or an error."""
+    check_pattern(linear, pattern)
+    _check_tensors(q, k, v)
+    heads = Heads.of(q.shape[1], k.shape[1])
+    given = (q_tokens, k_tokens)
+    if pattern == Causal() and (q_tokens is None) != (k_tokens is None):
+        raise PatternError("linear attention: give q_tokens and k_tokens both or neither (pattern Causal())")
+    if given == (None, None) and q.shape[2] == k.shape[2]:
+        q_tokens = k_tokens = Tokens.range(q.shape[2], device=q.device)
+    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
+    k_tokens = Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
+    for tokens, t, side in ((q_tokens, q, "q"), (k_tokens, k, "k")):
+        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
+            raise PatternError(
+                f"linear attention: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} "
+                f"holds {t.shape[0]} rows of {t.shape[2]}"
+            )
+        if tokens.device != t.device:
+            raise PatternError(
+                f"linear attention: {side}_tokens are on {tokens.device}, {side} is on {t.device}; move them"
+            )
+    k_tokens = q_tokens if _alike(q_tokens, k_tokens) else k_tokens
+    if q_tokens is not k_tokens and (pattern == Causal() or rotation is not None):
+        what = "Causal()" if pattern == Causal() else "a rotation"
+        raise PatternError(
+            f"linear attention: under {what} queries and keys are of the same tokens, since the sums run along one "
+            "sequence; give q_tokens = k_tokens, and what came before as past= (linear_state, StateCache)"
+        )
+    if rotation is not None and linear.rotary == "none":
+        raise PatternError('linear attention: a rotation is given, but Linear(rotary="none") turns nothing')
+    return heads, q_tokens, k_tokens
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if any(t.dim() != 4 for t in (q, k, v)):
+        raise PatternError(
+            "linear attention: q, k and v are [batch, heads, slots, width], got "
+            f"{', '.join(str(tuple(t.shape)) for t in (q, k, v))}"
+        )
+    if not q.is_floating_point() or any(t.dtype != q.dtype or t.device != q.device for t in (k, v)):
+        got = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+        raise PatternError(
+            f"linear attention: q, k and v share a floating-point dtype and a device, got {got}"
+        )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise PatternError(
+            "linear attention: q is [B, H, T, D], k [B, K, S, D], v [B, K, S, E], got "
+            f"{', '.join(str(tuple(t.shape)) for t in (q, k, v))}"
+        )
+
+
+def _alike(a: Tokens, b: Tokens) -> bool:
+    """Whether both are the same tokens in the same slots."""
+    if a is b or (a.start is not None and a.start == b.start and a.count == b.count):
+        return True
+    if a.count != b.count:
+        return False
+    return all(bool((x == y).all()) for x, y in ((a.index, b.index), (a.documents, b.documents)))
+
+
+def check_past(past: LinearState, k: Tensor, v: Tensor) -> None:
+    """Raises PatternError unless the state is of keys k [B, K, S, F] and values v like these, without gradient."""
+    want = (k.shape[0], k.shape[1], k.shape[3], v.shape[3])
+    if tuple(past.kv.shape) != want or past.kv.dtype != k.dtype or past.device != k.device:
+        raise PatternError(
+            f"linear attention: past must be of [batch, kv_heads, features, value_dim] = {list(want)} in {k.dtype} on "
+            f"{k.device}, got {list(past.kv.shape)} in {past.kv.dtype} on {past.device}"
+        )
+    if torch.is_grad_enabled() and (past.kv.requires_grad or past.k.requires_grad):
+        raise PatternError(
+            "linear attention: past has no gradient, but its tensors require one; compute it under torch.no_grad(), "
+            "or attend over the whole sequence"
+        )

@@ -1,0 +1,1 @@
+"""Formats that are converted: Meta, llama2.c, torchtune."""

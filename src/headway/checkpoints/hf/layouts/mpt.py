@@ -1,0 +1,134 @@
+"""MPT as `transformers` stores it (MosaicML 2023, LLM Foundry): ALiBi, one matrix for queries, keys and values, and no
+biases at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.families import HARMLESS
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.positions import LinearBias
+
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "d_model",
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "kv_heads": "n_heads",
+    "trained_context": "max_seq_len",
+    "norm_eps": "layer_norm_epsilon",
+    "init_std": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
+NAMES = {
+    "self_attn.o_proj": "attn.out_proj",
+    "mlp.up_proj": "ffn.up_proj",
+    "mlp.down_proj": "ffn.down_proj",
+    "input_layernorm": "norm_1",
+    "post_attention_layernorm": "norm_2",
+}
+ATTENTION = {
+    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, whatever is said here
+    "attn_type": ("multihead_attention",),
+    "alibi": (True,),
+    "alibi_bias_max": (8,),
+    "attn_pdrop": (0,),
+    "clip_qkv": (None,),
+    "prefix_lm": (False,),
+    "qk_ln": (False,),
+    "attn_uses_sequence_id": (False,),
+}
+
+RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decoder")
+"""Keys of `attn_config` that say how it is computed, or that every config of transformers has."""
+
+
+def _read(given: Given, kind: str) -> dict[str, Any]:
+    attention = given.get("attn_config") or {}
+    if not isinstance(attention, Mapping):
+        raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
+    known = (*ATTENTION, "softmax_scale", *RUN, *HARMLESS)
+    for key, value in attention.items():
+        if key not in known:
+            raise ConfigError(f'config.json: unknown key "attn_config.{key}"{did_you_mean(key, known)}')
+        if key in ATTENTION and value not in ATTENTION[key]:
+            raise ConfigError(
+                f'config.json: "attn_config.{key}" is {value!r}, which headway does not have for model_type mpt; '
+                f"accepted is {ATTENTION[key][0]!r}"
+            )
+    inner = Given(attention, {})
+    scaled = inner.get("softmax_scale") is not None
+    return {
+        "hidden": 4 * given.whole("d_model"),
+        "positions": _slopes(given.whole("n_heads")),
+        "attention_scale": inner.number("softmax_scale") if scaled else None,
+    }
+
+
+def _slopes(heads: int) -> LinearBias:
+    """The published slopes for a power of two of heads. Else those of the next power P, 2^(-8 (h + 1) / P), first every
+    second one (h = 1, 3, ...), then the others, as many as there are heads."""
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    return LinearBias() if power == heads else LinearBias(tuple([*slopes[1::2], *slopes[::2]][:heads]))
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    return {"attn_config": {"softmax_scale": spec.attention_scale}}
+
+
+def _rules(spec: ModelSpec) -> Sequence[Rule]:
+    theirs, leaves = "transformer.blocks.#.", ("weight",)
+    rules = [
+        *ends(spec, "transformer.wte", "transformer.norm_f", leaves),
+        *sublayers("model.layers.#.", theirs, NAMES, leaves),
+        *qkv(spec, f"{theirs}attn.Wqkv", leaves),
+    ]
+    return layered(rules, spec.layers)
+
+
+MPT = Layout(
+    family="mpt",
+    architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
+    keys=KEYS,
+    translated=("attn_config",),
+    only={
+        "expansion_ratio": (4, None),
+        "no_bias": (True, None),
+        "logit_scale": (None,),
+        "resid_pdrop": (0, None),
+        "emb_pdrop": (0, None),
+    },
+    # how LLM Foundry trained and ran them; a table of positions there is not beside ALiBi
+    harmless=(
+        "learned_pos_emb",
+        "init_device",
+        "embedding_fraction",
+        "norm_type",
+        "init_config",
+        "tokenizer_name",
+        "verbose",
+    ),
+    defaults={
+        "vocab_size": 50368,
+        "d_model": 2048,
+        "n_layers": 24,
+        "n_heads": 16,
+        "max_seq_len": 2048,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": True,
+    },
+    read=_read,
+    write=_write,
+    rules=_rules,
+    prefix="transformer.",
+    aliases={"lm_head.weight": "transformer.wte.weight"},
+)

@@ -1,0 +1,93 @@
+"""Phi (1, 1.5 and 2) as `transformers` stores it (Li et al. 2023, section 2.1): GPT-NeoX's turns, one norm for both
+sub-layers, biases everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.field_map import Keys, gelu_new
+from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
+from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, same, sublayers
+from headway.models import ModelSpec
+
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "activation": "hidden_act",
+    "dropout": ("resid_pdrop", "embd_pdrop"),
+    "attention_dropout": "attention_dropout",
+    "norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
+NAMES = {
+    **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+    "self_attn.o_proj": "self_attn.dense",
+    "mlp.up_proj": "mlp.fc1",
+    "mlp.down_proj": "mlp.fc2",
+    "input_layernorm": "input_layernorm",
+}
+
+
+def _read(given: Given, kind: str) -> dict[str, Any]:
+    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    rope = read_partial(given, given.number(PARTIAL), max(width // heads, 1), partial_rotary_factor=None)
+    return {
+        "kv_heads": given.whole("num_key_value_heads", heads),
+        "positions": rope.rotary,
+        "trained_context": rope.context,
+    }
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    keys, share = write_partial(spec)
+    return {
+        **keys,
+        PARTIAL: share,
+        "num_key_value_heads": spec.kv_heads,
+        "hidden_act": gelu_new(spec.activation),
+    }
+
+
+def _rules(spec: ModelSpec) -> Sequence[Rule]:
+    rules = [
+        *ends(spec, "model.embed_tokens", "model.final_layernorm"),
+        *sublayers("model.layers.#.", "model.layers.#.", NAMES, WB),
+        same("lm_head.bias", "lm_head.bias"),
+    ]
+    return layered(rules, spec.layers)
+
+
+PHI = Layout(
+    family="phi",
+    architectures={"PhiForCausalLM": "lm"},
+    keys=KEYS,
+    translated=(*ROPE, "num_key_value_heads"),
+    only={"qk_layernorm": (False, None)},
+    defaults={
+        "vocab_size": 51200,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 2048,
+        PARTIAL: 0.5,
+        "hidden_act": "gelu_new",
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attention_dropout": 0.0,
+        "layer_norm_eps": 1e-5,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    },
+    read=_read,
+    write=_write,
+    rules=_rules,
+    aliases={"lm_head.weight": "model.embed_tokens.weight"},
+)

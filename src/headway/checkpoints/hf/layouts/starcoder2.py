@@ -1,0 +1,110 @@
+"""StarCoder2 as `transformers` stores it (Lozhkov et al. 2024, section 5): LLaMA's names, LayerNorm, and two matrices
+in the feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
+from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, sublayers
+from headway.checkpoints.hf.rope import read_rope
+from headway.checkpoints.hf.windows import from_foreign
+from headway.models import ModelSpec
+from headway.patterns import Window
+
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "intermediate_size",
+    "activation": "hidden_act",
+    "qkv_bias": "use_bias",
+    "out_bias": "use_bias",
+    "mlp_bias": "use_bias",
+    "dropout": ("residual_dropout", "embedding_dropout"),
+    "attention_dropout": "attention_dropout",
+    "norm_eps": "norm_epsilon",
+    "init_std": "initializer_range",
+    "tied": "tie_word_embeddings",
+}
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+FORWARD = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _read(given: Given, kind: str) -> dict[str, Any]:
+    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    head_dim = given.whole("head_dim", max(width // heads, 1))
+    rope = read_rope(given.config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)
+    return {
+        "head_dim": head_dim,
+        "patterns": from_foreign("huggingface sliding_window", given.get("sliding_window")),
+        "positions": rope.rotary,
+        "trained_context": rope.context,
+    }
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    first = spec.patterns[0]
+    return {
+        "head_dim": spec.head_dim,
+        "sliding_window": first.before + 1 if isinstance(first, Window) else None,
+        **write_rotary(spec),
+    }
+
+
+def _rules(spec: ModelSpec) -> Sequence[Rule]:
+    layer, leaves = "model.layers.#.", WB if spec.qkv_bias else ("weight",)
+    rules = [
+        *ends(spec, "model.embed_tokens", "model.norm"),
+        *sublayers(layer, layer, {name: name for name in NORMS}, WB),
+        *sublayers(layer, layer, {**{name: name for name in ATTENTION}, **FORWARD}, leaves),
+    ]
+    return layered(rules, spec.layers)
+
+
+STARCODER2 = Layout(
+    family="starcoder2",
+    architectures={"Starcoder2ForCausalLM": "lm"},
+    keys=KEYS,
+    translated=(*ROPE, "head_dim", "sliding_window"),
+    only={
+        "mlp_type": ("default", None),
+        "norm_type": ("layer_norm", None),
+        "scale_attn_weights": (True, None),
+    },
+    # names of GPTBigCode that its files still have: hidden_act and norm_epsilon are what counts
+    harmless=(
+        "activation_function",
+        "layer_norm_epsilon",
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+    ),
+    defaults={
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "intermediate_size": 12288,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.018042,
+        "norm_epsilon": 1e-5,
+        "use_bias": True,
+        "residual_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": True,
+    },
+    read=_read,
+    write=_write,
+    rules=_rules,
+    aliases={"lm_head.weight": "model.embed_tokens.weight"},
+)

@@ -1,0 +1,141 @@
+"""T5 as `transformers` stores it (Raffel et al. 2019): versions 1.0, 1.1 and Flan.
+
+Version 1.0 ties the output layer to the embedding, and scales what it is given by M^-0.5; the later ones do neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.rules import Rule, layered, output, same
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.positions import T5Bias
+
+PROJECTIONS = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_new": ("gelu_pytorch_tanh", False),
+               "silu": ("silu", False), "gated-gelu": ("gelu_pytorch_tanh", True), "gated-relu": ("relu", True),
+               "gated-silu": ("silu", True)}  # fmt: skip
+ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
+KEYS: Keys = {
+    "vocab": "vocab_size",
+    "width": "d_model",
+    "heads": "num_heads",
+    "head_dim": "d_kv",
+    "hidden": "d_ff",
+    "norm_eps": "layer_norm_epsilon",
+    "trained_context": "n_positions",
+    "dropout": "dropout_rate",
+    "attention_dropout": "dropout_rate",
+    "activation_dropout": "dropout_rate",
+}
+DEFAULTS = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+            "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "n_positions": 512,
+            "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6, "initializer_factor": 1.0,
+            "feed_forward_proj": "relu", "tie_word_embeddings": True}  # fmt: skip
+UNIT = 0.02  # init_std where initializer_factor is 1
+
+
+def _read(given: Given, kind: str) -> dict[str, Any]:
+    act, gated = _projection(given)
+    tied = given.flag("tie_word_embeddings")
+    scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
+    place = ("relative_attention_num_buckets", "relative_attention_max_distance")
+    return {
+        "layers": given.whole("num_decoder_layers", given.whole("num_layers")),
+        "positions": T5Bias(*map(given.whole, place)),
+        "activation": act,
+        "gated": gated,
+        # newer versions of transformers write "tied" in any case; an output layer of its own is then in the file
+        "tied": tied and scaled,
+        "logit_scale": given.whole("d_model") ** -0.5 if scaled else 1.0,
+        "init_std": round(given.number("initializer_factor") * UNIT, 12),
+    }
+
+
+def _projection(given: Given) -> tuple[str, bool]:
+    """The activation and whether it gates. Raises ConfigError for those that are not known, or said twice and
+    differently."""
+    said = given.text("feed_forward_proj")
+    if said not in PROJECTIONS:
+        raise ConfigError(
+            f'config.json: "feed_forward_proj" is {said!r}{did_you_mean(said, PROJECTIONS)}; '
+            f"known are {', '.join(PROJECTIONS)}"
+        )
+    act = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
+    for key, value in (("is_gated_act", PROJECTIONS[said][1]), ("dense_act_fn", act)):
+        if given.get(key) not in (None, value):
+            raise ConfigError(
+                f'config.json: "{key}" is {given.get(key)!r}, but "feed_forward_proj" {said!r} means {value!r}'
+            )
+    return PROJECTIONS[said]
+
+
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    place = spec.positions if isinstance(spec.positions, T5Bias) else T5Bias()
+    names = {value: key for key, value in PROJECTIONS.items()}
+    return {
+        "num_decoder_layers": spec.layers,
+        "relative_attention_num_buckets": place.buckets,
+        "relative_attention_max_distance": place.max_distance,
+        "initializer_factor": round(spec.init_std / UNIT, 12),
+        "feed_forward_proj": names.get((spec.activation, spec.gated), "relu"),
+        "tie_word_embeddings": spec.tied,
+        "scale_decoder_outputs": spec.logit_scale != 1.0,
+    }
+
+
+def _rules(spec: ModelSpec) -> Sequence[Rule]:
+    assert spec.encoder is not None
+    rules = [same("decoder.embed_tokens.weight", "shared.weight"), *output(spec)]
+    for side, one in (("encoder", spec.encoder), ("decoder", spec)):
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        ends = [
+            same(f"{side}.scores.0_0", first),
+            same(f"{side}.norm.weight", f"{side}.final_layer_norm.weight"),
+        ]
+        rules += [*ends, *layered(_layer(side, one), one.layers)]
+    return rules
+
+
+def _layer(side: str, spec: ModelSpec) -> list[Rule]:
+    """One layer: sub-layers are numbered, and the feed-forward is the last."""
+    ours, theirs = f"{side}.layers.#.", f"{side}.block.#.layer."
+    cross = spec.encoder is not None
+    last, wi = f"{theirs}{1 + cross}", ("wi_0", "wi_1") if spec.gated else ("wi",)
+    up = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+    names = {f"mlp.{a}": f"{last}.DenseReluDense.{b}" for a, b in zip(up, wi, strict=True)}
+    names |= {"mlp.down_proj": f"{last}.DenseReluDense.wo", "post_attention_layernorm": f"{last}.layer_norm"}
+    names |= {f"self_attn.{a}": f"{theirs}0.SelfAttention.{b}" for a, b in ATTENTION.items()}
+    names["input_layernorm"] = f"{theirs}0.layer_norm"
+    if cross:
+        names |= {f"cross_attn.{a}": f"{theirs}1.EncDecAttention.{b}" for a, b in ATTENTION.items()}
+        names["cross_attention_layernorm"] = f"{theirs}1.layer_norm"
+    return [same(f"{ours}{a}.weight", f"{b}.weight") for a, b in names.items()]
+
+
+def _aliases(spec: ModelSpec) -> Mapping[str, str]:
+    second = ("encoder.embed_tokens", "decoder.embed_tokens", *(("lm_head",) if spec.tied else ()))
+    return {f"{name}.weight": "shared.weight" for name in second}
+
+
+T5 = Layout(
+    family="t5",
+    architectures={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm"},
+    keys=KEYS,
+    encoder_keys={"layers": "num_layers"},
+    translated=("num_decoder_layers", "is_gated_act", "dense_act_fn", "scale_decoder_outputs"),
+    only={"is_decoder": (False, None)},
+    harmless=("classifier_dropout", "output_past"),
+    defaults=DEFAULTS,
+    read=_read,
+    write=_write,
+    rules=_rules,
+    aliases=_aliases,
+    stand_in={"lm_head.weight": "shared.weight"},
+    # one that no layer reads, in old files
+    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+)

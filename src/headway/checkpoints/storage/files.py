@@ -1,0 +1,210 @@
+"""Atomic files and folders. What reads them, and names what is no such file, is `reading`.
+
+    atomic_write(path, data)                  # data: bytes, str, or a function that is given `put(bytes)`
+    with atomic_folder(path) as folder: ...   # fill `folder`; on success it *is* `path`, else nothing changed
+    current_folder(path)                      # where the last complete save of `path` lies: read this
+
+Order of a save: write a temporary sibling, fsync every file and folder in it, rename, fsync the parent. At
+every moment `current_folder(path)` is either the whole previous folder or the whole new one. A folder that
+replaces another is swapped in one step where the system can (Linux `renameat2`); elsewhere by two renames,
+and a process that dies between the two leaves the previous folder as `.NAME.previous`, which
+`current_folder` finds. A single file is replaced by one rename.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.reading import read_json as read_json
+from headway.errors import CheckpointError
+
+Put = Callable[[disk.Buffer], None]
+Writer = Callable[[Put], None]
+
+
+def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
+    """Write one file so that `path` holds either what it held before or all of `data`, whatever fails.
+
+    `data` is bytes, text (UTF-8), or a function that is called with `put`, which takes each piece of bytes.
+    Raises CheckpointError for an error of the system (disk full, no permission), naming it.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = _sibling(path)
+    try:
+        write_file(temporary, data)
+        disk.replace(temporary, path)
+        disk.sync_path(path.parent)
+    except OSError as error:
+        raise CheckpointError(_lost(path, error)) from error
+    finally:
+        _discard(temporary)
+
+
+@contextmanager
+def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] | None = None) -> Iterator[Path]:
+    """Fill a new folder; when the block ends without an exception it replaces `path` as a whole, in one step.
+
+    Yields the temporary sibling to write into, by any means (`write_file` lets tests fail each write); every
+    file and folder in it is fsynced at the end. An existing `path` is replaced and then removed; its entries
+    whose name satisfies `keep(name)` and which the block did not write are carried over (hard links, so that
+    open handles to them stay valid). Left-overs of dead processes of this machine are removed; parents are
+    made. An OSError becomes a CheckpointError that names what failed.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(
+            f"cannot save the folder {path}: a file of that name is there; use another name"
+        )
+    temporary = _sibling(path)
+    try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(path)
+            disk.make_folder(temporary)
+            yield temporary
+            _carry(current_folder(path), temporary, keep)
+            _sync_tree(temporary)
+            _swap(temporary, path)
+        except OSError as error:
+            raise CheckpointError(_lost(path, error)) from error
+    finally:
+        _discard(temporary)
+
+
+def write_file(path: Path, data: disk.Buffer | str | Writer) -> None:
+    """Write a file that does not exist yet and fsync it: for use inside `atomic_folder`."""
+    descriptor = disk.open_new(path)
+    try:
+        if callable(data):
+            data(lambda piece: disk.write(descriptor, path, piece))
+        else:
+            disk.write(descriptor, path, data.encode() if isinstance(data, str) else data)
+        disk.sync(descriptor, path)
+    finally:
+        disk.close(descriptor, path)
+
+
+def current_folder(path: str | Path) -> Path:
+    """`path`, or the previous folder that a save moved aside before its process was killed."""
+    path = Path(os.path.realpath(path))
+    aside = _aside(path)
+    return aside if not path.exists() and aside.exists() else path
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Raises CheckpointError when something is at `target` and may not be replaced."""
+    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(
+            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
+        )
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """A JSON object as text: keys in the order given, two spaces, a newline at the end, no NaN."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _swap(temporary: Path, path: Path) -> None:
+    aside = _aside(path)
+    if not path.exists():
+        disk.replace(temporary, path)
+        disk.sync_path(path.parent)
+        _discard(aside)
+        return
+    disk.remove(aside)
+    if disk.exchange(temporary, path):
+        try:
+            disk.sync_path(path.parent)
+        except OSError:
+            disk.exchange(temporary, path)
+            raise
+        return
+    disk.replace(path, aside)
+    try:
+        disk.replace(temporary, path)
+        disk.sync_path(path.parent)
+    except OSError:
+        if path.exists():
+            os.replace(path, temporary)
+        os.replace(aside, path)
+        raise
+    _discard(aside)
+
+
+def _carry(old: Path, new: Path, keep: Callable[[str], bool] | None) -> None:
+    if keep is None or not old.is_dir():
+        return
+    for entry in sorted(old.iterdir()):
+        if keep(entry.name) and not (new / entry.name).exists():
+            _link_tree(entry, new / entry.name)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    if source.is_symlink() or not source.is_dir():
+        disk.link(source, target)
+        return
+    disk.make_folder(target)
+    for entry in sorted(source.iterdir()):
+        _link_tree(entry, target / entry.name)
+
+
+def _sync_tree(folder: Path) -> None:
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink():
+            continue
+        if entry.is_dir():
+            _sync_tree(entry)
+        else:
+            disk.sync_path(entry)
+    disk.sync_path(folder)
+
+
+def _marks(path: Path) -> str:
+    return f".{path.name}.partial-{socket.gethostname()}-"
+
+
+def _sibling(path: Path) -> Path:
+    return path.parent / f"{_marks(path)}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _aside(path: Path) -> Path:
+    return path.parent / f".{path.name}.previous"
+
+
+def _sweep(path: Path) -> None:
+    for entry in path.parent.iterdir():
+        if entry.name.startswith(_marks(path)):
+            process = entry.name.removeprefix(_marks(path)).split("-")[0]
+            if process.isdigit() and int(process) != os.getpid() and not _alive(int(process)):
+                disk.remove(entry)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _discard(temporary: Path) -> None:
+    with suppress(OSError):  # the save's own outcome matters more, and the next save sweeps it up
+        disk.remove(temporary)
+
+
+def _lost(path: Path, error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return (
+        f"could not save {path}: {error.strerror or error}{where}; "
+        "what was there before is still whole, unless all of the new data took its place"
+    )

@@ -1,0 +1,150 @@
+"""Headers of safetensors files, checked to the last byte before a value is read.
+
+    8 bytes    N, little-endian
+    N bytes    JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
+    values     one after another, without gaps
+
+(huggingface/safetensors, README, "Format".) Memory is bounded by the length of the header, which is bounded by
+`LONGEST`, whatever the file says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.storage.lazy import Form
+from headway.checkpoints.storage.reading import open_regular, parse_json, refuse_impostor
+from headway.errors import CheckpointError
+
+LONGEST = 32 << 20
+"""Bytes of the longest header that is read: room for about 200,000 tensors."""
+LARGEST = 2**63
+AXES = 64
+LONGEST_NAME = 500
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Entry(Form):
+    """What a file says of one tensor: its form, and where its values begin, in row-major order.
+
+    `held` is the value itself, of the rare file that cannot be mapped."""
+
+    file: Path
+    at: int
+    held: Tensor | None = field(default=None, repr=False, compare=False)
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file, in the order of its header.
+
+    Raises CheckpointError, naming file and fault, for a file that is no safetensors file, is cut off or too
+    long, or whose header is too long, not JSON, names a tensor twice, or gives spans that leave gaps, overlap
+    or do not fit their shapes.
+    """
+    with open_regular(path) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        head = file.read(512)
+        refuse_impostor(path, head, "a safetensors file")
+        length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
+        if head[8:9] == b"{" and length > LONGEST:
+            _damaged(path, f"it claims {length:,} bytes, and at most {LONGEST:,} are read")
+        if len(head) <= 8 or (head[8:9] == b"{" and length > size - 8):
+            raise CheckpointError(f"{path} is truncated: {size:,} bytes end within its header; copy it again")
+        if head[8:9] != b"{":
+            raise CheckpointError(f"{path} is not a safetensors file: it begins with {head[:16]!r}")
+        file.seek(8)
+        raw = file.read(length)
+    try:
+        header = parse_json(raw)
+    except ValueError as error:
+        _damaged(path, str(error))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        _damaged(path, "__metadata__ must map names to text")
+    spans = {name: _span(path, name, said) for name, said in header.items()}
+    at = 0
+    for name, (form, begin, end) in sorted(spans.items(), key=lambda item: item[1][1:]):
+        if begin != at or end - begin != form.nbytes:
+            what = (
+                "does not fit its shape"
+                if begin == at
+                else "leaves a gap"
+                if begin > at
+                else "overlaps another"
+            )
+            _damaged(path, f"the span of {name}, {begin:,} to {end:,}, {what}")
+        at = end
+    promised = 8 + length + at
+    if size < promised:
+        raise CheckpointError(
+            f"{path} is truncated: it has {size:,} of {promised:,} bytes; "
+            "the download or copy was cut, repeat it"
+        )
+    if size > promised:
+        raise CheckpointError(f"{path} is damaged: {size - promised:,} bytes follow the last tensor")
+    return {
+        name: Entry(form.shape, form.dtype, path, 8 + length + begin)
+        for name, (form, begin, _) in spans.items()
+    }
+
+
+def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError for a name that is too long or cannot be printed, and a shape that no tensor can
+    have."""
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        fault = f"there is a tensor named {name[:80]!r}, {len(name):,} characters that cannot all be printed"
+    elif len(shape) > AXES or prod(max(n, 1) for n in shape) * 8 >= LARGEST:
+        fault = f"tensor {name} has {len(shape)} axes of {str(shape)[:80]}: no tensor is that large"
+    else:
+        return
+    raise CheckpointError(f"{path} is damaged: {fault}; copy or download it again")
+
+
+def _span(path: Path, name: str, said: Any) -> tuple[Form, int, int]:
+    if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
+        _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(said)[:80]}")
+    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    for what, numbers in (("shape", shape), ("data_offsets", offsets)):
+        whole = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
+        if not whole or (what == "data_offsets" and len(numbers) != 2):
+            wanted = "two whole numbers" if what == "data_offsets" else "whole numbers"
+            _damaged(
+                path,
+                f"{what} of {name[:80]!r} must be {wanted} from 0 to below 2^63, got {str(numbers)[:80]}",
+            )
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(
+            f"{path}: tensor {name[:80]!r} has dtype {str(dtype)[:80]}; known are {', '.join(DTYPES)}"
+        )
+    check_form(path, name, tuple(shape))
+    return Form(tuple(shape), DTYPES[dtype]), offsets[0], offsets[1]
+
+
+def _damaged(path: Path, fault: str) -> NoReturn:
+    raise CheckpointError(f"{path} has a damaged safetensors header: {fault}; copy or download it again")

@@ -1,0 +1,110 @@
+"""Pickles of torch.save, read only when asked for, only as tensors, and mapped like any other file.
+
+The archive is a zip file of uncompressed records; unpickling it on the device "meta" gives every shape and the
+place of every storage without reading one, so its values are read later, where they lie. Archives of torch
+before 1.6 are not zip files and are read whole.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.storage.headers import Entry, check_form
+from headway.checkpoints.storage.reading import open_regular
+from headway.errors import CheckpointError
+
+_WRAPPERS = ("state_dict", "model")
+
+
+def looks_pickled(path: Path) -> bool:
+    """Whether a file begins as a zip archive or as a raw pickle of protocol 2 to 5."""
+    with open_regular(path) as file:
+        head = file.read(9)
+    protocol = head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"
+    return head.startswith(b"PK\x03\x04") or (protocol and head[8:9] != b"{")
+
+
+def pickle_refused(path: Path) -> CheckpointError:
+    """What is said of a pickle that nobody asked for."""
+    return CheckpointError(
+        f"{path} is a pickle (torch.save), not a safetensors file, and opening it can run code. If you trust "
+        "where it comes from, pass allow_pickle=True (--allow-pickle): it is then read with weights_only"
+    )
+
+
+def read_pickle(path: Path) -> dict[str, Entry]:
+    """The tensors of a pickled dict (or of its "state_dict" or "model").
+
+    Raises CheckpointError for an archive that is broken or compressed, whatever is not a dict of tensors, and
+    tensors that reach beyond the file.
+    """
+    with open_regular(path) as file:
+        size = file.seek(0, 2)
+    plain = _plain_archive(path)
+    tensors = _tensors(path, "meta" if plain else "cpu")
+    if not all(_lies_in_file(value) for value in tensors.values()):
+        tensors, plain = _tensors(path, "cpu"), False
+    entries = {}
+    for name, value in tensors.items():
+        shape = tuple(value.shape)
+        check_form(path, name, shape)
+        if not plain:
+            entries[name] = Entry(shape, value.dtype, path, 0, value)
+            continue
+        storage: Any = value.untyped_storage()
+        at = storage._checkpoint_offset + value.storage_offset() * value.dtype.itemsize
+        entry = Entry(shape, value.dtype, path, at)
+        if at + entry.nbytes > min(size, storage._checkpoint_offset + storage.nbytes()):
+            raise CheckpointError(f"{path} is damaged: tensor {name} reaches beyond what is stored")
+        entries[name] = entry
+    return entries
+
+
+def _tensors(path: Path, device: str) -> dict[str, Tensor]:
+    try:
+        with open_regular(path) as file:  # a file, not a name: torch.load goes by the suffix of a name
+            value = torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many types for a bad archive
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} cannot be read as tensors only: {said}") from error
+    for wrapper in _WRAPPERS:
+        if isinstance(value, dict) and isinstance(value.get(wrapper), dict):
+            value = value[wrapper]
+    if not isinstance(value, dict) or not value:
+        raise CheckpointError(f"{path} holds a {type(value).__name__}, not a dict of named tensors")
+    if odd := [str(name) for name, item in value.items() if not isinstance(item, Tensor)]:
+        raise CheckpointError(f"{path} holds entries that are not tensors: {', '.join(odd[:8])}")
+    return {str(name): item.detach() for name, item in value.items()}
+
+
+def _plain_archive(path: Path) -> bool:
+    """Whether a file is a zip archive whose storages can be read where they lie."""
+    with open_regular(path) as file:
+        if not file.read(4).startswith(b"PK\x03\x04"):
+            return False
+        try:
+            with zipfile.ZipFile(file) as archive:
+                packed = [r.filename for r in archive.infolist() if r.compress_type != zipfile.ZIP_STORED]
+                order = [
+                    r for r in archive.infolist() if r.filename.endswith("/byteorder") and r.file_size < 16
+                ]
+                little = all(archive.read(record) == b"little" for record in order)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path} is a damaged archive: {error}; copy or download it again"
+            ) from error
+    if packed:
+        raise CheckpointError(
+            f"{path} is a compressed archive ({packed[0]}), which torch.save does not write"
+        )
+    return little
+
+
+def _lies_in_file(value: Tensor) -> bool:
+    known = getattr(value.untyped_storage(), "_checkpoint_offset", None) is not None
+    return known and value.layout == torch.strided and value.is_contiguous()

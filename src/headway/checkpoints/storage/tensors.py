@@ -1,0 +1,190 @@
+"""Tensors on disk: safetensors files, shards with an index, and (when asked for) torch pickles; read lazily.
+
+    tensors = open_tensors(folder_or_file)      # a Mapping: names and shapes known, values read when asked
+
+The header of every file is checked against the size of the file before a value is read, so a truncated
+file, a git-lfs pointer, an HTML page or a pickle is named as what it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.storage.headers import DTYPES, Entry, check_form, read_header
+from headway.checkpoints.storage.lazy import LazyTensors
+from headway.checkpoints.storage.pickles import looks_pickled, pickle_refused, read_pickle
+from headway.checkpoints.storage.reading import open_regular, read_json
+from headway.errors import CheckpointError
+
+__all__ = ["DTYPES", "INDEX", "SINGLE", "Entry", "Tensors", "open_tensors"]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PIECE = 16 << 20
+
+
+class Tensors(LazyTensors):
+    """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
+    asked for, and shares no memory with what others write."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries: Mapping[str, Entry] = MappingProxyType(dict(entries))
+        self._maps: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
+
+    @property
+    def forms(self) -> Mapping[str, Entry]:
+        return self.entries
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.check_name(name)
+        entry = self.entries[name]
+        if entry.held is not None:
+            return entry.held
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        if (values := self._maps.get(entry.file)) is None:
+            values = self._maps[entry.file] = _map(entry.file, 0, 0)
+        if entry.at + entry.nbytes > len(values):
+            raise _cut(entry.file)
+        return _flat(values, entry, entry.at, entry.nbytes).view(entry.shape)
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        """Copy one value into `target`, in pieces that are mapped and let go: the file takes up no memory."""
+        self.check_name(name)
+        entry = self.entries[name]
+        assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
+        if entry.held is not None or not target.is_contiguous():
+            target.copy_(self[name])
+            return
+        flat = target.view(-1)
+        for begin in range(0, entry.nbytes, PIECE):
+            at, nbytes = entry.at + begin, min(PIECE, entry.nbytes - begin)
+            spare = at % mmap.ALLOCATIONGRANULARITY
+            piece = _flat(_map(entry.file, at - spare, spare + nbytes), entry, spare, nbytes)
+            start = begin // entry.dtype.itemsize
+            flat[start : start + len(piece)].copy_(piece)
+
+    def renamed(self, names: Mapping[str, str]) -> Tensors:
+        """The same values under other names: {new name: name here}. Names that are not listed are left
+        out."""
+        return Tensors({new: self.entries[old] for new, old in names.items()})
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that the values lie in."""
+        return tuple(dict.fromkeys(entry.file for entry in self.entries.values()))
+
+    @property
+    def dtypes(self) -> dict[torch.dtype, int]:
+        """How many tensors there are of each dtype, the most frequent first."""
+        found = [entry.dtype for entry in self.entries.values()]
+        return {d: found.count(d) for d in sorted(set(found), key=lambda d: (-found.count(d), str(d)))}
+
+
+def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
+    """The tensors of a folder or of one file (`.safetensors`, an index, or a pickle when `allow_pickle`).
+
+    Raises CheckpointError for a file that is missing, truncated, empty, a git-lfs pointer, an HTML page or
+    a pickle; for an index that names a missing file or disagrees with its shards; and for a folder with no
+    weights, or two sets. A folder may hold links to files elsewhere; its index names files of the folder only.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"there is no file or folder {path}")
+    if path.is_dir():
+        path = _weights_of(path, allow_pickle)
+    if path.name.endswith(".index.json"):
+        return _open_shards(path, allow_pickle)
+    return _open_file(path, allow_pickle)
+
+
+def _weights_of(folder: Path, allow_pickle: bool) -> Path:
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists() and index.exists():
+        raise CheckpointError(
+            f"{folder} holds two sets of weights, {SINGLE} and {INDEX}: remove the one that is out of date"
+        )
+    if index.exists() or single.exists():
+        return index if index.exists() else single
+    pickled = [folder / name for name in PICKLES if (folder / name).exists()]
+    if pickled and allow_pickle:
+        return pickled[-1]
+    if pickled:
+        raise pickle_refused(pickled[0])
+    if broken := [name for name in (SINGLE, INDEX) if (folder / name).is_symlink()]:
+        raise CheckpointError(
+            f"{folder / broken[0]} is a link to a file that is not there; download it again"
+        )
+    shards = sorted(p.name for p in folder.glob("model-*-of-*.safetensors"))
+    if shards:
+        raise CheckpointError(
+            f"{folder} holds shards ({shards[0]}, ...) but no {INDEX}: the copy is incomplete"
+        )
+    there = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+    raise CheckpointError(f"{folder} holds no weights: expected {SINGLE} or {INDEX}, found {there}")
+
+
+def _open_file(path: Path, allow_pickle: bool) -> Tensors:
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; a file of weights is expected under that name")
+    if not looks_pickled(path):
+        return Tensors(read_header(path))
+    if not allow_pickle:
+        raise pickle_refused(path)
+    return Tensors(read_pickle(path))
+
+
+def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
+    folder, listed = index.parent, read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(v, str) for v in listed.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to file names")
+    for name in listed:
+        check_form(index, name, ())
+    files = sorted(set(listed.values()))
+    if outside := [f for f in files if Path(f).name != f or f in ("", "..") or not f.isprintable()]:
+        raise CheckpointError(f"{index} names files outside its folder: {_some([f[:80] for f in outside])}")
+    if missing := [f for f in files if len(f) > 255 or not (folder / f).exists()]:
+        raise CheckpointError(
+            f"{index.name} names {len(missing)} of {len(files)} files that are not in {folder}: "
+            f"{_some([f[:80] for f in missing])}; the download or copy is incomplete"
+        )
+    parts = {f: _open_file(folder / f, allow_pickle) for f in files}
+    absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].entries]
+    extra = [f"{n} (in {f})" for f, part in parts.items() for n in part.entries if listed.get(n) != f]
+    if absent or extra:
+        raise CheckpointError(
+            f"{index} and its shards disagree: they belong to different saves"
+            + (f"; listed but not there: {_some(absent)}" if absent else "")
+            + (f"; there but not listed: {_some(extra)}" if extra else "")
+        )
+    return Tensors({name: parts[f].entries[name] for name, f in listed.items()})
+
+
+def _map(path: Path, at: int, length: int) -> mmap.mmap:
+    """`length` bytes (0: all) of a file from `at`; what is written to them stays in this process."""
+    with open_regular(path) as file:
+        if file.seek(0, 2) < max(at + length, 1):
+            raise _cut(path)
+        return mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=at)
+
+
+def _flat(values: mmap.mmap, entry: Entry, at: int, nbytes: int) -> Tensor:
+    """The numbers from byte `at`, in one row; copied only where they are not aligned."""
+    if at % entry.dtype.itemsize:
+        return torch.frombuffer(bytearray(values[at : at + nbytes]), dtype=entry.dtype)
+    return torch.frombuffer(values, dtype=entry.dtype, count=nbytes // entry.dtype.itemsize, offset=at)
+
+
+def _cut(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} has become shorter since it was opened; open it again")
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

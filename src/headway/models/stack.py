@@ -1,0 +1,280 @@
+"""Embedding, blocks and last norm of a stack: every decoder and every encoder is one.
+
+Legend: B rows, T slots of the call, M width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from headway.attention import Keys
+from headway.cache import DecoderCache, StateCache
+from headway.cache.choose import Kind
+from headway.errors import ConfigError, DataError
+from headway.nn import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    GlobalAttention,
+    LinearAttention,
+    PositionEmbedding,
+    Scores,
+    TokenEmbedding,
+    make_norm,
+)
+from headway.patterns import Full, Pattern
+from headway.positions import NoPositions, PositionScheme
+from headway.tokens import Tokens
+
+if TYPE_CHECKING:
+    from headway.models.spec import ModelSpec
+    from headway.nn.rotary_embedding import Table
+
+
+class Core(nn.Module):
+    """A stack under the names that Hugging Face's LLaMA gives its parts.
+
+        x = norm((E[ids] * scale + types + positions)) W          norm and W where the spec has them
+        x = block(x) for every layer
+        x = norm(x)                                               where `final_norm`
+
+    and, in training mode, dropout of what the first layer is given, and of x where `final_dropout`.
+
+    Args:
+        spec: what it is.
+        backend: of attention, in every layer.
+        embedding: False where another stack's embedding is used; `forward` is then given it.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: str = "auto", *, embedding: bool = True) -> None:
+        super().__init__()
+        self.spec = spec
+        norm = partial(make_norm, spec.norm, eps=spec.norm_eps, bias=spec.norm_bias)
+        columns, positions = spec.columns, spec.positions
+        together = positions.marks == "scores" and positions.shared
+        self.embed_tokens = TokenEmbedding(spec.vocab, columns) if embedding else None
+        self.embed_positions = PositionEmbedding(positions, columns)
+        self.embed_types = nn.Embedding(spec.token_types, columns) if spec.token_types else None
+        self.embed_norm = norm(columns) if spec.embedding_norm else None
+        self.embed_proj = nn.Linear(columns, spec.width) if columns != spec.width else None
+        self.drop = nn.Dropout(spec.dropout)
+        self.scores = Scores(positions.scores(spec.heads, spec.head_dim, not spec.causal) if together else ())
+        self.layers = nn.ModuleList(
+            Block(
+                _attention(spec, pattern, NoPositions() if together else own, backend),
+                (GatedFeedForward if spec.gated else FeedForward)(
+                    spec.width, spec.hidden, spec.activation, spec.mlp_bias, spec.activation_dropout
+                ),
+                partial(norm, spec.width),
+                spec.order,
+                cross_attn=_cross(spec, backend) if spec.encoder is not None else None,
+                dropout=spec.dropout,
+            )
+            for pattern, own in zip(spec.patterns, spec.layer_positions, strict=True)
+        )
+        self.norm = norm(spec.width) if spec.final_norm else None
+
+    def forward(
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        *,
+        types: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        memory: Sequence[Keys] | None = None,
+        embedding: TokenEmbedding | None = None,
+        checkpoint_blocks: bool = False,
+    ) -> Tensor:
+        """The last states [B, T, M].
+
+        Args:
+            ids: token ids [B, T]; those of empty slots are not looked at.
+            tokens: [B|1, T].
+            types: token types [B, T], all 0 unless given; only where the spec has them.
+            cache: past keys and values, one cache per layer.
+            memory: keys and values of an encoder's states, one set per layer.
+            embedding: instead of this stack's own.
+            checkpoint_blocks: keep only each block's input and compute the rest again in the backward.
+        """
+        x_BTM = self.embed(ids, tokens, types, embedding)
+        score = self.scores()
+        for i, (block, rotation) in enumerate(zip(self.blocks, self._rotations(tokens, x_BTM), strict=True)):
+            given: dict[str, Any] = {"tokens": tokens, "rotation": rotation, "score": score}
+            if memory is not None:
+                given["memory"] = memory[i]
+            if checkpoint_blocks:
+                x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
+            else:
+                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], **given)
+        states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
+        return self.drop(states) if self.spec.final_dropout else states
+
+    def embed(
+        self,
+        ids: Tensor,
+        tokens: Tokens,
+        types: Tensor | None = None,
+        embedding: TokenEmbedding | None = None,
+    ) -> Tensor:
+        """What the first layer is given, [B, T, M]."""
+        table = self.embed_tokens if embedding is None else embedding
+        assert table is not None
+        x: Tensor = table(ids, tokens)
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
+        if self.embed_types is not None:
+            x = x + self.embed_types(_checked_types(types, ids, self.spec.token_types))
+        elif types is not None:
+            raise ConfigError(
+                "types are given, but this model has no token types (token_types=0); drop types="
+            )
+        x = self.embed_positions(x, tokens)
+        x = self.drop(x if self.embed_norm is None else self.embed_norm(x))
+        return x if self.embed_proj is None else self.embed_proj(x)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, from the first to the last."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
+    @property
+    def embedding(self) -> Tensor:
+        """The table of ids, [V, columns]."""
+        assert self.embed_tokens is not None
+        return self.embed_tokens.weight
+
+    def _rotations(self, tokens: Tokens, x: Tensor) -> list[Table | None]:
+        """Each layer's rotation, computed once for all layers that turn alike; a layer with trained angles, and
+        linear attention, makes its own."""
+        made: dict[PositionScheme, Table | None] = {}
+        found: list[Table | None] = []
+        for block, positions in zip(self.blocks, self.spec.layer_positions, strict=True):
+            turns = block.self_attn.turns
+            if turns.trained or positions.marks != "queries and keys":
+                found.append(None)
+                continue
+            if positions not in made:
+                made[positions] = turns(tokens, x.dtype)
+            found.append(made[positions])
+        return found
+
+
+def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> Attention:
+    shape: dict[str, Any] = {
+        "head_dim": spec.head_dim,
+        "qkv_bias": spec.qkv_bias,
+        "out_bias": spec.out_bias,
+        "qk_norm": spec.qk_norm,
+        "norm_eps": spec.norm_eps,
+        "positions": positions,
+        "output_dropout": spec.dropout,
+    }
+    if spec.linear is not None:
+        return LinearAttention(
+            spec.width, spec.heads, spec.kv_heads, linear=spec.linear, pattern=pattern, **shape
+        )
+    kind = GlobalAttention if spec.global_projections else Attention
+    return kind(
+        spec.width,
+        spec.heads,
+        spec.kv_heads,
+        pattern=pattern,
+        scale=spec.attention_scale,
+        dropout=spec.attention_dropout,
+        backend=backend,
+        **shape,
+    )
+
+
+def make_past(
+    spec: ModelSpec,
+    like: Tensor,
+    batch: int,
+    *,
+    slack: int = 0,
+    kind: Kind = "auto",
+    dtype: torch.dtype | None = None,
+) -> DecoderCache:
+    """An empty past of every layer, chosen from its pattern (`headway.cache.make_cache`), or the sums of linear
+    attention; `dtype` is that of the weight `like` unless given.
+
+    Raises ConfigError for slack or a kind with linear attention, which has neither."""
+    shape: dict[str, Any] = {
+        "batch": batch,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "dtype": like.dtype if dtype is None else dtype,
+        "device": like.device,
+    }
+    if spec.linear is None:
+        return DecoderCache.of(spec.patterns, slack=slack, kind=kind, **shape)
+    if slack or kind != "auto":
+        raise ConfigError(
+            f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
+            f"kind={kind!r}"
+        )
+    return DecoderCache(StateCache(spec.linear, **shape) for _ in range(spec.layers))
+
+
+def _cross(spec: ModelSpec, backend: str) -> Attention:
+    return Attention(
+        spec.width,
+        spec.heads,
+        spec.kv_heads,
+        head_dim=spec.head_dim,
+        pattern=Full(),
+        qkv_bias=spec.qkv_bias,
+        out_bias=spec.out_bias,
+        qk_norm=spec.qk_norm,
+        norm_eps=spec.norm_eps,
+        scale=spec.attention_scale,
+        dropout=spec.attention_dropout,
+        output_dropout=spec.dropout,
+        backend=backend,
+    )
+
+
+def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
+    if types is None:
+        return torch.zeros_like(ids)
+    if types.is_floating_point() or types.dtype == torch.bool or types.dim() != 2:
+        raise DataError(
+            f"token types must be whole numbers [batch, tokens], got {types.dtype} {[*types.shape]}"
+        )
+    if types.shape[1] != ids.shape[1] or types.shape[0] not in (1, ids.shape[0]):
+        raise DataError(f"token types {[*types.shape]} do not fit ids {[*ids.shape]}")
+    if types.numel() and not types.is_meta and not 0 <= int(types.min()) <= int(types.max()) < rows:
+        raise DataError(f"token types must lie in 0..{rows - 1}, got {types.unique().tolist()[:8]}")
+    return types
+
+
+def check_call(spec: ModelSpec, ids: Tensor, tokens: Tokens, cache: DecoderCache | None = None) -> None:
+    """ConfigError unless tokens and cache are those of `ids`, and rows within the context limit."""
+    if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
+        raise ConfigError(
+            f"tokens describe {tokens.rows} rows of {tokens.count} slots, but ids are "
+            f"{ids.shape[0]} rows of {ids.shape[1]}"
+        )
+    if tokens.device != ids.device:
+        raise ConfigError(
+            f"tokens are on {tokens.device}, ids on {ids.device}; move them: tokens.to(ids.device)"
+        )
+    if cache is not None and (len(cache) != spec.layers or cache.batch != ids.shape[0]):
+        raise ConfigError(
+            f"the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
+            f"{spec.layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"
+        )
+    limit = spec.context_limit
+    if limit is not None and tokens.index.numel():
+        longest = int(tokens.index.max()) + 1 if tokens.start is None else tokens.start + tokens.count
+        if longest > limit:
+            raise ConfigError(
+                f"a row of {longest} tokens is longer than this model can take ({limit}); shorten the input"
+            )

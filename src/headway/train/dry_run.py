@@ -1,0 +1,169 @@
+"""What a run would do and take, before anything is done: `headway train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headway.choice import Choice
+from headway.data import TokenFile
+from headway.errors import DataError
+from headway.hardware import memory_available
+from headway.models import ModelSpec, blank
+from headway.report import size, table
+from headway.text import Tokenizer
+from headway.train.config import TrainConfig
+from headway.train.inputs import TOKENS, VOCAB, model_spec
+from headway.train.loss import CHUNK_BYTES
+from headway.train.master_weights import DTYPES, choose_precision
+from headway.train.microbatch_pool import choose_workers
+from headway.train.objective import HELD_OUT, check_objective, objective_of
+from headway.train.optimizer import parameter_groups
+from headway.train.plan import Plan
+
+BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A run on paper. `tokens` is exact for token files and an estimate for text (`tokens_exact`)."""
+
+    spec: ModelSpec
+    precision: Choice
+    groups: dict[str, int]
+    tokens: int
+    tokens_exact: bool
+    rows: int
+    rows_per_step: int
+    micro_batches: int
+    steps: int | None
+    train_flops_per_token: float
+    workers: Choice
+    memory: dict[str, int]
+    memory_available: int
+
+    def text(self) -> str:
+        """For a terminal."""
+        spec, about = self.spec, "" if self.tokens_exact else "about "
+        patterns = ", ".join(dict.fromkeys(map(str, spec.patterns)))
+        model: list[tuple[str, object]] = [
+            ("family", spec.family),
+            ("layers x width", f"{spec.layers} x {spec.width}"),
+            ("heads / kv heads x dims", f"{spec.heads} / {spec.kv_heads} x {spec.head_dim}"),
+            ("feed-forward, vocab", f"{spec.hidden}, {spec.vocab}"),
+            ("patterns", patterns),
+            ("parameters", spec.parameter_count),
+            *((f"  {name}", count) for name, count in self.groups.items()),
+            ("precision", str(self.precision)),
+        ]
+        steps: list[tuple[str, object]] = [
+            ("training tokens", f"{about}{self.tokens}"),
+            ("rows", f"{about}{self.rows}"),
+            ("rows per step", f"{self.rows_per_step} in {self.micro_batches} forward passes"),
+            ("side by side", str(self.workers)),
+            ("optimizer steps", "until the time is over" if self.steps is None else self.steps),
+            ("FLOPs per token", self.train_flops_per_token),
+        ]
+        if self.steps is not None:
+            trained = self.steps * self.rows_per_step * spec.trained_context
+            steps.append(("FLOPs of the run, at most", self.train_flops_per_token * trained))
+        memory: list[tuple[str, object]] = [(name, size(count)) for name, count in self.memory.items()]
+        memory += [
+            ("together", size(sum(self.memory.values()))),
+            ("available", size(self.memory_available)),
+        ]
+        parts = (("model", model), ("plan", steps), ("memory", memory))
+        return "\n\n".join(table((name, ""), rows) for name, rows in parts)
+
+
+def preview(config: TrainConfig) -> Preview:
+    """Reads sizes and headers; trains, encodes and writes nothing."""
+    precision = choose_precision(config.dtype)
+    tokenizer = _tokenizer(config)
+    tokens, exact = _tokens(config)
+    spec = model_spec(config, tokenizer.vocab_size if tokenizer is not None else config.vocab or VOCAB)
+    check_objective(config, spec)
+    with torch.device("meta"):
+        groups = parameter_groups(blank(spec))
+    rows = -(-tokens // config.context)
+    if exact and tokenizer is not None:
+        objective = objective_of(config, spec, tokenizer)
+        rows = len(objective.examples(TokenFile(config.data), config.context, HELD_OUT))
+    low = DTYPES[precision.what]
+    threads, passes = (
+        config.threads or torch.get_num_threads(),
+        -(-config.rows_per_step // (config.micro_batch or 1)),
+    )
+    workers = choose_workers(config.workers, threads=threads, micro_batches=passes, spec=spec, dtype=low)
+    plan = Plan.of(config, max(1, rows), int(workers.what))
+    return Preview(
+        spec=spec,
+        precision=precision,
+        groups={
+            "matrices (decay)": _count(groups.matrices),
+            "embeddings": _count(groups.embeddings),
+            "vectors": _count(groups.vectors),
+        },
+        tokens=tokens,
+        tokens_exact=exact,
+        rows=rows,
+        rows_per_step=plan.rows_per_step,
+        micro_batches=-(-plan.rows_per_step // plan.micro_batch),
+        steps=plan.steps,
+        train_flops_per_token=spec.train_flops(config.context),
+        workers=workers,
+        memory=_memory(config, spec, low, plan, int(workers.what)),
+        memory_available=memory_available(),
+    )
+
+
+def _count(group: dict[str, nn.Parameter]) -> int:
+    return sum(p.numel() for p in group.values())
+
+
+def _tokenizer(config: TrainConfig) -> Tokenizer | None:
+    """The tokenizer that is there; None where one is to be trained."""
+    found = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
+    return None if found is None else Tokenizer.load(found)
+
+
+def _tokens(config: TrainConfig) -> tuple[int, bool]:
+    """(tokens, whether that is exact)."""
+    path = Path(config.data)
+    if not path.exists():
+        raise DataError(f"{config.data}: no such file or folder")
+    if path.suffix == TOKENS:
+        return len(TokenFile(path)), True
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    size_bytes = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
+    return max(2, int(size_bytes / BYTES_PER_TOKEN)), False
+
+
+def _memory(
+    config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan, workers: int
+) -> dict[str, int]:
+    """Bytes by cause. Activations are what the backward reads, counted block by block:
+
+    per token and layer, in values of the compute dtype:
+    2 M (residual) + 2 M (normed) + (2 H + 2 K) D (q, k, v, mixed) + 4 F (gate, up, activated, product)
+    per token and layer, in fp32: 2 M (norms), H (lse)
+    """
+    n, low = spec.parameter_count, dtype.itemsize
+    tokens = plan.micro_batch * config.context * workers
+    heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    block = tokens * (low * (4 * spec.width + heads + 4 * spec.hidden) + 4 * (2 * spec.width + spec.heads))
+    kept = tokens * spec.width * low
+    layers = spec.layers * kept + block if config.gradient_checkpointing else spec.layers * block
+    copy = n * low if dtype != torch.float32 else 0
+    return {
+        "weights (fp32)": 4 * n,
+        "weights that compute": copy,
+        "gradients of passes": workers * n * low,
+        "gradients (fp32)": 4 * n,
+        "optimizer": 8 * n,
+        "activations": layers + 2 * kept,
+        "logits (one chunk per pass)": 2 * workers * CHUNK_BYTES,
+    }

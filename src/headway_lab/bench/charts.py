@@ -1,0 +1,114 @@
+"""Pictures of the rows: rates beside the limit, scaling over threads, and growth of what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, saved_figure
+from headway_lab.bench.rows import Row
+
+COLOURS = {
+    "sdpa": GREY,
+    "mask": RED,
+    "chunks": ORANGE,
+    "flex": GREEN,
+    "transformers": VIOLET,
+    "stored": RED,
+    "rows": ORANGE,
+    "rows-sdpa": GREY,
+    "gqa": RED,
+}
+
+OTHER = "headway, the case it is compared with"
+
+
+def draw(rows: Sequence[Row], out: Path) -> list[Path]:
+    """Write what these rows give: attention.png, scaling.png, memory.png. The files that were written."""
+    measured = [row for row in rows if row.ours_ms is not None]
+    makers = {"attention": rates, "scaling": scaling, "memory": growth}
+    parts = {
+        "attention": [row for row in measured if row.bench == "attention"],
+        "scaling": _at_several(measured),
+        "memory": [row for row in measured if row.bench == "memory" and row.rate is not None],
+    }
+    written = []
+    for name, part in parts.items():
+        if not part:
+            continue
+        path = out / f"{name}.png"
+        with saved_figure(
+            path, 9.0, max(3.0, 0.34 * len(part) + 1.5) if name == "attention" else 4.2
+        ) as figure:
+            makers[name](figure, part)
+        written.append(path)
+    return written
+
+
+def rates(figure: Any, rows: Sequence[Row]) -> None:
+    """A bar per row: headway's share of the limit; a mark per peer."""
+    axes = figure.subplots()
+    places = list(range(len(rows)))[::-1]
+    axes.barh(places, [row.share_of_limit or 0 for row in rows], height=0.6, color=BLUE, label="headway")
+    seen: set[str] = set()
+    for place, row in zip(places, rows, strict=True):
+        for peer, ratio in row.ratios.items():
+            share, kind = (row.share_of_limit or 0) / ratio, OTHER if peer.startswith("headway ") else peer
+            label = None if kind in seen else kind
+            axes.plot(share, place, "D", ms=5, color=COLOURS.get(kind, "black"), label=label)
+            seen.add(kind)
+    axes.set_yticks(places, [_name(row) for row in rows], fontsize=7)
+    axes.set(
+        xlim=(0, 1),
+        ylim=(-1, len(rows)),
+        xlabel="share of the limit measured in the same turn",
+        title="attention beside its peers",
+    )
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def scaling(figure: Any, rows: Sequence[Row]) -> None:
+    """Rate over threads, a line per case."""
+    axes = figure.subplots()
+    for name in dict.fromkeys(_name(row, threads=False) for row in rows):
+        own = [row for row in rows if _name(row, threads=False) == name]
+        threads = [row.machine["threads"] for row in own]
+        axes.plot(threads, [(row.rate or 0) / (own[0].rate or 1) for row in own], "o-", label=name)
+    most = max(row.machine["threads"] for row in rows)
+    axes.plot([1, most], [1, most], color=GREY, lw=1, ls="--", label="as many times as fast")
+    axes.set(xlabel="threads", ylabel="times as fast as the first", title="scaling")
+    axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def growth(figure: Any, rows: Sequence[Row]) -> None:
+    """Left: bytes beyond inputs and outputs over the length. Right: time."""
+    left, right = figure.subplots(1, 2)
+    for axes, ours, theirs, title, unit in (
+        (left, "ours_mib", "peers_mib", "held beyond inputs and outputs", "MiB"),
+        (right, "ours_ms", "peers", "time", "ms"),
+    ):
+        lines: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            name, length, _ = row.case.split()
+            n = int(length.removeprefix("n="))
+            values = {**row.to_json(), **row.extra}
+            for side, value in {"headway": values[ours], **values[theirs]}.items():
+                lines.setdefault(f"{name}, {side} {row.dtype}", []).append((n, max(value, 0.1)))
+        for label, points in lines.items():
+            axes.loglog(*zip(*sorted(points), strict=True), "o-", ms=4, label=label)
+        axes.set(title=title, xlabel="tokens", ylabel=unit)
+    right.legend(fontsize=6)
+
+
+def _at_several(rows: Sequence[Row]) -> list[Row]:
+    """The rows that were measured at more than one number of threads."""
+    by: dict[str, set[int]] = {}
+    for row in rows:
+        by.setdefault(_name(row, threads=False), set()).add(row.machine.get("threads", 0))
+    return [row for row in rows if row.bench == "attention" and len(by[_name(row, threads=False)]) > 1]
+
+
+def _name(row: Row, threads: bool = True) -> str:
+    text = f"{row.case} {row.dtype}"
+    return f"{text} ({row.machine['threads']} t)" if threads else text

@@ -1,0 +1,254 @@
+"""Act 2: a tokenizer and a small model trained on real text, and what they are worth beside compressors."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoints.restore import as_decoder
+from headway.data import Piece, TokenFile, encode_corpus
+from headway.draw import BLUE, GREY, ORANGE, saved_figure
+from headway.generate import Sampling, Settings, generate
+from headway.models import ModelSpec
+from headway.report import table
+from headway.text import Tokenizer, train_bpe
+from headway.train import Every, Moment, TrainConfig, TrainResult, train
+from headway.train.inputs import make_spec
+from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
+
+PROMPT = "class Reader:\n    def __init__(self, path"
+SAMPLE_SECONDS, SAMPLE_TOKENS = 20.0, 48
+SHARE_FOR_EVALUATION = 0.08
+WORK = "work"
+
+# The training settings of recipes/demo.yaml; a test holds the two together.
+SETTINGS: dict[str, Any] = {
+    "family": "qwen3",
+    "depth": 4,
+    "width": 192,
+    "heads": 4,
+    "kv_heads": 2,
+    "patterns": "Window.last(64); Causal()",
+    "context": 256,
+    "backend": "sdpa",
+    "batch_tokens": 2048,
+    "optimizer": "muon",
+    "lr": 3e-2,
+    "matrix_lr": 0.02,
+    "lr_floor": 0.0,
+    "weight_decay": 0.0,
+}
+VOCAB = 4096
+QUICK = {**SETTINGS, "depth": 2, "width": 64, "context": 128, "batch_tokens": 1024}
+QUICK["patterns"] = "Window.last(32); Causal()"
+QUICK_VOCAB, QUICK_BYTES = 512, 300_000
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Bits per byte of the whole held-out text as one stream, without a model."""
+
+    unigram: float
+    gzip: float
+    xz: float
+
+    @staticmethod
+    def of(data: bytes) -> "Baselines":
+        return Baselines(unigram_bits(data), gzip_bits(data), xz_bits(data))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model made of the prompt after `seconds` of training."""
+
+    seconds: float
+    step: int
+    bits_per_byte: float | None
+    text: str
+
+
+@dataclass
+class Learned:
+    """What act 2 leaves behind."""
+
+    result: TrainResult
+    baselines: Baselines
+    tokenizer: Tokenizer
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Of training alone: the last sample is taken after the last step."""
+        return self.samples[-1].seconds if self.samples else self.result.seconds
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of the held-out text, by the trained model."""
+        found = self.result.validation.bits_per_byte if self.result.validation else None
+        assert found is not None, "the held-out text has bytes"
+        return found
+
+    @property
+    def below_gzip(self) -> bool:
+        return self.bits_per_byte < self.baselines.gzip
+
+
+def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenFile, TokenFile]:
+    """Train the tokenizer on the training text only, and encode both parts into `folder`."""
+    tokenizer = train_bpe((document.text for document in corpus.train), vocab)
+    tokenizer.save(folder / "tokenizer")
+    for name, documents in (("train", corpus.train), ("held-out", corpus.held_out)):
+        pieces = (Piece(document.text, True, document.name) for document in documents)
+        encode_corpus(pieces, tokenizer, folder / f"{name}.tokens")
+    return tokenizer, TokenFile(folder / "train.tokens"), TokenFile(folder / "held-out.tokens")
+
+
+def settings(out: Path, seconds: float, quick: bool) -> TrainConfig:
+    """The training run: `seconds` of wall clock on what `prepare` wrote."""
+    given = {
+        **(QUICK if quick else SETTINGS),
+        "data": str(out / WORK / "train.tokens"),
+        "validation": str(out / WORK / "held-out.tokens"),
+        "tokenizer": str(out / WORK / "tokenizer"),
+        "out": str(out / WORK / "run"),
+        "max_seconds": seconds,
+        "log_every": 50,
+    }
+    return TrainConfig.of(given, where="the demo's settings")
+
+
+def learn(
+    corpus: Corpus,
+    out: Path,
+    *,
+    seconds: float,
+    quick: bool,
+    prompt: str,
+    say: Callable[[str], None],
+) -> Learned:
+    """Act 2 within about `seconds`: prepare, train, sample, evaluate. Writes `out`/text; work files go to
+    `out`/work."""
+    began = time.monotonic()
+    baselines = Baselines.of(corpus.held_out_bytes)
+    tokenizer, train_file, held_file = prepare(corpus, QUICK_VOCAB if quick else VOCAB, out / WORK)
+    say(
+        f"tokenizer of {tokenizer.vocab_size} tokens: {train_file.text_bytes / len(train_file):.2f} bytes a token, "
+        f"{len(train_file):,} tokens to train on, {len(held_file):,} held out "
+        f"({time.monotonic() - began:.0f} s)"
+    )
+    left = max(3.0, seconds * (1 - SHARE_FOR_EVALUATION) - (time.monotonic() - began))
+    samples: list[Sample] = []
+
+    def look(moment: Moment) -> None:
+        samples.append(sample(moment, prompt))
+        say(show(samples[-1], prompt))
+
+    every = [Every(look, seconds=min(SAMPLE_SECONDS, left / 2))]
+    config = settings(out, left, quick)
+    say(about_model(make_spec(config, tokenizer.vocab_size)))
+    result = train(config, callbacks=every)
+    return Learned(result, baselines, tokenizer, samples)
+
+
+def about_model(spec: ModelSpec) -> str:
+    """The model in a line."""
+    layers = "; ".join(dict.fromkeys(map(str, spec.patterns)))
+    return (
+        f"model of {spec.parameter_count / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
+        f"{spec.heads} query heads on {spec.kv_heads} of keys and values, layers see {layers} in turn"
+    )
+
+
+def sample(moment: Moment, prompt: str) -> Sample:
+    """Continue the prompt with the model as it is; the same noise every time."""
+    room = moment.model.spec.trained_context
+    ids = moment.tokenizer.encode(prompt)[: room // 2]
+    end = () if moment.tokenizer.eos is None else (moment.tokenizer.eos,)
+    how = Settings(
+        max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)), sampling=Sampling(temperature=0.7), eos=end
+    )
+    made = generate(as_decoder(moment.model), [ids], how, tokenizer=moment.tokenizer)[0]
+    return Sample(moment.seconds, moment.step, moment.record.get("bits_per_byte"), made.text)
+
+
+def show(one: Sample, prompt: str) -> str:
+    """A sample for a terminal: the prompt, and what was made of it behind a bar."""
+    bits = "" if one.bits_per_byte is None else f", {one.bits_per_byte:.2f} bits per byte in training"
+    shown = "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in prompt + one.text
+    )
+    text = "\n".join("    | " + line for line in shown.split("\n"))
+    return f"  after {one.seconds:.0f} s, step {one.step}{bits}:\n{text}"
+
+
+def comparison(learned: Learned, corpus: Corpus) -> str:
+    """Bits per byte of the held-out text, for a terminal."""
+    own, base = learned.bits_per_byte, learned.baselines
+    trained = f"{learned.seconds:.0f} s of training on {corpus.train_bytes / 1e6:.1f} MB of other text"
+    rows = [
+        ("bytes one by one (entropy)", base.unigram, ""),
+        ("gzip -9", base.gzip, "the whole held-out text as one stream"),
+        ("xz -9e", base.xz, "the whole held-out text as one stream"),
+        ("this model", own, trained),
+    ]
+    cells = [(name, f"{bits:.3f}", how) for name, bits, how in rows]
+    return table(("held-out text", "bits per byte", ""), cells)
+
+
+def verdict(learned: Learned) -> str:
+    """Below gzip or not, said either way."""
+    own, base = learned.bits_per_byte, learned.baselines
+    if learned.below_gzip:
+        than_xz = "and below xz" if own < base.xz else "but not below xz"
+        return f"{own:.3f} bits per byte: below gzip -9 ({base.gzip:.3f}) {than_xz} ({base.xz:.3f})"
+    return (
+        f"{own:.3f} bits per byte: NOT below gzip -9 ({base.gzip:.3f}); this machine trained too little in the "
+        "time it had; --seconds gives it more"
+    )
+
+
+def draw_bits(learned: Learned, path: Path) -> None:
+    """The comparison as bars."""
+    base = learned.baselines
+    names = ["bytes one by one", "gzip -9", "xz -9e", "this model"]
+    bits = [base.unigram, base.gzip, base.xz, learned.bits_per_byte]
+    with saved_figure(path, 7.5, 2.8) as figure:
+        axes = figure.subplots()
+        bars = axes.barh(
+            names, bits, color=[GREY, GREY, GREY, ORANGE if learned.below_gzip else BLUE], height=0.62
+        )
+        axes.bar_label(bars, [f"{value:.3f}" for value in bits], padding=4)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlim(right=max(bits) * 1.12)
+        axes.set_xlabel("bits per byte of held-out text (less is better)")
+        axes.set_title(f"{learned.result.trained_tokens:,} tokens trained in {learned.seconds:.0f} s")
+
+
+def smaller(corpus: Corpus, most: int) -> Corpus:
+    """About `most` bytes of training text and an eighth of it held out: for `--quick`."""
+    return Corpus(
+        corpus.source,
+        corpus.rule + ", in part",
+        _first(corpus.train, most),
+        _first(corpus.held_out, most // 8),
+    )
+
+
+def _first(documents: tuple[Document, ...], most: int) -> tuple[Document, ...]:
+    kept: list[Document] = []
+    for document in documents:
+        kept.append(document)
+        most -= len(document.text.encode())
+        if most <= 0:
+            break
+    return tuple(kept)
+
+
+def save_documents(documents: tuple[Document, ...], path: Path) -> None:
+    """One JSON object a line: {"name": .., "text": ..}."""
+    lines = (json.dumps({"name": document.name, "text": document.text}) + "\n" for document in documents)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")

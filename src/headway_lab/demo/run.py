@@ -1,0 +1,226 @@
+"""The three acts in order, and the folder that they leave behind."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.checkpoints.restore import load_model
+from headway.errors import ConfigError
+from headway.models import Decoder
+from headway.report import plain
+from headway.text import Tokenizer
+from headway.train import Interrupted
+from headway_lab.demo import heads, look, trust
+from headway_lab.demo.corpus import Corpus, own_text, standard_library
+from headway_lab.demo.learn import (
+    PROMPT,
+    QUICK_BYTES,
+    WORK,
+    Learned,
+    comparison,
+    draw_bits,
+    learn,
+    save_documents,
+    show,
+    smaller,
+    verdict,
+)
+
+REPORT, HELD_OUT = "demo.json", Path("text") / "held-out.jsonl"
+Say = Callable[[str], None]
+
+
+def demo(
+    out: Path,
+    *,
+    data: Path | None = None,
+    seconds: float = 150.0,
+    quick: bool = False,
+    say: Say,
+    unicode: bool = True,
+) -> dict[str, Any]:
+    """Run the three acts, saying what is found as it is found; returns what `out`/demo.json then holds.
+
+    Args:
+        out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png,
+        patterns.png, bits.png,
+            heads.png, samples.txt, text/ (what was trained on and what was held
+            out) and demo.json. What an earlier demo left there is replaced.
+        data: a text file or a folder of them; Python's standard library unless given.
+        seconds: of act 2.
+        quick: a small model on a small part of the text, to see that everything runs.
+        say: where lines go. unicode: whether it can print the pictures' marks.
+    Raises:
+        ConfigError, DataError: an `out` that holds something else, a `data` that is no text.
+        Interrupted: Ctrl-C; what was trained is saved, everything else is tidied away.
+    """
+    began = time.monotonic()
+    corpus = own_text(data) if data is not None else standard_library()
+    _clear(out)
+    try:
+        report = _acts(
+            out, corpus, own=data is not None, seconds=seconds, quick=quick, say=say, unicode=unicode
+        )
+    except Interrupted:
+        raise  # the training state stays in work, to go on from
+    except BaseException:
+        shutil.rmtree(out / WORK, ignore_errors=True)
+        raise
+    report["seconds"] = time.monotonic() - began
+    _write(out, report)
+    shutil.rmtree(out / WORK)
+    return report
+
+
+def _acts(
+    out: Path, corpus: Corpus, *, own: bool, seconds: float, quick: bool, say: Say, unicode: bool
+) -> dict[str, Any]:
+    say(title("Act 1: what each token may see, and what it costs"))
+    say(look.pictures(unicode=unicode))
+    say(f"\nkeys and values of one row of {look.SHAPE}'s shape, bf16:\n\n{look.kv_table()}")
+    look.save_pictures(out / "patterns.png")
+    say(f"\n  drawn in {out / 'patterns.png'}")
+
+    say(title(f"Act 2: a model in {seconds:.0f} seconds"))
+    if quick:
+        corpus = smaller(corpus, QUICK_BYTES)
+    prompt = _opening(corpus) if own else PROMPT
+    say(about(corpus) + "\n")
+    learned = learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
+    _keep(out, corpus, learned, prompt)
+    say("\n" + comparison(learned, corpus))
+    toy = "--quick: a toy on a part of the text; the figures mean nothing"
+    say(f"\n  {toy if quick else verdict(learned)}")
+
+    model = load_model(out, dtype=torch.float32).eval()
+    report = _heads(model, learned.tokenizer, corpus, prompt, out / "heads.png", say)
+
+    say(title("Act 3: why to trust it"))
+    report |= _trust(model, learned.tokenizer, corpus, quick, say)
+    return {
+        "state": "done",
+        "corpus": {"source": corpus.source, "rule": corpus.rule, "train_bytes": corpus.train_bytes,
+                   "held_out_bytes": len(corpus.held_out_bytes)},
+        "bits_per_byte": {"model": learned.bits_per_byte, **asdict(learned.baselines)},
+        "below_gzip": learned.below_gzip,
+        "verdict": verdict(learned),
+        "trained": {"seconds": learned.seconds, "steps": learned.result.steps,
+                    "tokens": learned.result.trained_tokens},
+        **report,
+    }  # fmt: skip
+
+
+def _heads(
+    model: Decoder, tokenizer: Tokenizer, corpus: Corpus, prompt: str, path: Path, say: Say
+) -> dict[str, Any]:
+    text = tokenizer.encode(corpus.held_out[0].text[:4000])[: model.spec.trained_context]
+    found = heads.looks(heads.attention_maps(model, torch.tensor([text])))
+    start = tokenizer.encode(prompt)[: heads.LABELLED]
+    names = [shown(tokenizer.decode([token], special=True)) for token in start]
+    heads.draw_heads(heads.attention_maps(model, torch.tensor([start])), names, path)
+    say(f"\nheads look at different things (on held-out text; drawn in {path}):\n\n{heads.striking(found)}")
+    return {"heads": plain(found)}
+
+
+def shown(text: str) -> str:
+    """A token's text as a label: spaces and line ends made visible, what a plot's font may lack as a box."""
+    marks = {" ": "·", "\n": "¶"}
+    return "".join(marks.get(c) or (c if c.isprintable() and ord(c) < 0x0500 else "□") for c in text)
+
+
+def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, say: Say) -> dict[str, Any]:
+    spec = model.spec
+    ids = torch.tensor([tokenizer.encode(corpus.held_out[0].text[:4000])[: spec.trained_context]])
+    say("cached decode = one full forward, on held-out text, in uneven chunks and then token by token:\n")
+    equal = [trust.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
+    for one in equal:
+        say(f"  {one}")
+
+    window = min(p.reach[0] + 1 for p in spec.patterns if p.reach[0] is not None)
+    say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
+    held = trust.ring_stays(model, window)
+    say(trust.held_table(held))
+
+    sizes = {"tokens": 2048, "window": 128, "repeats": 1} if quick else {}
+    timing = trust.time_window(**sizes)
+    shape = f"{timing.tokens} tokens, {timing.heads} heads of 64, float32, forward"
+    say(f"\na causal window of {timing.window} over {shape}:\n")
+    say(str(timing))
+    say(
+        f"\n  {timing.ratio:.1f} times as fast as torch with a mask, here and now; largest difference of the results "
+        f"{timing.difference:.1e}"
+    )
+    return {
+        "cached_equals_full": plain(equal),
+        "ring": plain(held),
+        "window": {**plain(timing), "ratio": timing.ratio},
+    }
+
+
+def title(text: str) -> str:
+    """A line that begins an act."""
+    return f"\n== {text} {'=' * max(4, 96 - len(text))}\n"
+
+
+def about(corpus: Corpus) -> str:
+    """What is trained on and what is held out, in a line or two."""
+    groups = sorted({document.group for document in corpus.held_out if document.group})
+    names = f" ({', '.join(groups[:8])}{', ..' if len(groups) > 8 else ''})" if groups else ""
+    return (
+        f"text: {corpus.source}: {len(corpus.train)} files, {corpus.train_bytes / 1e6:.1f} MB to train on; "
+        f"{len(corpus.held_out_bytes) / 1e6:.2f} MB {corpus.rule}{names}"
+    )
+
+
+def next_commands(out: Path) -> str:
+    """What to try next with what is there now."""
+    lines = [
+        ("headway generate", f"{out} --prompt 'def '", "continue a prompt"),
+        ("headway inspect", f"{out}", "what this model is"),
+        ("headway plan", "llama-2-7b --context 32768", "what another one would cost here"),
+        ("headway eval", f"{out} --data {out / HELD_OUT}", "the bits per byte again"),
+        ("headway explain", "masks --out runs/explain", "the next question"),
+    ]
+    wide = max(len(f"{command} {rest}") for command, rest, _ in lines)
+    return "\n".join(f"  {f'{command} {rest}':<{wide}}   # {why}" for command, rest, why in lines)
+
+
+def _opening(corpus: Corpus) -> str:
+    """The first words of the held-out text, where one's own text is the corpus."""
+    return " ".join(corpus.held_out[0].text.split()[:6])
+
+
+def _keep(out: Path, corpus: Corpus, learned: Learned, prompt: str) -> None:
+    """Move what is worth keeping from the work folder to its place."""
+    for path in sorted(learned.result.model.iterdir()):
+        shutil.move(path, out / path.name)
+    shutil.move(learned.result.metrics, out / "metrics.jsonl")
+    shutil.move(learned.result.curve, out / "loss.png")
+    save_documents(corpus.train, out / "text" / "train.jsonl")
+    save_documents(corpus.held_out, out / HELD_OUT)
+    draw_bits(learned, out / "bits.png")
+    (out / "samples.txt").write_text(
+        "\n\n".join(show(s, prompt) for s in learned.samples) + "\n", encoding="utf-8"
+    )
+
+
+def _clear(out: Path) -> None:
+    """Make room in `out`. Only a folder that a demo has written is emptied."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is a file; give a folder")
+    if out.exists() and any(out.iterdir()):
+        if not (out / REPORT).exists():
+            raise ConfigError(f"--out {out}: holds something that no demo has written; give another folder")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out, {"state": "not finished"})
+
+
+def _write(out: Path, report: dict[str, Any]) -> None:
+    (out / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,143 @@
+"""From the decoder block of 2017 to LLaMA's, one difference at a time.
+
+(Vaswani et al. 2017; Zhang and Sennrich 2019: RMSNorm; Shazeer 2020: SwiGLU; Touvron et al. 2023: LLaMA.)
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from headway.models import ModelSpec
+from headway.nn import RMSNorm
+from headway.positions import PositionScheme, Rotary
+from headway.report import table
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.runs import (
+    VOCAB,
+    Budget,
+    Run,
+    columns,
+    contend,
+    draw_losses,
+    gap_in,
+    one_thread,
+    rows,
+    small,
+    told,
+)
+
+BUDGET, HIDDEN, KV_HEADS = Budget(seeds=(0, 1, 2)), 176, 2
+NORM_ROWS, NORM_WIDTH, REPEATS = 2048, 512, 15
+
+FORMULA = """LayerNorm  (x - mean x) / sqrt(var x + eps) g + b       RMSNorm  x / sqrt(mean x^2 + eps) g
+ReLU       down(max(0, up x)): 2 M F                    SwiGLU   down(silu(gate x) * up x): 3 M F', F' = 2 F / 3
+post       norm(x + f(x))                               pre      x + f(norm(x)), and a norm after the last layer
+each rung is what stands above it with one change; its gap is to that"""
+
+
+def ladder() -> dict[str, ModelSpec]:
+    """Rungs from 2017 to LLaMA, at equal width, depth and parameters of the feed-forward; without dropout."""
+    start = small(family="transformer", hidden=3 * HIDDEN // 2, dropout=0.0)
+    changes: dict[str, dict[str, Any]] = {
+        "pre-norm": {"order": "pre", "final_norm": True},
+        "RMSNorm": {"norm": "rms", "norm_bias": False},
+        "rotary": {"positions": Rotary(pairing="halves")},
+        "SwiGLU": {"activation": "silu", "gated": True, "hidden": HIDDEN, "mlp_bias": False},
+        "GQA = LLaMA": {"kv_heads": KV_HEADS},
+    }
+    found = {"2017": start}
+    for name, change in changes.items():
+        found[f"+ {name}"] = replace(list(found.values())[-1], **change)
+    return found
+
+
+def differences() -> list[tuple[str, str, str]]:
+    """Fields in which the base Transformer of 2017 (its decoder) and a LLaMA of its width differ, as text."""
+    sizes: dict[str, Any] = {"vocab": VOCAB, "width": 512, "layers": 6, "heads": 8}
+    base = ModelSpec.of("transformer", hidden=2048, **sizes)
+    llama = ModelSpec.of("llama", hidden=1376, kv_heads=KV_HEADS, **sizes)
+    return [
+        (f.name, shown(getattr(base, f.name)), shown(getattr(llama, f.name)))
+        for f in fields(ModelSpec)
+        if getattr(base, f.name) != getattr(llama, f.name)
+    ]
+
+
+def shown(value: object) -> str:
+    """A field of a spec as text: schemes of positions by their name."""
+    return type(value).__name__ if isinstance(value, PositionScheme) else str(value)
+
+
+def norm_times() -> dict[str, float]:
+    """Microseconds of one core for a forward and backward over [NORM_ROWS, NORM_WIDTH], the fastest of some."""
+    norms: dict[str, nn.Module] = {
+        "LayerNorm, torch's fused": nn.LayerNorm(NORM_WIDTH),
+        "RMSNorm, torch's": nn.RMSNorm(NORM_WIDTH),
+        "RMSNorm, headway's (as LLaMA's code rounds)": RMSNorm(NORM_WIDTH),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in norms}
+    x = torch.randn(NORM_ROWS, NORM_WIDTH, requires_grad=True)
+    with one_thread():
+        for _ in range(REPEATS):
+            for name, norm in norms.items():
+                began = time.process_time()
+                norm(x).sum().backward()
+                taken[name].append(1e6 * (time.process_time() - began))
+    return {name: min(times) for name, times in taken.items()}
+
+
+def run() -> Report:
+    """Every rung trained, each against the one above; norms timed; the two specs compared."""
+    return judge(contend(ladder(), BUDGET), norm_times())
+
+
+def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Report:
+    """The verdict: whether LLaMA's block ends below that of 2017; and what each rung says."""
+    names = list(runs)
+    lines = rows(runs, dict(zip(names[1:], names, strict=False)))
+    apart = {line[0]: gap_in(line) for line in lines[1:]}
+    whole = gap_in(rows({name: runs[name] for name in (names[-1], names[0])}, {names[-1]: names[0]})[0])
+    layer_norm, *rms = times.values()
+    claims = {
+        "LLaMA's block ends below that of 2017": whole.lower,
+        "RMSNorm ends elsewhere than LayerNorm": apart["+ RMSNorm"].seen,
+        "a code of it takes less time than torch's LayerNorm": min(rms) < layer_norm,
+        "SwiGLU ends below ReLU at equal parameters": apart["+ SwiGLU"].lower,
+        "pre-norm ends below post-norm": apart["+ pre-norm"].lower,
+        "rotary ends below sinusoids": apart["+ rotary"].lower,
+        "sharing keys costs loss": apart[names[-1]].higher,
+    }
+    ours = [(name, round(us), us / layer_norm) for name, us in times.items()]
+    return Report(
+        topic="blocks",
+        question=TOPICS["blocks"][1],
+        formula=FORMULA,
+        columns=columns(BUDGET),
+        rows=tuple(lines),
+        seen=whole.lower,
+        setting=f"2 layers of width 64, {BUDGET}; norms: {NORM_ROWS} x {NORM_WIDTH}, fp32, one thread",
+        picture="\n\n".join(
+            (
+                "what differs, base (2017, its decoder) and LLaMA of one width:",
+                table(("field", "base", "llama"), differences()),
+                "forward and backward of a norm (time of one core, rough on a busy machine):",
+                table(("norm", "us", "of LayerNorm"), ours),
+            )
+        ),
+        finding=(
+            f"{told(claims)}. All of it: {whole}; rung by rung: "
+            + "; ".join(f"{name[2:]} {x}" for name, x in apart.items())
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Losses of every rung and seed."""
+    figure.set_size_inches(8, 3.4)
+    axes = figure.subplots()
+    draw_losses(axes, report.rows, len(BUDGET.seeds))
+    axes.set_title("from the block of 2017 to LLaMA's (each against the one above)")

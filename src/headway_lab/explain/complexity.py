@@ -1,0 +1,208 @@
+"""Self-attention beside recurrence, convolution and windows. (Vaswani et al. 2017, table 1.)"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
+from headway_lab.explain import TOPICS, Report
+
+LENGTHS, WIDTHS, KERNEL, NEAR, SEED = (16, 32, 64), (32, 64), 3, 8, 0
+COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
+
+FORMULA = """n tokens of width d, kernels of k tokens, windows of r keys; multiply-adds of a layer without projections:
+self-attention       2 n^2 d     1 step       path 1                 every token meets every other at once
+recurrent            2 n d^2     n steps      path n - 1             h_t = tanh(h_(t-1) U + x_t W)
+convolution          k n d^2     1 step       path (n-1)/(k-1)       with dilations 1, k, k^2, ..: log_k n
+restricted           2 r n d     1 step       path (n-1)/(r-1)       self-attention on the last r keys
+path: layers (or steps) until the last output depends on the first input"""
+
+Layer = Callable[[Tensor, list[Tensor], int], Tensor]
+
+
+def attention(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """softmax(x x^T / sqrt(d), causal) x: the two products of attention alone."""
+    scores = (x @ x.T) * x.shape[-1] ** -0.5
+    future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    out: Tensor = scores.masked_fill(future, -torch.inf).softmax(-1) @ x
+    return out
+
+
+def recurrent(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """h_t = tanh(h_(t-1) U + x_t W), one token after the other."""
+    state, out = torch.zeros_like(x[0]), []
+    for token in x:
+        state = torch.tanh(state[None] @ w[0] + token[None] @ w[1])[0]
+        out.append(state)
+    return torch.stack(out)
+
+
+def one_recurrent_step(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """What a single step connects: every state with the one before and with its own input."""
+    return torch.tanh(F.pad(x, (0, 0, 1, 0))[:-1] @ w[0] + x @ w[1])
+
+
+def convolution(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """The last k tokens, each with a matrix of its own."""
+    return _convolve(x, w, 1)
+
+
+def dilated(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """The same with steps of k^depth: 1, k, k^2, .. from layer to layer."""
+    return _convolve(x, w, KERNEL**depth)
+
+
+def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+    """Attention to the last r keys, gathered."""
+    keys = F.pad(x, (0, 0, NEAR - 1, 0)).unfold(0, NEAR, 1)  # [n, d, r]
+    inside = torch.arange(len(x))[:, None] + torch.arange(NEAR) >= NEAR - 1
+    scores = torch.bmm(x[:, None], keys)[:, 0] * x.shape[-1] ** -0.5
+    weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
+    return torch.bmm(weights[:, None], keys.mT)[:, 0]
+
+
+def _convolve(x: Tensor, w: list[Tensor], step: int) -> Tensor:
+    kernel = torch.stack(w[:KERNEL], -1)
+    padded = F.pad(x.T[None], (step * (KERNEL - 1), 0))
+    return torch.tanh(F.conv1d(padded, kernel, dilation=step))[0].T
+
+
+Size = Callable[[int, int], int]
+LAYERS: tuple[tuple[str, Layer, Layer, Size, Size, Size], ...] = (
+    ("self-attention", attention, attention, lambda n, d: 2 * n * n * d, lambda n, d: 1, lambda n, d: 1),
+    (
+        "recurrent",
+        recurrent,
+        one_recurrent_step,
+        lambda n, d: 2 * n * d * d,
+        lambda n, d: n,
+        lambda n, d: n - 1,
+    ),
+    (
+        "convolution",
+        convolution,
+        convolution,
+        lambda n, d: KERNEL * n * d * d,
+        lambda n, d: 1,
+        lambda n, d: math.ceil((n - 1) / (KERNEL - 1)),
+    ),
+    (
+        "convolution, dilated",
+        convolution,
+        dilated,
+        lambda n, d: KERNEL * n * d * d,
+        lambda n, d: 1,
+        lambda n, d: math.ceil(math.log(n, KERNEL)),
+    ),
+    (
+        "restricted attention",
+        restricted,
+        restricted,
+        lambda n, d: 2 * NEAR * n * d,
+        lambda n, d: 1,
+        lambda n, d: math.ceil((n - 1) / (NEAR - 1)),
+    ),
+)
+
+
+def run() -> Report:
+    """Operations counted by torch while each layer runs, and paths found by gradients, for several n and d."""
+    rows = []
+    for name, layer, step, size, steps, path in LAYERS:
+        for n in LENGTHS:
+            for d in WIDTHS:
+                found = hops(step, n) if d == WIDTHS[0] else None
+                rows.append((name, n, d, counted(layer, n, d), size(n, d), steps(n, d), path(n, d), found))
+    return judge(rows)
+
+
+def counted(layer: Layer, n: int, d: int) -> int:
+    """Multiply-adds of the matrix products and convolutions that the layer runs."""
+    x, w = _inputs(n, d)
+    with FlopCounterMode(display=False) as counter:
+        layer(x, w, 0)
+    return int(counter.get_total_flops()) // 2
+
+
+def hops(layer: Layer, n: int) -> int:
+    """How many layers on top of each other it takes until d out[n-1] / d x[0] is not 0."""
+    x, w = _inputs(n, 8)
+    x.requires_grad_()
+    y, depth = x, 0
+    while True:
+        y = layer(y, w, depth)
+        depth += 1
+        (gradient,) = torch.autograd.grad(y[-1].sum(), x, retain_graph=True)
+        if float(gradient[0].abs().max()) > 0:
+            return depth
+        assert depth <= n, "the first token never reaches the last"
+
+
+def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:
+    noise = torch.Generator().manual_seed(SEED)
+    x = torch.randn(n, d, generator=noise, dtype=torch.float64)
+    w = torch.randn(KERNEL, d, d, generator=noise, dtype=torch.float64) * d**-0.5
+    return x, list(w)
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: every count is its formula, and every path the one that gradients find."""
+    wrong = [row for row in rows if row[3] != row[4] or row[7] not in (None, row[6])]
+    n, d = LENGTHS[-1], WIDTHS[0]
+    there = {row[0]: row for row in rows if row[1:3] == (n, d)}
+    full, steps = there["self-attention"], there["recurrent"]
+    near, wide = there["restricted attention"], there["convolution, dilated"]
+    return Report(
+        topic="complexity",
+        question=TOPICS["complexity"][1],
+        formula=FORMULA,
+        columns=(
+            "layer",
+            "n",
+            "d",
+            "multiply-adds",
+            "formula",
+            "sequential steps",
+            "path",
+            "path by gradient",
+        ),
+        rows=tuple(rows),
+        seen=not wrong,
+        setting=f"n = {LENGTHS}, d = {WIDTHS}, k = {KERNEL}, r = {NEAR}, causal, float64, seed {SEED}",
+        finding=(
+            f"{len(rows) - len(wrong)} of {len(rows)} counts and paths are those of the formulas. At n = {n}, d = {d} "
+            f"attention takes {full[3] / steps[3]:g} times the operations of recurrence (n / d: fewer while n < d) "
+            f"but {full[5]} step instead of {steps[5]}, and a path of {full[7]} instead of {steps[7]}; windows of "
+            f"{NEAR} keys take {near[3] / full[3]:g} of the operations for a path of {near[7]}, dilated convolutions "
+            f"{wide[3] / full[3]:g} for a path of {wide[7]}"
+        ),
+        highlight=tuple(i for i, row in enumerate(rows) if row[2] == d and row[1] in LENGTHS[-2:]),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: operations against n, at d = 512. Right: path length against n, with what gradients found."""
+    figure.set_size_inches(10.5, 4)
+    left, right = figure.subplots(1, 2)
+    width, lengths = 512, [2**i for i in range(4, 15)]
+    for (name, *_, size, _, path), colour in zip(LAYERS, COLOURS, strict=True):
+        if name != "convolution, dilated":
+            left.loglog(lengths, [size(n, width) for n in lengths], color=colour, label=name)
+        right.loglog(lengths, [path(n, width) for n in lengths], color=colour, label=name)
+        found = [(row[1], row[7]) for row in report.rows if row[0] == name and row[7] is not None]
+        right.plot([n for n, _ in found], [hop for _, hop in found], "o", color=colour, markersize=5)
+    left.axvline(width, color=GREY, linestyle=":", linewidth=1)
+    left.set(title=f"operations of one layer, d = {width}", xlabel="tokens n", ylabel="multiply-adds")
+    left.text(width * 1.1, left.get_ylim()[0] * 2, "n = d", fontsize=8, color=GREY)
+    right.set(
+        title="path from the first token to the last",
+        xlabel="tokens n",
+        ylabel="layers or steps (dots: gradient)",
+    )
+    for axes in (left, right):
+        axes.legend(fontsize=8, loc="upper left")

@@ -1,0 +1,147 @@
+"""Rows longer than those of training: which marks of positions bear them. (Su et al. 2021; Press et al. 2021.)"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from headway.draw import INK
+from headway.models import ModelSpec
+from headway.models.build import build
+from headway.patterns import Window
+from headway.positions import DynamicNTK, Linear, Rotary, YaRN
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.positions import schemes
+from headway_lab.explain.runs import Budget, Run, contend, gap, held_out_rows, one_thread, small, told
+
+BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
+TIMES, ROWS = (1, 2, 4, 8), 32
+RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
+
+FORMULA = """trained on rows of L; then given up to k L bytes, to guess the same bytes every time, the last L of each
+held-out row of 8 L. More context can only help whoever can read it: loss(k) <= loss(1)
+rescaled, not trained again:  linear  f_i / k      NTK  theta k^(d / (d - 2))      YaRN  slow f_i / k, fast f_i kept
+window L: trained as rotary; at any length a query sees the last L keys alone, so no distance is new"""
+
+
+def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
+    """What the weights of a contender are evaluated as at `times` the length of training: names and specs."""
+    found = {name: spec}
+    if isinstance(spec.positions, Rotary):
+        length, rotary = BUDGET.tokens, spec.positions
+        scalings = {
+            "linear": Linear(times),
+            "NTK": DynamicNTK(1.0, length),
+            "YaRN": YaRN(times, length),
+        }
+        for rule, scaling in scalings.items():
+            scaled = rotary if times == 1 else replace(rotary, scaling=scaling)
+            found[f"{name}, {rule}"] = replace(spec, positions=scaled)
+        found[f"{name}, window L"] = spec.with_patterns(Window.last(length))
+    return found
+
+
+def run() -> Report:
+    """Every scheme trained on rows of L, and its loss at 1 .. 8 L."""
+    specs = {name: small(positions=scheme) for name, scheme in schemes(BUDGET.tokens).items()}
+    return judge(measure(contend(specs, BUDGET)))
+
+
+def measure(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[list[float] | None]]:
+    """For each variant and each of `TIMES`: the losses of all seeds, or None where rows of that length are refused
+    (a table of learned positions ends)."""
+    found: dict[str, list[list[float] | None]] = {}
+    with one_thread():
+        for name, own in runs.items():
+            for times in TIMES:
+                for variant, spec in variants(name, own[0].model.spec, times).items():
+                    limit = spec.context_limit
+                    refused = limit is not None and times * BUDGET.tokens > limit
+                    losses = None if refused else [tail_loss(run, spec, times) for run in own]
+                    found.setdefault(variant, []).append(losses)
+    return found
+
+
+@torch.no_grad()
+def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
+    """Loss of the last L bytes of the held-out rows of 8 L, given their last `times` L."""
+    length = BUDGET.tokens
+    model = build(spec, seed=0)
+    model.load_state_dict(run.model.state_dict())
+    ids = held_out_rows(TIMES[-1] * length, ROWS)[:, -times * length - 1 :]
+    logits = model.eval()(ids[:, :-1], logits_for=slice(-length, None))
+    return float(F.cross_entropy(logits.flatten(0, 1), ids[:, -length:].flatten()))
+
+
+def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
+    """The verdict: whether rotary as it was trained reads longer rows, and what else does."""
+    lines = []
+    for name, losses in found.items():
+        means = [None if x is None else statistics.fmean(x) for x in losses]
+        first, last = losses[0], losses[-1]
+        assert first is not None
+        apart = None if last is None else gap(last, first)
+        told_gap = (None,) * 3 if apart is None else (apart.mean, apart.bound, apart.seen)
+        lines.append((name, *means, *told_gap))
+    bears = [line[0] for line in lines if line[-3] is not None and not (line[-1] and line[-3] > 0)]
+    gains = [line[0] for line in lines if line[-1] and line[-3] < 0]
+    ends = {name: losses[-1] for name, losses in found.items()}
+    rotary, sinusoidal, alibi, window = (
+        ends[name] for name in ("rotary", "sinusoidal", "ALiBi", "rotary, window L")
+    )
+    assert rotary is not None
+    assert sinusoidal is not None
+    assert alibi is not None
+    assert window is not None
+    rescaled = [x for name, x in ends.items() if name in RESCALED and x is not None]
+    claims = {
+        f"rotary reads rows of {TIMES[-1]} L as well as rows of L": "rotary" in bears,
+        "it loses less than sinusoidal": gap(rotary, sinusoidal).lower,
+        "linear decay (ALiBi) ends lower than rotary": gap(alibi, rotary).lower,
+        "through a window of L rotary reads them as well as rows of L": "rotary, window L" in bears,
+        "and ends lower than by any rescaling": all(gap(window, x).lower for x in rescaled),
+    }
+    return Report(
+        topic="extrapolation",
+        question=TOPICS["extrapolation"][1],
+        formula=FORMULA,
+        columns=(
+            "contender",
+            *(f"loss at {k} L" for k in TIMES),
+            f"gap {TIMES[-1]} L to L",
+            "bound",
+            "seen",
+        ),
+        rows=tuple(lines),
+        seen=claims[f"rotary reads rows of {TIMES[-1]} L as well as rows of L"],
+        setting=f"L = {BUDGET.tokens}, 2 layers of width 64, {BUDGET}",
+        finding=(
+            f"{told(claims)}. Not worse at {TIMES[-1]} L than at L: {', '.join(bears) or 'none'}; better: "
+            f"{', '.join(gains) or 'none'}; refused: "
+            f"{', '.join(line[0] for line in lines if line[-3] is None) or 'none'}"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: loss against length for every scheme as trained. Right: rotary and what rescues it."""
+    figure.set_size_inches(10.5, 4.2)
+    left, right = figure.subplots(1, 2, sharey=True)
+    lengths = [k * BUDGET.tokens for k in TIMES]
+    for line in report.rows:
+        values = [float("nan") if x is None else x for x in line[1 : len(TIMES) + 1]]
+        name = str(line[0])
+        rotary = name.startswith("rotary")
+        style = {"color": INK} if name == "rotary" else {"linestyle": "--" if name == "none" else "-"}
+        for axes, wanted in ((left, not rotary or name == "rotary"), (right, rotary)):
+            if wanted:
+                axes.plot(lengths, values, marker="o", markersize=4, label=name, **style)
+    for axes, title in ((left, "as trained"), (right, "rotary, rescaled or windowed")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{k} L" for k in TIMES])
+        axes.set(title=title, xlabel=f"context (L = {BUDGET.tokens} bytes, as in training)")
+        axes.legend(fontsize=8)
+    left.set_ylabel("loss of the same bytes (nats)")

@@ -1,0 +1,259 @@
+"""What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.attention import attend, attention_weights
+from headway.cache import Cache, make_cache
+from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
+from headway.heads import Heads
+from headway.models import ModelSpec
+from headway.nn import Attention
+from headway.patterns import Causal
+from headway.tokens import Tokens
+from headway_lab.explain import TOPICS, Report
+
+QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
+WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
+CONTEXT, REPEATS = 8192, 7
+EQUAL = 1e-12
+COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, GREY)
+
+FORMULA = """query head h reads key/value head h // G;  H = K G heads, K of them with keys and values of their own
+out = concat_h softmax(q_h . k_(h // G) / sqrt(D)) v_(h // G)  W_o      (each head on its own, none are summed)
+parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of multi-head attention's
+one more token: operations hardly change with K, the bytes read do; with a cache, decoding waits for memory"""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One layout: counted sizes, and how far its output is from three others."""
+
+    layout: Heads
+    parameters: int
+    cache_bytes: int
+    from_repeated: float
+    from_summed: float
+    reads_right: bool
+    step: "Step"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One more token of a small decoder with `CONTEXT` tokens in its cache: operations, bytes, seconds."""
+
+    flops: float
+    moved: int
+    seconds: float
+
+
+def run() -> Report:
+    """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        return judge([measure(Heads.of(QUERY_HEADS, kv)) for kv in KV_HEADS])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(layout: Heads) -> Shared:
+    """One layer of random weights on random tokens, in float64."""
+    h, k, group = layout.query_heads, layout.kv_heads, layout.group
+    noise = torch.Generator().manual_seed(SEED)
+    layer = Attention(WIDTH, h, k).double()
+    x = torch.randn(BATCH, LENGTH, WIDTH, generator=noise, dtype=torch.float64)
+    cache = make_cache(Causal(), batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0.0, WIDTH**-0.5, generator=noise)
+        cache.reserve(LENGTH)
+        layer(x, cache=cache)
+    q, keys, values = (
+        torch.randn(BATCH, n, LENGTH, layer.head_dim, generator=noise, dtype=torch.float64) for n in (h, k, k)
+    )
+    out = attend(q, keys, values, Causal())
+    repeated = attend(q, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), Causal())
+    return Shared(
+        layout,
+        sum(p.numel() for p in layer.parameters()),
+        cache.nbytes,
+        float((out - repeated).abs().max()),
+        float((out - summed_over_group(q, keys, values, layout)).abs().max()),
+        bool((reads(layout) == expected(layout)).all()),
+        step_of(layout),
+    )
+
+
+def step_of(layout: Heads, context: int = CONTEXT) -> Step:
+    """Counted from the spec, and timed: the best of a few steps, in float32, on a cache of random keys."""
+    h, k = layout.query_heads, layout.kv_heads
+    spec = ModelSpec.of(
+        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
+    )
+    model = spec.build(dtype=torch.float32, seed=SEED).eval()
+    cache = model.make_cache(1)
+    cache.reserve(context)
+    noise = torch.Generator().manual_seed(SEED)
+    seconds = []
+    with torch.inference_mode():
+        for layer in cache.layers:
+            assert isinstance(layer, Cache)
+            past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
+            layer.update(past[0], past[1], Tokens.range(context - 1))
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+            seconds.append(time.perf_counter() - begin)
+            cache.trim(1)
+    moved = spec.weight_bytes_read(torch.float32) + spec.kv_bytes_read(context, torch.float32)
+    return Step(spec.decode_flops(context), moved, min(seconds))
+
+
+def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
+    """The formula as one of the documents prints it, softmax(sum_j q_(i,j) k_i) v_i: all heads of a group get the
+    same weights, those of the sum of their queries. Not grouped-query attention."""
+    total = q.unflatten(1, (layout.kv_heads, layout.group)).sum(2)
+    weights = attention_weights(total, k, Causal())
+    return (weights @ v).repeat_interleave(layout.group, 1)
+
+
+def reads(layout: Heads) -> Tensor:
+    """bool [H, K]: which key/value heads each query head's output depends on, by gradient."""
+    noise = torch.Generator().manual_seed(SEED)
+    q = torch.randn(1, layout.query_heads, 4, 8, generator=noise)
+    k, v = torch.randn(2, 1, layout.kv_heads, 4, 8, generator=noise).requires_grad_()
+    out = attend(q, k, v, Causal())
+    rows = []
+    for h in range(layout.query_heads):
+        dk, dv = torch.autograd.grad(out[0, h].pow(2).sum(), (k, v), retain_graph=True)
+        rows.append((dk.abs() + dv.abs())[0].sum((1, 2)) > 0)
+    return torch.stack(rows)
+
+
+def expected(layout: Heads) -> Tensor:
+    """bool [H, K]: h // G."""
+    which = torch.arange(layout.query_heads) // layout.group
+    return which.unsqueeze(1) == torch.arange(layout.kv_heads)
+
+
+def judge(shared: list[Shared]) -> Report:
+    """The verdict: sizes as the formulas say, outputs those of repeated heads, and not those of summed scores."""
+    dim = WIDTH // QUERY_HEADS
+    full = shared[0]
+    rows = tuple(
+        (
+            s.layout.kind,
+            s.layout.query_heads,
+            s.layout.kv_heads,
+            s.layout.group,
+            s.parameters,
+            s.cache_bytes,
+            s.cache_bytes / full.cache_bytes,
+            s.from_repeated,
+            s.from_summed,
+            s.step.flops,
+            s.step.moved,
+            1 / s.step.seconds,
+        )
+        for s in shared
+    )
+    sizes = all(
+        s.parameters == WIDTH * dim * 2 * (QUERY_HEADS + s.layout.kv_heads)
+        and s.cache_bytes == BATCH * LENGTH * 2 * s.layout.kv_heads * dim * 8
+        for s in shared
+    )
+    same = max(s.from_repeated for s in shared)
+    other = min(s.from_summed for s in shared if s.layout.group > 1)
+    right = all(s.reads_right for s in shared)
+    return Report(
+        topic="heads",
+        question=TOPICS["heads"][1],
+        formula=FORMULA,
+        columns=(
+            "kind",
+            "query heads",
+            "kv heads",
+            "group",
+            "parameters",
+            "cache (B)",
+            "of MHA's cache",
+            "from repeated heads",
+            "from summed scores",
+            "FLOPs / token",
+            "bytes / token",
+            "tokens/s",
+        ),
+        rows=rows,
+        seen=sizes and right and same < EQUAL and full.from_summed < EQUAL and other > 1e-3,
+        setting=(
+            f"width {WIDTH}, {BATCH} x {LENGTH} tokens, random weights, float64, seed {SEED}; one more token of two "
+            f"layers of width {64 * QUERY_HEADS} at {CONTEXT} tokens, float32, one thread"
+        ),
+        finding=(
+            f"by gradient every query head reads key/value head h // G and no other; parameters and cache are those "
+            f"of the formulas, {shared[-1].cache_bytes / full.cache_bytes:.4g} of the cache with one kv head; the "
+            f"output is that of multi-head attention with repeated heads within {same:.0e}, and differs by "
+            f"{other:.2g} or more from a sum of scores over the group; one more token takes "
+            f"{full.step.flops / shared[-1].step.flops:.2f} times the operations and "
+            f"{full.step.moved / shared[-1].step.moved:.1f} times the bytes with {full.layout.kv_heads} kv heads that "
+            f"it takes with {shared[-1].layout.kv_heads} (timed: "
+            f"{full.step.seconds / shared[-1].step.seconds:.1f} times "
+            "as long)"
+        ),
+        picture="\n\n".join(picture(s.layout) for s in shared if s.layout.kv_heads != 2),
+    )
+
+
+def picture(layout: Heads) -> str:
+    """Query heads above the key/value heads that they read."""
+    cell, group = 4, layout.group
+    top = "".join(f"q{h}".ljust(cell) for h in range(layout.query_heads))
+    if group == 1:
+        joint = "|".ljust(cell) * layout.kv_heads
+    else:
+        one = "+" + "-" * (cell * (group - 1) - 1) + "+"
+        joint = one.ljust(cell * group) * layout.kv_heads
+    below = "".join(f"kv{k}".ljust(cell * group) for k in range(layout.kv_heads))
+    title = f"{layout.kind}: {layout.query_heads} query heads, {layout.kv_heads} kv heads"
+    return "\n".join(line.rstrip() for line in (title, top, joint, below))
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Above: who reads whom. Below: parameters and cache."""
+    figure.set_size_inches(9, 5.2)
+    layouts = [
+        Heads.of(int(h), int(k))
+        for h, k in zip(report.column("query heads"), report.column("kv heads"), strict=True)
+    ]
+    grid = figure.add_gridspec(2, len(layouts), height_ratios=[1.0, 1.3])
+    for column, layout in enumerate(layouts):
+        draw_layout(figure.add_subplot(grid[0, column]), layout)
+    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in layouts]
+    for half, (name, label) in enumerate(
+        (("parameters", "parameters of the layer"), ("cache (B)", "bytes in the cache"))
+    ):
+        width = len(layouts) // 2
+        axes = figure.add_subplot(grid[1, half * width : (half + 1) * width])
+        axes.bar(names, report.column(name), color=BLUE if half == 0 else ORANGE)
+        axes.set_title(label)
+
+
+def draw_layout(axes: Any, layout: Heads) -> None:
+    """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads."""
+    heads, group = layout.query_heads, layout.group
+    for h in range(heads):
+        k = h // group
+        centre = (k * group + (group - 1) / 2) if layout.kv_heads > 1 else (heads - 1) / 2
+        colour = COLOURS[k % len(COLOURS)]
+        axes.plot([h, centre], [1, 0], "-", color=colour, linewidth=1)
+        axes.plot([h], [1], "s", color=colour, markersize=7)
+        axes.plot([centre], [0], "o", color=colour, markersize=9)
+    axes.set_title(f"{layout.kind}: {heads} on {layout.kv_heads}", fontsize=9)
+    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), yticks=[0, 1], xticks=[])
+    axes.set_yticklabels(["k, v", "q"])
+    axes.grid(visible=False)

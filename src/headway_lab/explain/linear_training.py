@@ -1,0 +1,185 @@
+"""Linear attention with rotary positions, trained as a masked language model. (Su et al. 2021, section 3.3 and
+figure 3, right; Katharopoulos et al. 2020.)"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.attention.linear_attention import Linear
+from headway.draw import BLUE, GREEN, GREY, ORANGE
+from headway.models import ModelSpec
+from headway.models.build import build
+from headway.positions import NoPositions, Rotary
+from headway.report import table
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.runs import (
+    VOCAB,
+    Budget,
+    Run,
+    columns,
+    contend,
+    draw_losses,
+    gap,
+    held_out_rows,
+    loss_of,
+    losses,
+    one_thread,
+    rows,
+    small,
+    told,
+)
+
+BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
+PAIRS = 2**20  # most pairs of tokens whose weights are kept
+COLOURS = {"softmax, dense": GREY, "softmax": BLUE, "linear": ORANGE, "linear, cosine": GREEN}
+SLOPE = 0.1
+
+FORMULA = """linear          sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j),  phi(x) = elu(x) + 1
+linear, cosine  s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) above and below
+masked language model: 15 % of the bytes are hidden, and guessed from both sides
+slope           of log(time, or bytes kept for the backward) over log(length), between the two longest rows"""
+
+
+class Cost(NamedTuple):
+    """Of one training step on one row of `tokens`: seconds of one core, bytes kept for the backward."""
+
+    tokens: int
+    seconds: float
+    bytes: int
+
+
+def contenders() -> dict[str, ModelSpec]:
+    """RoFormer's block with softmax, and with linear attention in its place; the last one knows no order."""
+    shape = {"family": "roformer", "hidden": 256, "dropout": 0.0, "attention_dropout": 0.0}
+    rotary = Rotary(pairing="adjacent")
+    softmax = small(**shape, positions=rotary)
+    return {
+        "softmax": softmax,
+        "linear": softmax.with_linear(Linear()),
+        "linear, cosine": softmax.with_linear(Linear("cosine")),
+        "linear, no positions": small(**shape, positions=NoPositions()).with_linear(Linear()),
+    }
+
+
+def unigram() -> float:
+    """Entropy of the held-out bytes one by one, in nats: what guessing without context costs."""
+    counts = torch.bincount(held_out_rows(BUDGET.tokens).flatten(), minlength=VOCAB).double()
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * share.log()).sum())
+
+
+def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
+    """Seconds of one core for a training step on one row (the fastest of some), and bytes that its forward keeps."""
+    model = build(spec, seed=0, backend=backend)
+    ids = held_out_rows(length, 1)
+    kept: dict[int, int] = {}
+
+    def note(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    taken = []
+    for _ in range(REPEATS):
+        began = time.process_time()
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            loss = loss_of(model, ids, torch.Generator().manual_seed(0))
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        size = sum(n for at, n in kept.items() if at not in weights)
+        loss.backward()
+        taken.append(time.process_time() - began)
+    return Cost(length, min(taken), size)
+
+
+def measure() -> dict[str, list[Cost]]:
+    """Cost of a step at each of `LENGTHS`; "softmax, dense" keeps the weights of all pairs, so it ends at `PAIRS`."""
+    specs = contenders()
+    cases = {
+        "softmax, dense": (specs["softmax"], "dense"),
+        "softmax": (specs["softmax"], "auto"),
+        "linear": (specs["linear"], "auto"),
+        "linear, cosine": (specs["linear, cosine"], "auto"),
+    }
+    with one_thread():
+        return {
+            name: [step_cost(spec, n, how) for n in LENGTHS if how != "dense" or n * n <= PAIRS]
+            for name, (spec, how) in cases.items()
+        }
+
+
+def run() -> Report:
+    """The four, trained; and what a step costs as rows grow."""
+    return judge(contend(contenders(), BUDGET), measure(), unigram())
+
+
+def slopes(costs: Sequence[Cost]) -> tuple[float, float]:
+    """Of time and of bytes, between the two longest rows."""
+    one, two = costs[-2:]
+    ratio = math.log(two.tokens / one.tokens)
+    return math.log(two.seconds / one.seconds) / ratio, math.log(two.bytes / one.bytes) / ratio
+
+
+def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
+    """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
+    lines = rows(runs, {name: "softmax" for name in runs if name != "softmax"})
+    own = {name: losses(found) for name, found in runs.items()}
+    below = {name: gap(loss, [blind] * len(loss)) for name, loss in own.items()}
+    slope = {name: slopes(cost) for name, cost in costs.items()}
+    turned = gap(own["linear"], own["linear, no positions"])
+    claims = {
+        "its loss falls below that of guessing without context": below["linear"].lower,
+        "rotary lowers it": turned.lower,
+        "bytes kept grow linearly": abs(slope["linear"][1] - 1) < SLOPE,
+        "it ends higher than softmax": gap(own["linear"], own["softmax"]).higher,
+    }
+    told_costs = [
+        (name, cost.tokens, 1e3 * cost.seconds, cost.bytes / 2**20)
+        for name, own_costs in costs.items()
+        for cost in own_costs
+    ]
+    cost_columns = ("attention", "tokens", "ms a step", "MiB kept")
+    padded = [(*line, *(None,) * len(cost_columns)) for line in lines]
+    empty = (None,) * (len(lines[0]) - 1)
+    return Report(
+        topic="linear-training",
+        question=TOPICS["linear-training"][1],
+        formula=FORMULA,
+        columns=(*columns(BUDGET), *cost_columns),
+        rows=(*padded, *(("", *empty, *line) for line in told_costs)),
+        highlight=tuple(range(len(padded))),
+        picture=table(cost_columns, told_costs),
+        seen=below["linear"].lower and abs(slope["linear"][1] - 1) < SLOPE,
+        setting=f"RoFormer's block, 2 layers of width 64, {BUDGET}; costs: one row, fp32, one thread",
+        finding=(
+            f"{told(claims)}. Guessing without context costs {blind:.3f}; linear against it {below['linear']}, against "
+            f"no positions {turned}. Slopes of time (rough) and bytes: "
+            + "; ".join(f"{name} {t:.2f}, {b:.2f}" for name, (t, b) in slope.items())
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: losses. Middle: time of a step. Right: bytes kept for the backward."""
+    figure.set_size_inches(13, 3.8)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
+    width = len(columns(BUDGET))
+    trained = [row[:width] for row in report.rows if row[0]]
+    draw_losses(left, trained, len(BUDGET.seeds))
+    left.set_title("masked language model")
+    for name, colour in COLOURS.items():
+        cost = [row[width + 1 :] for row in report.rows if row[width] == name]
+        for axes, at in ((middle, 1), (right, 2)):
+            axes.loglog([c[0] for c in cost], [c[at] for c in cost], "o-", color=colour, label=name)
+            axes.set_xticks(LENGTHS, [f"{n:,}" for n in LENGTHS], fontsize=8)
+            axes.set_xticks([], minor=True)
+    middle.set(title="a step, time of one core (rough)", xlabel="tokens of the row", ylabel="ms")
+    right.set(title="kept for the backward", xlabel="tokens of the row", ylabel="MiB")
+    for axes, ticks in ((middle, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.set_yticks([], minor=True)
+    right.legend(fontsize=8)

@@ -1,0 +1,146 @@
+"""What masks keep out, and the four patterns of Longformer's figure 2, seen through gradients."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.attention import attend
+from headway.draw import draw_pattern
+from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Window, visible
+from headway.tokens import Tokens
+from headway_lab.explain import TOPICS, Report
+
+COUNT, HEADS, WIDTH, SEED = 24, 2, 8, 0
+GLOBAL = (0, 9)
+
+CASES: tuple[tuple[str, Pattern], ...] = (
+    ("full", Full()),
+    ("sliding window", Window.around(3)),
+    ("dilated window", Window.around(3, step=2)),
+    ("global + window", Window.around(2) | Global()),
+    ("causal", Causal()),
+    ("causal window", Window.last(6)),
+    ("causal dilated", Window.last(5, step=2)),
+    ("causal global + window", Window.last(4) | (Causal() & GlobalKeys())),
+)
+
+FORMULA = """y_i = sum_j softmax_j(q_i . k_j / sqrt(d)) v_j over the keys j that the pattern allows
+allowed(i, j) = False  =>  d y_i / d x_j = 0 exactly, and changing x_j leaves y_i's bits as they are
+causal:  allowed(i, j) only for j <= i, so nothing of the future enters"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured of one pattern: which pairs the gradient and which pairs a change of x_t goes
+    through."""
+
+    allowed: Tensor
+    gradient: Tensor
+    changed: Tensor
+
+
+def run() -> Report:
+    """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token
+    changes."""
+    rows = []
+    for name, pattern in CASES:
+        seen = measure(pattern)
+        forbidden = ~(seen.allowed | torch.eye(COUNT, dtype=torch.bool))
+        above = torch.ones(COUNT, COUNT).triu(1).bool()
+        rows.append(
+            (
+                name,
+                int(seen.allowed.sum()),
+                int((seen.gradient > 0).sum()),
+                int(((seen.gradient > 0) != seen.allowed).sum()),
+                int((seen.changed & forbidden).sum()),
+                float(seen.gradient[above].max()) if pattern.is_causal else None,
+            )
+        )
+    wrong = sum(row[3] + row[4] for row in rows)
+    leak = max(row[5] for row in rows if row[5] is not None)
+    return Report(
+        topic="masks",
+        question=TOPICS["masks"][1],
+        formula=FORMULA,
+        columns=(
+            "pattern",
+            "pairs allowed",
+            "with gradient",
+            "differing",
+            "changed from outside",
+            "gradient from the future",
+        ),
+        rows=tuple(rows),
+        picture="\n".join(f"{name:<22}  {pattern}" for name, pattern in CASES),
+        seen=wrong == 0 and leak == 0.0,
+        setting=f"{COUNT} tokens, {HEADS} heads of width {WIDTH}, tokens {GLOBAL} global, float64, seed {SEED}",
+        finding=(
+            f"the gradient goes through the declared pairs and no others ({wrong} exceptions in {len(rows)} patterns); "
+            f"from the future of a causal pattern comes a gradient of {leak:g}"
+        ),
+    )
+
+
+@cache
+def measure(pattern: Pattern) -> Seen:
+    """Gradient norms |d (w_i . y_i) / d x_j| [N, N] for random w, and which outputs change when token j does.
+
+    The query side is held fixed, so that a token's own query does not count as seeing itself."""
+    noise = torch.Generator().manual_seed(SEED)
+    tokens = _tokens()
+    x = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
+    to_q, to_k, to_v = torch.randn(3, HEADS * WIDTH, HEADS * WIDTH, generator=noise, dtype=torch.float64)
+    q = _heads(x @ to_q / WIDTH)
+
+    def layer(x: Tensor) -> Tensor:
+        k, v = _heads(x @ to_k / WIDTH), _heads(x @ to_v)
+        y = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens)
+        return y[0].transpose(0, 1).reshape(COUNT, -1)
+
+    along = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
+    source = x.clone().requires_grad_()
+    y = (layer(source) * along).sum(-1)
+    rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].norm(dim=-1) for i in range(COUNT)]
+    gradient = torch.stack(rows)
+    before = layer(x)
+    changed = torch.zeros(COUNT, COUNT, dtype=torch.bool)
+    for t in range(COUNT):
+        other = x.clone()
+        other[t] += 1.0
+        changed[:, t] = (layer(other) != before).any(-1)
+    return Seen(visible(pattern, tokens, tokens)[0, 0], gradient, changed)
+
+
+def draw(figure: Any, report: Report) -> None:
+    """A row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones
+    below."""
+    figure.set_size_inches(12.6, 13.4)
+    axes = figure.subplots(4, 4)
+    for number, (name, pattern) in enumerate(CASES):
+        top, column = 2 * (number // 4), number % 4
+        draw_pattern(axes[top][column], pattern, _tokens(), f"{name}: declared", legend=False)
+        below, gradient = axes[top + 1][column], measure(pattern).gradient
+        shown = np.ma.masked_equal(gradient.numpy(), 0.0)
+        below.imshow(np.ma.log10(shown), cmap="viridis", interpolation="nearest")
+        below.set_facecolor("#e9edf1")
+        below.set_title(f"{name}: measured", fontsize=9, loc="left")
+        below.set_xlabel(
+            f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0", fontsize=8, color="#8a94a0"
+        )
+        below.tick_params(length=0, labelsize=7)
+        below.grid(visible=False)
+        for spine in below.spines.values():
+            spine.set_visible(False)
+
+
+def _tokens() -> Tokens:
+    return Tokens.range(COUNT).with_global(list(GLOBAL))
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.view(1, COUNT, HEADS, WIDTH).transpose(1, 2)

@@ -1,0 +1,103 @@
+"""Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from headway.draw import BLUE, GREY
+from headway.positions import Rotary
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
+
+OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1)
+
+FORMULA = f"""head_h = softmax(q_h . k_h / sqrt(D)) v_h,  D = M / H: one distribution over tokens, one mixture of values
+a convolution with H channels sees H patterns at once; attention with one head mixes the places that it looks at
+out = concat(head_1, .., head_H) W_o: as many parameters as one head of width M, H places to look at
+task: name the tokens {", ".join(map(str, OFFSETS))} places back, all of them, from one layer and nothing else"""
+
+
+def run() -> Report:
+    """The same layer with 1, 2 and 4 heads, trained alike: how many tokens it names, and where its heads look."""
+    rows = []
+    for heads in HEADS:
+        for seed in SEEDS:
+            trained = fit(heads, seed)
+            looked = [far for far, _ in looks(trained)]
+            parameters = sum(p.numel() for p in trained.layer.parameters())
+            places = " ".join(map(str, looked))
+            rows.append(
+                (heads, parameters, seed, trained.accuracy(), trained.losses[-1], places, len(set(looked)))
+            )
+    return judge(rows)
+
+
+@cache
+def fit(heads: int, seed: int) -> Trained:
+    """One trained layer."""
+    return train(Rotary(pairing="adjacent"), OFFSETS, heads=heads, steps=STEPS, seed=seed)
+
+
+@torch.no_grad()
+def looks(trained: Trained) -> list[tuple[int, float]]:
+    """For each head: how far back it looks most, and the share of its weight there."""
+    weights = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))
+    far = max(OFFSETS) + 4
+    shares = torch.stack(
+        [weights[:, :, far:].diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)], -1
+    )
+    return [(int(head.argmax()), float(head.max())) for head in shares]
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
+    mean = {heads: sum(row[3] for row in rows if row[0] == heads) / len(SEEDS) for heads in HEADS}
+    one, most = HEADS[0], HEADS[-1]
+    own = [row for row in rows if row[0] == most and row[6] == len(OFFSETS)]
+    ordered = all(mean[a] < mean[b] for a, b in pairwise(HEADS))
+    return Report(
+        topic="channels",
+        question=TOPICS["channels"][1],
+        formula=FORMULA,
+        columns=("heads", "parameters", "seed", "right", "last loss", "heads look back", "places"),
+        rows=tuple(rows),
+        seen=ordered and mean[most] > 0.9 and len({row[1] for row in rows}) == 1,
+        setting=f"width {WIDTH}, rows of {TOKENS} of {SYMBOLS} symbols, {STEPS} steps, seeds {SEEDS}",
+        finding=(
+            f"with {rows[0][1]} parameters each, layers of {', '.join(map(str, HEADS))} heads name "
+            f"{', '.join(f'{mean[heads]:.0%}' for heads in HEADS)} of the {len(OFFSETS)} tokens (chance is "
+            f"{1 / SYMBOLS:.0%}); in {len(own)} of {len(SEEDS)} runs the {most} heads share the {len(OFFSETS)} places "
+            f"among them, where {one} head divides its weight between several"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Attention maps of one row: the single head, then each of the four heads; and the share of tokens named."""
+    figure.set_size_inches(12.5, 3)
+    axes = figure.subplots(1, 6, width_ratios=(1, 1, 1, 1, 1, 1.1))
+    ids = sample(1, torch.Generator().manual_seed(20_000))
+    one, four = fit(HEADS[0], SEEDS[0]), fit(HEADS[-1], SEEDS[0])
+    with torch.no_grad():
+        maps = [one.layer.weights(ids)[0, 0], *four.layer.weights(ids)[0]]
+    titles = ["1 head", *(f"head {h} of 4: {far} back" for h, (far, _) in enumerate(looks(four), start=1))]
+    for panel, weights, title in zip(axes[:5], maps, titles, strict=True):
+        panel.imshow(weights[:24, :24].numpy(), cmap="Blues", vmin=0, vmax=1)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("key", fontsize=8, color=GREY)
+        panel.grid(visible=False)
+        panel.tick_params(labelsize=7)
+    axes[0].set_ylabel("query", fontsize=8, color=GREY)
+    named = list(zip(report.column("heads"), report.column("right"), strict=True))
+    mean = [sum(right for heads, right in named if heads == h) / len(SEEDS) for h in HEADS]
+    axes[5].bar([str(heads) for heads in HEADS], mean, color=BLUE)
+    axes[5].plot(
+        [str(row[0]) for row in report.rows], report.column("right"), ".", color="#1d2733", markersize=5
+    )
+    axes[5].axhline(1 / SYMBOLS, color="#c8453c", linestyle="--", linewidth=1)
+    axes[5].set_title("tokens named", fontsize=9)
+    axes[5].set_xlabel("heads (dots: seeds; dashed: chance)", fontsize=8, color=GREY)
+    axes[5].tick_params(labelsize=7)
+    axes[5].grid(visible=False, axis="x")

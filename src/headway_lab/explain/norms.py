@@ -1,0 +1,144 @@
+"""What BatchNorm, LayerNorm and RMSNorm average over.
+
+(Ioffe and Szegedy 2015, algorithm 1; Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4.)
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headway.draw import BLUE, GREY
+from headway.nn import LayerNorm, RMSNorm
+from headway_lab.explain import TOPICS, Report
+
+ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
+EPS = 1e-12  # small, so that the invariances are seen
+EQUAL = 1e-9
+
+FORMULA = """x [B, T, M]                  mean and variance over
+BatchNorm   per feature      the batch and the tokens: (x - mean_BT) / sqrt(var_BT + eps)
+LayerNorm   per token        its M features:           (x - mean_M) / sqrt(var_M + eps)
+RMSNorm     per token        its M features:           x / sqrt(mean_M(x^2) + eps)
+the divisor is the standard deviation, not the variance: dividing by the variance would leave a variance of 1 / var"""
+
+
+def run() -> Report:
+    """Each norm in training mode on random numbers: means, variances, and what one row's output depends on."""
+    found = [[measure(name, seed) for seed in SEEDS] for name in NORMS]
+    return judge(
+        [(name, *map(max, zip(*runs, strict=True))) for name, runs in zip(NORMS, found, strict=True)]
+    )
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """torch's, on [B, T, M]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+NORMS: dict[str, Any] = {
+    "BatchNorm": lambda: BatchNorm(WIDTH, eps=EPS),
+    "LayerNorm": lambda: LayerNorm(WIDTH, eps=EPS),
+    "RMSNorm": lambda: RMSNorm(WIDTH, eps=EPS),
+}
+
+
+def measure(name: str, seed: int) -> tuple[float, ...]:
+    """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
+    of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
+    noise = torch.Generator().manual_seed(seed)
+    x = torch.randn(ROWS, TOKENS, WIDTH, generator=noise, dtype=torch.float64)
+    x = x * torch.linspace(0.5, 3, WIDTH, dtype=torch.float64) + torch.linspace(
+        -1, 2, WIDTH, dtype=torch.float64
+    )
+    other = torch.cat((x[:1], 3 * x[1:] + 1))
+    norm = NORMS[name]().double().train()
+    with torch.no_grad():
+        y = norm(x)
+        changed = [float((norm(z)[0] - y[0]).abs().max()) for z in (other, 10 * x, x + 1)]
+    moments = []
+    for over in ((2,), (0, 1)):
+        moments += [float(y.mean(over).abs().max()), float((y.var(over, unbiased=False) - 1).abs().max())]
+    return (*moments, *changed)
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: each is normal over its own axes, and only BatchNorm's rows depend on one another."""
+    batch, layer, rms = rows
+    own = max(*batch[3:5], *layer[1:3])
+    apart = min(*batch[1:3], *layer[3:5])
+    rescaled = max(row[6] for row in rows)
+    return Report(
+        topic="norms",
+        question=TOPICS["norms"][1],
+        formula=FORMULA,
+        columns=(
+            "norm",
+            "|mean|, features",
+            "|var - 1|, features",
+            "|mean|, batch",
+            "|var - 1|, batch",
+            "change: other rows",
+            "change: 10 x",
+            "change: x + 1",
+        ),
+        rows=tuple(rows),
+        seen=(
+            own < EQUAL
+            and apart > 0.05
+            and batch[5] > 0.05
+            and max(layer[5], rms[5]) == 0
+            and rescaled < EQUAL
+            and max(batch[7], layer[7]) < EQUAL < rms[7]
+        ),
+        setting=f"{ROWS} rows x {TOKENS} tokens x {WIDTH} features, float64, training mode, seeds {SEEDS}",
+        finding=(
+            f"BatchNorm has mean 0 and variance 1 over the batch for each feature, LayerNorm over the features of "
+            f"each token (both to {own:.0e}), and neither over the other axes. When the other rows change, a row "
+            f"changes by up to {batch[5]:.1f} under BatchNorm and by exactly {layer[5]:g} under the other two. All "
+            f"ignore a factor; RMSNorm, which takes no mean, notices an added constant (by up to {rms[7]:.1f})"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Above: which numbers share one mean. Below: what each norm's row 0 notices."""
+    figure.set_size_inches(10.5, 5.8)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.35, 1))
+    names = report.column("norm")
+    for place, name in enumerate(names, start=1):
+        cube(above.add_subplot(1, 3, place, projection="3d"), name)
+    panels = (
+        ("change: other rows", "other rows changed"),
+        ("change: 10 x", "x times 10"),
+        ("change: x + 1", "x plus 1"),
+    )
+    axes = below.subplots(1, 3, sharey=True)
+    for panel, (column, title) in zip(axes, panels, strict=True):
+        values = [max(value, 1e-17) for value in report.column(column)[::-1]]
+        panel.barh(names[::-1], [v - 1e-17 for v in values], left=1e-17, color=BLUE)
+        panel.set(
+            title=title, xscale="log", xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1]
+        )
+        panel.grid(visible=False, axis="y")
+
+
+def cube(axes: Any, name: str, side: int = 5) -> None:
+    """B x T x M numbers as boxes; those that one mean is taken over are blue."""
+    filled = torch.ones(side, side, side, dtype=torch.bool)
+    chosen = torch.zeros_like(filled)
+    if name == "BatchNorm":
+        chosen[:, :, -1] = True  # one feature: all rows, all tokens
+    else:
+        chosen[-1, 0, :] = True  # one token: all its features
+    colours = [[[BLUE if c else "#e9edf1" for c in line] for line in plane] for plane in chosen.tolist()]
+    axes.voxels(filled.numpy(), facecolors=np.array(colours), edgecolor=GREY, linewidth=0.3, shade=False)
+    axes.set_title(f"{name}: over {'batch and tokens' if name == 'BatchNorm' else 'features'}", fontsize=10)
+    axes.set_xlabel("row", fontsize=8, labelpad=-12)
+    axes.set_ylabel("token", fontsize=8, labelpad=-12)
+    axes.set_zlabel("feature", fontsize=8, labelpad=-12)
+    axes.set(xticks=[], yticks=[], zticks=[])
+    axes.set_box_aspect((1, 1, 1), zoom=0.9)

@@ -1,0 +1,161 @@
+"""How far a stack of windows sees. (Beltagy et al. 2020, section 3.1: l layers of window w reach l w.)"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.attention import attend
+from headway.draw import BLUE, GREY, PALE
+from headway.patterns import Causal, Global, Pattern, Window, visible
+from headway.tokens import Tokens
+from headway_lab.explain import TOPICS, Report
+
+COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
+GLOBAL = 3
+
+STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
+    ("4 equal", (Window.last(4),) * 4),
+    ("growing: 3, 5, 7 wide", (Window.around(1), Window.around(2), Window.around(3))),
+    ("dilated: 1, 2, 4, 8", tuple(Window.last(3, step=step) for step in (1, 2, 4, 8))),
+    ("one dilated layer", (Window.last(3, step=8),)),
+    ("dilated only: 4, 4", (Window.last(3, step=4),) * 2),
+    ("two-sided, then causal", (Window.around(3), Window.last(6))),
+    ("with global tokens", (Window.around(2) | Global(), Window.around(2))),
+    ("last layer full", (Window.last(3), Causal())),
+)
+
+FORMULA = """one layer   field of i = {j : allowed(i, j)};  a window of `before` keys `step` apart reaches before * step
+a stack     the product of the layers' masks (and the residual) as 0/1 matrices: j reaches i if some path does
+reaches of windows add up: sum over layers of before * step     (l layers of w others: l w, as stacked convolutions)
+tokens inside may be missed: a dilated layer sees every step-th token, until other layers fill the gaps"""
+
+
+def run() -> Report:
+    """Each stack: the field predicted from its masks, and the field that gradients find in a random stack."""
+    rows = []
+    for name, patterns in STACKS:
+        expected, found = predicted(patterns), measured(patterns)
+        query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
+        seen = found[query].nonzero()[:, 0]
+        rows.append(
+            (
+                name,
+                len(patterns),
+                ", ".join(str(pattern) for pattern in patterns),
+                reach(patterns),
+                query - int(seen.min()),
+                int(expected[query].sum()),
+                len(seen),
+                int((expected != found).sum()),
+            )
+        )
+    return judge(rows)
+
+
+def reach(patterns: Sequence[Pattern]) -> int | None:
+    """How far back the stack sees: the layers' reaches added up; None is no bound."""
+    total = 0
+    for pattern in patterns:
+        before = pattern.reach[0]
+        if before is None:
+            return None
+        total += before
+    return total
+
+
+def predicted(patterns: Sequence[Pattern]) -> Tensor:
+    """bool [N, N]: does token j reach output i through some path of allowed pairs and residuals."""
+    tokens, field = _tokens(), torch.eye(COUNT)
+    for pattern in patterns:
+        step = visible(pattern, tokens, tokens)[0, 0].float() + torch.eye(COUNT)
+        field = ((step @ field) > 0).float()
+    return field > 0
+
+
+def measured(patterns: Sequence[Pattern]) -> Tensor:
+    """bool [N, N]: is d out_i / d x_j other than 0, in a stack x + attention(x) of random weights, float64."""
+    noise = torch.Generator().manual_seed(SEED)
+    tokens, width = _tokens(), HEADS * WIDTH
+    source = torch.randn(COUNT, width, generator=noise, dtype=torch.float64).requires_grad_()
+    x = source
+    for pattern in patterns:
+        weights = torch.randn(3, width, width, generator=noise, dtype=torch.float64) * width**-0.5
+        q, k, v = ((x @ w).view(1, COUNT, HEADS, WIDTH).transpose(1, 2) for w in weights)
+        out = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens, backend="dense")
+        x = x + out[0].transpose(0, 1).reshape(COUNT, width)
+    along = torch.randn(COUNT, width, generator=noise, dtype=torch.float64)
+    y = (x * along).sum(-1)
+    rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].abs().sum(-1) for i in range(COUNT)]
+    return torch.stack(rows) > 0
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: gradients find the predicted field of every token, and no more."""
+    differing = sum(row[7] for row in rows)
+    bounded = [row for row in rows if row[3] is not None]
+    right = all(row[3] == row[4] for row in bounded)
+    equal, dilated = rows[0], rows[2]
+    return Report(
+        topic="field",
+        question=TOPICS["field"][1],
+        formula=FORMULA,
+        columns=(
+            "stack",
+            "layers",
+            "patterns",
+            "sum of reaches",
+            "farthest back seen",
+            "tokens, predicted",
+            "tokens, by gradient",
+            "differing pairs",
+        ),
+        rows=tuple(rows),
+        seen=differing == 0 and right,
+        setting=f"{COUNT} tokens, {HEADS} heads of {WIDTH}, token {GLOBAL} global, float64, seed {SEED}",
+        finding=(
+            f"in {len(rows)} stacks the gradient reaches exactly the predicted tokens ({differing} pairs of "
+            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal[1]} layers of 4 "
+            f"keys see {equal[6]} tokens, {dilated[1]} dilated ones of 3 keys {dilated[6]}; windows alone never reach "
+            "beyond that sum, one global token or one full layer does"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """For each stack: which inputs reach one output, layer by layer from the output (top) down to the input."""
+    figure.set_size_inches(11.5, 6.2)
+    panels = figure.subplots(4, 2).flatten()
+    for axes, (name, patterns) in zip(panels, STACKS, strict=True):
+        query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
+        found = measured(patterns)[query]
+        rows = [predicted(patterns[layer:])[query] for layer in range(len(patterns), -1, -1)]
+        for y, row in enumerate(rows):
+            axes.scatter(
+                range(COUNT), [y] * COUNT, s=9, marker="s", color=[BLUE if on else PALE for on in row]
+            )
+        axes.scatter(
+            range(COUNT),
+            [len(rows)] * COUNT,
+            s=9,
+            marker="s",
+            color=["#3c9b6b" if on else PALE for on in found],
+        )
+        axes.set_title(f"{name}: {int(found.sum())} tokens", fontsize=9)
+        layers = [f"into layer {len(patterns) - y + 1}" for y in range(1, len(rows))]
+        axes.set_yticks(range(len(rows) + 1), ["output", *layers, "gradient"], fontsize=7)
+        axes.tick_params(length=0, labelsize=7)
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.margins(y=0.25)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    for axes in panels[-2:]:
+        axes.set_xlabel(
+            "token that the output sees (blue: predicted, green: by gradient)", fontsize=8, color=GREY
+        )
+
+
+def _tokens() -> Tokens:
+    return Tokens.range(COUNT).with_global([GLOBAL])

@@ -1,0 +1,156 @@
+"""Where the norm stands, and what that does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.draw import BLUE, GREY, RED
+from headway.nn import Attention, Block, FeedForward, LayerNorm
+from headway.nn.block import Order
+from headway_lab.explain import TOPICS, Report
+
+DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
+ORDERS: tuple[Order, ...] = ("pre", "post")
+
+FORMULA = """post   x_(l+1) = norm(x_l + f(x_l))     (2017)            every step back passes through a norm
+pre    x_(l+1) = x_l + f(norm(x_l))     (GPT-2, LLaMA)    x_L = x_0 + sum of all f: |x_l| grows, its norm divides by it
+gradient of the last layer's weights, untrained, L layers:   post: the same for every L      pre: falls as 1 / sqrt(L)
+(so the 2017 order starts with large steps however deep it is, and needs a warm-up; with pre, depth pays for itself)"""
+
+
+def run() -> Report:
+    """Same weights in both orders: the blocks against the two formulas, and gradients layer by layer."""
+    rows = []
+    for order in ORDERS:
+        for depth in DEPTHS:
+            found = [measure(depth, order, seed) for seed in SEEDS]
+            norms = torch.stack([norms for norms, _ in found]).log().mean(0).exp()
+            growth = sum(growth for _, growth in found) / len(found)
+            first, last = float(norms[0]), float(norms[-1])
+            rows.append((order, depth, first, last, last * math.sqrt(depth), growth, agreement(order)))
+    return judge(rows)
+
+
+def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:
+    """Blocks of Xavier weights, and tokens [B, T, M], in float64; equal for both orders."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        blocks = [
+            Block(
+                Attention(WIDTH, HEADS), FeedForward(WIDTH, 4 * WIDTH), lambda: LayerNorm(WIDTH), order
+            ).double()
+            for _ in range(depth)
+        ]
+        for block in blocks:
+            for parameter in block.parameters():
+                if parameter.dim() == 2:
+                    nn.init.xavier_normal_(parameter)
+        return blocks, torch.randn(ROWS, TOKENS, WIDTH, dtype=torch.float64)
+
+
+@cache
+def measure(depth: int, order: Order, seed: int) -> tuple[Tensor, float]:
+    """|dL/dW| of `mlp.down_proj` in every layer [depth], and |x_L| / |x_0| before the last norm of the model.
+
+    L is a random direction of the output, which ends with a norm in both orders."""
+    blocks, start = stack(depth, order, seed)
+    x = start
+    for block in blocks:
+        x = block(x)
+    growth = float(x.detach().norm() / start.norm())
+    out = nn.functional.layer_norm(x, (WIDTH,)) if order == "pre" else x
+    noise = torch.Generator().manual_seed(seed)
+    (out * torch.randn(out.shape, generator=noise, dtype=out.dtype)).sum(-1).mean().backward()
+    weights = [block.get_parameter("mlp.down_proj.weight") for block in blocks]
+    return torch.stack([w.grad.norm() for w in weights if w.grad is not None]), growth
+
+
+@torch.no_grad()
+def agreement(order: Order) -> float:
+    """Largest difference of one block from its formula, written out."""
+    (block, *_), x = stack(1, order, SEEDS[0])
+    f, g, first, second = block.self_attn, block.mlp, block.input_layernorm, block.post_attention_layernorm
+    assert second is not None
+    if order == "pre":
+        middle = x + f(first(x))
+        expected = middle + g(second(middle))
+    else:
+        middle = first(x + f(x))
+        expected = second(middle + g(middle))
+    return float((block(x) - expected).abs().max())
+
+
+def judge(rows: Sequence[tuple[str, int, float, float, float, float, float]]) -> Report:
+    """The verdict: the last layer's gradient stays with depth in the post order and falls as 1/sqrt(L) in the pre."""
+    shallow, deep = ({order: of(rows, order, depth) for order in ORDERS} for depth in (DEPTHS[0], DEPTHS[-1]))
+    fall = {order: shallow[order][3] / deep[order][3] for order in ORDERS}
+    expected = math.sqrt(DEPTHS[-1] / DEPTHS[0])
+    return Report(
+        topic="residual-order",
+        question=TOPICS["residual-order"][1],
+        formula=FORMULA,
+        columns=(
+            "order",
+            "layers L",
+            "|dL/dW|, first layer",
+            "|dL/dW|, last layer",
+            "last x sqrt(L)",
+            "|x_L| / |x_0|",
+            "from the formula",
+        ),
+        rows=tuple(rows),
+        seen=(
+            abs(fall["post"] - 1) < 0.25
+            and abs(fall["pre"] / expected - 1) < 0.25
+            and max(row[6] for row in rows) == 0
+        ),
+        setting=(
+            f"width {WIDTH}, {HEADS} heads, {ROWS} x {TOKENS} random tokens, Xavier weights, untrained, geometric mean "
+            f"of seeds {SEEDS}"
+        ),
+        finding=(
+            f"both orders are their formulas to the bit. From {DEPTHS[0]} to {DEPTHS[-1]} layers the last layer's "
+            f"gradient falls {fall['pre']:.2f}-fold with the norm before (1/sqrt(L) says {expected:.2f}) and "
+            f"{fall['post']:.2f}-fold with the norm after, where it is {deep['post'][3] / deep['pre'][3]:.1f} times as "
+            f"large at {DEPTHS[-1]} layers; the first layer's is {deep['pre'][2] / deep['pre'][3]:.1f} (before) and "
+            f"{deep['post'][2] / deep['post'][3]:.1f} (after) times the last one's: it does not vanish in either"
+        ),
+    )
+
+
+def of(rows: Sequence[tuple[Any, ...]], order: str, depth: int) -> tuple[Any, ...]:
+    """The row of that order and depth."""
+    return next(row for row in rows if row[:2] == (order, depth))
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: gradients by layer in the deepest stack. Right: the last layer's gradient, by depth."""
+    figure.set_size_inches(9.5, 3.8)
+    left, right = figure.subplots(1, 2)
+    deepest = DEPTHS[-1]
+    for order, colour, name in zip(
+        ORDERS, (BLUE, RED), ("norm before (pre)", "norm after (post)"), strict=True
+    ):
+        norms = torch.stack([measure(deepest, order, seed)[0] for seed in SEEDS])
+        layers = range(1, deepest + 1)
+        left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
+        left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
+        last = [of(report.rows, order, depth)[3] for depth in DEPTHS]
+        right.loglog(DEPTHS, last, "o-", color=colour, label=name)
+        if order == "pre":
+            right.loglog(
+                DEPTHS, [last[0] * (DEPTHS[0] / d) ** 0.5 for d in DEPTHS], "--", color=GREY, label="1 / √L"
+            )
+    left.set(title=f"{deepest} layers, untrained", xlabel="layer", ylabel="|dL/dW| (band: seeds)")
+    right.set(title="the last layer", xlabel="layers L", ylabel="|dL/dW|")
+    right.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
+    right.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    right.minorticks_off()
+    left.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    left.minorticks_off()
+    for axes in (left, right):
+        axes.legend(fontsize=9)

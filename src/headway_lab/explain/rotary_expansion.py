@@ -1,0 +1,110 @@
+"""What the two terms of a turned product mean. (Su et al. 2021, equation 12, written out in real numbers.)"""
+
+import math
+import random
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import GREY
+from headway.positions import Rotary
+from headway_lab.explain import TOPICS, Report
+
+FARTHEST, STEP = 12, 0.25
+_NOISE = random.Random(0)
+CASE = tuple(_NOISE.gauss(0, 1) for _ in range(4))  # q1, q2, k1, k2
+ROTARY = Rotary(pairing="adjacent")
+ALLOWED = 1e-12
+
+FORMULA = """one pair, angle 1 per position, m of the query, n of the key, D = m - n:
+score = cos(D) (q1 k1 + q2 k2) + sin(D) (q1 k2 - q2 k1)         (a reader's expansion has sin(n - m): the wrong sign)
+q . k = |q||k| cos(a), q1 k2 - q2 k1 = |q||k| sin(a), a the angle from q to k:  score = |q||k| cos(D - a)
+the first term is even in D and the second odd: without it a key before and a key after would score alike
+q = [u/2, u/2], k = [w, w]: the second term is 0 and the score u w cos(D): it falls only to D = pi, then rises"""
+
+
+def run() -> Report:
+    """The score of one q and k by `Rotary`, by the expansion and by the printed one, for D = -12..12."""
+    q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
+    halves = torch.full((2,), 0.5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    rows = []
+    for d in range(-FARTHEST, FARTHEST + 1):
+        right, printed = expansion(q, k, d)
+        rows.append((d, score(q, k, d), right, printed, score(*halves, d)))
+    return judge(rows)
+
+
+def score(q: Tensor, k: Tensor, distance: int) -> float:
+    """(R_m q) . (R_n k) for one pair and m - n = distance."""
+    turned = ROTARY.rotate(torch.stack((q, k))[None, None], torch.tensor([distance, 0]))
+    return float(turned[0, 0, 0] @ turned[0, 0, 1])
+
+
+def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
+    """cos(D) q.k + sin(D) (q1 k2 - q2 k1), and the same with the printed sign of D in the sine."""
+    dot, cross = float(q @ k), float(q[0] * k[1] - q[1] * k[0])
+    first = math.cos(distance) * dot
+    return first + math.sin(distance) * cross, first + math.sin(-distance) * cross
+
+
+def judge(rows: list[tuple[int, float, float, float, float]]) -> Report:
+    """The verdict: sin(m - n) is the sign that holds, and the score without the cross term rises again."""
+    off = max(abs(row[1] - row[2]) for row in rows)
+    wrong = max(abs(row[1] - row[3]) for row in rows)
+    there = next(row for row in rows if row[0] == 3)
+    alone = [row[4] for row in rows if row[0] >= 0]
+    rises = sum(b > a for a, b in pairwise(alone))
+    uneven = max(abs(row[1] - other[1]) for row, other in zip(rows, rows[::-1], strict=True))
+    even = max(abs(row[4] - other[4]) for row, other in zip(rows, rows[::-1], strict=True))
+    return Report(
+        topic="rotary-expansion",
+        question=TOPICS["rotary-expansion"][1],
+        formula=FORMULA,
+        columns=("D = m - n", "score", "sin(m - n)", "sin(n - m), printed", "q = [1/2, 1/2], k = [1, 1]"),
+        rows=tuple(rows),
+        seen=off <= ALLOWED and wrong > 1e-3 and rises > 0 and uneven > 1e-3 and even <= ALLOWED,
+        setting=f"one pair, D = -{FARTHEST}..{FARTHEST}, float64, q and k from N(0, 1), seed 0",
+        picture=(
+            f"q = ({CASE[0]:.4f}, {CASE[1]:.4f}), k = ({CASE[2]:.4f}, {CASE[3]:.4f}), m - n = 3:\n"
+            f"score {there[1]:.4f}   with sin(m - n) {there[2]:.4f}   with sin(n - m), as printed {there[3]:.4f}"
+        ),
+        finding=(
+            f"with sin(m - n) the expansion is the score (to {off:.0e}), with sin(n - m) it is off by up to "
+            f"{wrong:.2f}; a key before and one after differ by up to {uneven:.2f}, which is the second term alone. "
+            f"Without it (q = [1/2, 1/2], k = [1, 1]) they are the same, and cos(m - n) rises at {rises} of "
+            f"{len(alone) - 1} distances: it does not decay, and with one angle it never does"
+        ),
+        highlight=tuple(i for i, row in enumerate(rows) if abs(row[0]) <= 6),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: score, expansion and printed expansion. Right: without the second term, which is even in D."""
+    figure.set_size_inches(10, 3.8)
+    left, right = figure.subplots(1, 2)
+    q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
+    fine = torch.arange(-FARTHEST, FARTHEST + STEP, STEP).tolist()
+    left.plot(fine, [expansion(q, k, d)[0] for d in fine], label="with sin(m - n)")
+    left.plot(fine, [expansion(q, k, d)[1] for d in fine], "--", label="with sin(n - m), as printed")
+    left.plot(
+        report.column("D = m - n"), report.column("score"), "o", color="#1d2733", markersize=4, label="score"
+    )
+    left.set(title="one pair: score against distance", xlabel="m - n", ylabel="score", ylim=(None, 2.6))
+    left.legend(loc="upper center", ncols=3, fontsize=8, columnspacing=1)
+    right.plot(fine, [math.cos(d) for d in fine], color=GREY, label="cos(m - n)")
+    distance, alone = report.column("D = m - n"), report.column("q = [1/2, 1/2], k = [1, 1]")
+    falls = [i for i, d in enumerate(distance) if d <= 0 or alone[i] <= alone[i - 1]]
+    rises = [i for i in range(len(distance)) if i not in falls]
+    right.plot([distance[i] for i in falls], [alone[i] for i in falls], "o", markersize=4, label="score")
+    right.plot(
+        [distance[i] for i in rises],
+        [alone[i] for i in rises],
+        "o",
+        color="#c8453c",
+        markersize=4,
+        label="farther back, yet higher",
+    )
+    right.set(title="q = [½, ½], k = [1, 1]", xlabel="m - n", ylabel="score", ylim=(None, 1.5))
+    right.legend(loc="upper center", ncols=3, fontsize=8)

@@ -1,0 +1,123 @@
+"""The ways in which rotary embedding is printed, side by side. (Su et al. 2021, equations 15 and 34.)"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import BLUE, GREY
+from headway.positions import Pairing, Rotary, to_pairing
+from headway.positions.forms import (
+    complex_form,
+    half_split_form,
+    matrix_form,
+    rotate_half_form,
+    rotation_matrix,
+    swapped_form,
+)
+from headway_lab.explain import TOPICS, Report
+
+HEAD_DIM, TOKENS, HEADS, REPEATS, SEED = 128, 256, 4, 5, 0
+ALLOWED = 1e-12
+
+FORMULA = """R_m q            d^2 products: all but two of each row's d numbers are 0
+q e^(i m theta)  neighbours as real and imaginary part                                    (freqs_cis)
+q * (c0, c0, c1, c1, ..) + (-q1, q0, -q3, q2, ..) * (s0, s0, s1, s1, ..)                  2d products
+[Y1 Y2] * cos [C C] + [-Y2 Y1] * sin [C C]     printed with C alone, whose d/2 columns do not fit d: it stands twice
+x * cos[p] + rotate_half(x) * sin[p]           tables built once, read by position
+the first three turn (0, 1), (2, 3), ..; the last two (0, d/2), (1, d/2 + 1), ..: equal once reordered"""
+
+Form = Callable[[Tensor, Tensor], Tensor]
+
+
+@cache
+def matrices(count: int, dtype: torch.dtype) -> Tensor:
+    """R_0 .. R_(count-1) [count, d, d]."""
+    return torch.stack([rotation_matrix(m, HEAD_DIM) for m in range(count)]).to(dtype)
+
+
+def ready_matrix_form(x: Tensor, position: Tensor) -> Tensor:
+    """The product with matrices that are there already, of the positions 0, 1, .."""
+    return torch.einsum("tij,...tj->...ti", matrices(len(position), x.dtype), x)
+
+
+FORMS: tuple[tuple[str, Form, Pairing, int], ...] = (
+    ("matrix R_m", matrix_form, "adjacent", HEAD_DIM**2),
+    ("R_m, built before", ready_matrix_form, "adjacent", HEAD_DIM**2),
+    ("complex numbers", complex_form, "adjacent", 2 * HEAD_DIM),
+    ("swapped neighbours", swapped_form, "adjacent", 2 * HEAD_DIM),
+    ("halves, C twice", half_split_form, "halves", 2 * HEAD_DIM),
+    ("rotate_half", rotate_half_form, "halves", 2 * HEAD_DIM),
+    ("Rotary, adjacent", Rotary(pairing="adjacent").rotate, "adjacent", 2 * HEAD_DIM),
+    ("Rotary, halves", Rotary(pairing="halves").rotate, "halves", 2 * HEAD_DIM),
+)
+
+
+def run() -> Report:
+    """Every form on the same vectors in float64, reordered to one pairing; and the time of each in float32."""
+    noise = torch.Generator().manual_seed(SEED)
+    x = torch.randn(1, HEADS, TOKENS, HEAD_DIM, generator=noise, dtype=torch.float64)
+    position = torch.arange(TOKENS)
+    expected = matrix_form(x, position)
+    rows = []
+    for name, form, pairing, products in FORMS:
+        turned = reorder(form(reorder(x, "adjacent", pairing), position), pairing, "adjacent")
+        off = float((turned - expected).abs().max() / expected.abs().max())
+        rows.append(
+            (name, str(pairing), products, off, seconds(form, x.float(), position) / TOKENS / HEADS * 1e9)
+        )
+    return judge(rows)
+
+
+def judge(rows: list[tuple[str, str, int, float, float]]) -> Report:
+    """The verdict: all forms are one. Times are shown and not judged."""
+    worst = max(off for *_, off, _ in rows)
+    built, ready, fastest = rows[0], rows[1], min(row[4] for row in rows)
+    return Report(
+        topic="rotary-forms",
+        question=TOPICS["rotary-forms"][1],
+        formula=FORMULA,
+        columns=("form", "pairing", "products / vector", "difference from R_m", "ns / vector"),
+        rows=tuple(rows),
+        seen=worst <= ALLOWED and built[2] > rows[2][2],
+        setting=f"d = {HEAD_DIM}, {HEADS} heads, {TOKENS} tokens, compared in float64, timed in float32, seed {SEED}",
+        finding=(
+            f"after the matching reordering all {len(rows)} agree to {worst:.0e}; the matrix takes "
+            f"{built[2] // rows[2][2]} times the products of the others, and here {ready[4] / fastest:.0f} times "
+            f"the time of the fastest even when it is there before ({built[4] / fastest:.0f} times when it is built)"
+        ),
+    )
+
+
+def reorder(x: Tensor, frm: Pairing, to: Pairing) -> Tensor:
+    """Coordinates of the last axis in the order of another pairing."""
+    return to_pairing(x, heads=1, head_dim=HEAD_DIM, frm=frm, to=to, dim=-1)
+
+
+def seconds(form: Form, x: Tensor, position: Tensor) -> float:
+    """The shortest of a few runs, tables included."""
+    taken = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        form(x, position)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: multiplications for one vector. Right: measured time for one vector."""
+    figure.set_size_inches(10, 3.4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = report.column("form")[::-1]
+    for axes, column, title, unit in (
+        (left, "products / vector", "counted", "multiplications for one vector"),
+        (right, "ns / vector", "measured", "nanoseconds for one vector"),
+    ):
+        values = report.column(column)[::-1]
+        bars = axes.barh(names, values, color=[GREY if "R_m" in name else BLUE for name in names])
+        axes.bar_label(bars, [f"{value:,.0f}".replace(",", " ") for value in values], padding=4, fontsize=8)
+        axes.set(title=title, xlabel=unit, xscale="log", xlim=(min(values) / 3, max(values) * 5))
+        axes.grid(visible=False, axis="y")

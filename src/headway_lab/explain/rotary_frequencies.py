@@ -1,0 +1,132 @@
+"""What the choice of rotary frequencies does: decay, what scores can say, and what can be learned.
+
+(Su et al. 2021, section 3.3; that almost any smooth monotone choice decays is said of it by its author.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import GREY
+from headway.positions import Rotary, Schedule
+from headway.positions.decay import decay
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
+
+HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
+OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
+SHOWN = (0, 10, 50, 100, 256)
+
+FORMULA = f"""score(m) = sum_i |h_i| cos(m theta_i + arg h_i),  h_i = q_i k_i^*: two curves per different theta_i
+one angle for all pairs: score(m) = A cos(m theta + phi) and f(m) = f(0) = (d/2 + 1) / 2, whatever m is
+f(m) = 1/(d/2) sum_(j=1..d/2) |sum_(i<j) e^(i m theta_i)|, the upper trend
+x = 2i/d:  powers 10000^-x    linear 1 - x    quadratic (1 - x)^2    cosine (1 + cos(pi x)) / 2    equal 1
+learning: one layer, nothing else, has to name the token that stood {OFFSET} places before"""
+
+
+def schedules(head_dim: int) -> dict[str, Rotary]:
+    """The named schedules, and what a reader asked for: all frequencies equal to 1/base."""
+    names: tuple[Schedule, ...] = ("powers", "linear", "quadratic", "cosine", "equal")
+    named = {str(name): Rotary(pairing="adjacent", schedule=name) for name in names}
+    return {**named, "equal, 1/base": Rotary(pairing="adjacent", schedule=(1e-4,) * (head_dim // 2))}
+
+
+def run() -> Report:
+    """f(m) of every schedule at d = 128, the rank of its score curves, and a layer trained with it."""
+    rows = []
+    short = schedules(WIDTH)
+    for name, rotary in schedules(HEAD_DIM).items():
+        frequencies = rotary.frequencies(HEAD_DIM)
+        curve = decay(torch.tensor(SHOWN), frequencies)
+        guessed = [train(short[name], (OFFSET,), steps=STEPS, seed=seed).accuracy() for seed in SEEDS]
+        mean = sum(guessed) / len(guessed)
+        rows.append((name, *curve.tolist(), rank(frequencies), mean, min(guessed), max(guessed)))
+    return judge(rows)
+
+
+def rank(frequencies: Tensor) -> int:
+    """How many independent curves score(m), m = 0..256, random queries and keys have (to 1e-6 of the largest)."""
+    noise = torch.Generator().manual_seed(SEEDS[0])
+    h = torch.randn(CURVES, HEAD_DIM // 2, 2, generator=noise, dtype=torch.float64)
+    angle = torch.arange(FARTHEST + 1, dtype=torch.float64)[:, None] * frequencies
+    curves = h[..., 0] @ angle.cos().T - h[..., 1] @ angle.sin().T
+    return int(torch.linalg.matrix_rank(curves, rtol=1e-6))
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: different angles decay and are learned, one angle does neither."""
+    varied, equal = rows[:-2], rows[-2:]
+    first, last, ranks, mean = 1, len(SHOWN), len(SHOWN) + 1, len(SHOWN) + 2
+    fall = min(row[first] / row[last] for row in varied)
+    flat = all(abs(row[i] - row[first]) < 1e-9 for row in equal for i in range(first, last + 1))
+    learned = min(row[mean] for row in varied) > max(row[mean] for row in equal)
+    return Report(
+        topic="rotary-frequencies",
+        question=TOPICS["rotary-frequencies"][1],
+        formula=FORMULA,
+        columns=(
+            "frequencies",
+            *(f"f({m})" for m in SHOWN),
+            "independent curves",
+            "right, mean",
+            "least",
+            "most",
+        ),
+        rows=tuple(rows),
+        seen=fall > 2 and flat and learned and all(row[ranks] == 2 for row in equal),
+        setting=(
+            f"f and curves: d = {HEAD_DIM}, m = 0..{FARTHEST}; learning: d = {WIDTH}, {TOKENS} tokens of {SYMBOLS} "
+            f"symbols, {STEPS} steps, seeds {SEEDS}"
+        ),
+        finding=(
+            f"each of {len(varied)} falling schedules takes f down {fall:.1f}-fold or more by m = {FARTHEST}; equal "
+            f"angles leave it at {equal[0][last]:.1f} and every score is one cosine ({equal[0][ranks]} independent "
+            f"curves against {min(row[ranks] for row in varied)} to {max(row[ranks] for row in varied)}). The "
+            f"token {OFFSET} back is named right in {min(row[mean] for row in varied):.0%} at worst with different "
+            f"angles, in {equal[0][mean]:.0%} with all equal to 1 and in {equal[1][mean]:.0%} with all equal to 1/base "
+            f"(chance is {1 / SYMBOLS:.0%})"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: f(m). Middle: the sharpest curve around one distance. Right: tokens named right."""
+    figure.set_size_inches(12.5, 3.9)
+    left, middle, right = figure.subplots(1, 3)
+    m = torch.arange(FARTHEST + 1)
+    for name, rotary in schedules(HEAD_DIM).items():
+        if name.endswith("base"):
+            continue
+        style = {"color": "#c3cbd3"} if name == "equal" else {}
+        left.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3, **style)
+        peak = turned_score(rotary, 64)
+        middle.plot(range(129), peak[:129], label=name, linewidth=1.2, zorder=1 if style else 2, **style)
+    left.set(title="upper trend of products", xlabel="distance m", ylabel="f(m)", ylim=(0, None))
+    left.legend(fontsize=8, loc="center right", bbox_to_anchor=(1, 0.6))
+    middle.set(title="a key sought 64 places away", xlabel="distance m", ylabel="score / largest score")
+    names = report.column("frequencies")[::-1]
+    mean, least, most = (report.column(column)[::-1] for column in ("right, mean", "least", "most"))
+    off = [
+        [a - b for a, b in zip(mean, least, strict=True)],
+        [b - a for a, b in zip(mean, most, strict=True)],
+    ]
+    colours = [GREY if name.startswith("equal") else None for name in names]
+    for at, (name, value) in enumerate(zip(names, mean, strict=True)):
+        right.barh(name, value, color=colours[at] or "#2f6fb3", xerr=[[off[0][at]], [off[1][at]]])
+    right.axvline(1 / SYMBOLS, color="#c8453c", linestyle="--", linewidth=1.2)
+    right.set(
+        title=f"token {OFFSET} back named right",
+        xlabel="share of tokens (bar: seeds; dashed: chance)",
+        xlim=(0, 1.05),
+    )
+    right.grid(visible=False, axis="y")
+
+
+def turned_score(rotary: Rotary, distance: int) -> Tensor:
+    """Scores of a query that is its key turned by `distance`, the sharpest peak there that unit pairs give."""
+    unit = torch.tensor([1.0, 0.0]).repeat(HEAD_DIM // 2)
+    q = rotary.rotate(unit[None, None, None], torch.tensor([distance]))
+    keys = rotary.rotate(unit.expand(1, 1, FARTHEST + 1, -1), torch.arange(FARTHEST + 1))
+    scores = (keys * q).sum(-1)[0, 0]
+    return scores / scores.max()

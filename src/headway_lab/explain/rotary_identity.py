@@ -1,0 +1,163 @@
+"""Why turning by absolute positions gives scores of relative ones. (Su et al. 2021, sections 3.1 to 3.3.)"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import GREY
+from headway.nn import Turns
+from headway.positions import Rotary, SpecialOrthogonal
+from headway.positions.forms import complex_form, matrix_form, rotation_matrix
+from headway.tokens import Tokens
+from headway_lab.explain import TOPICS, Report
+
+HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
+ALLOWED = 4 * FARTHEST * 2.0**-53  # an angle m theta_i is rounded by up to m 2^-53; at most three enter
+ROTARY = Rotary(pairing="adjacent")
+DRAWN = 48
+
+FORMULA = """wanted: f with <f(q, m), f(k, n)> = g(q, k, m - n) and f(q, 0) = q
+in two dimensions, as complex numbers: |f(q, m)| = |q|, and the angle is that of q plus phi(m), where
+phi(m) - phi(m-1) is the same for every m: phi(m) = m theta, so f(q, m) = q e^(i m theta), a rotation
+any even d: one rotation per pair i, theta_i = base^(-2i/d) (i from 0; base^(-2(i-1)/d) from 1), R_m block-diagonal
+(R_m q)^T (R_n k) = q^T R_(n-m) k        R_m^T R_m = I        angles: [tokens, D/2], D the width of one head
+all of this needs R_m = R_1^m alone, with any R_1 of SO(d): R_1 = e^A, A^T = -A, may be trained"""
+
+
+def run() -> Report:
+    """Every step of the derivation, measured on `Rotary` and on the printed forms, in float64."""
+    noise = torch.Generator().manual_seed(SEED)
+    q, k = torch.randn(2, CASES, HEAD_DIM, generator=noise, dtype=torch.float64)
+    m, n = torch.randint(0, FARTHEST, (2, CASES), generator=noise)
+    size = q.norm(dim=-1) * k.norm(dim=-1)
+    score = (turn(q, m) * turn(k, n)).sum(-1)
+    flat = q[:, :2]  # one pair: the two-dimensional case, theta = 1
+    some = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
+    eye = torch.eye(HEAD_DIM, dtype=torch.float64)
+    i = torch.arange(HEAD_DIM // 2, dtype=torch.float64)
+    one_based = 10000.0 ** (-2 * ((i + 1) - 1) / HEAD_DIM)
+    laws: list[tuple[str, int, Tensor]] = [
+        ("f(q, 0) = q", CASES, turn(q, torch.zeros_like(m)) - q),
+        (
+            "d = 2: q e^(i m theta) = R_m q",
+            50,
+            complex_form(flat[:50], m[:50]) - matrix_form(flat[:50], m[:50]),
+        ),
+        ("f(q, m) = R_m q", 50, turn(q, m)[:50] - matrix_form(q[:50], m[:50])),
+        ("|f(q, m)| = |q|", CASES, turn(q, m).norm(dim=-1) / q.norm(dim=-1) - 1),
+        (
+            "phi(m) - phi(m-1) = theta_i",
+            FARTHEST * HEAD_DIM // 2,
+            wrapped(steps() - ROTARY.frequencies(HEAD_DIM)),
+        ),
+        ("<f(q, m), f(k, n)> = <q, R_(n-m) k>", CASES, (score - (q * turn(k, n - m)).sum(-1)) / size),
+        ("positions from 1: same scores", CASES, (score - (turn(q, m + 1) * turn(k, n + 1)).sum(-1)) / size),
+        ("R_m^T R_m = I", 50, torch.stack([matrix(a).T @ matrix(a) - eye for a, _ in some])),
+        ("R_m^T R_n = R_(n-m)", 50, torch.stack([matrix(a).T @ matrix(b) - matrix(b - a) for a, b in some])),
+        (
+            "any R_1 of SO(d): <R_1^m q, R_1^n k> = <q, R_1^(n-m) k>",
+            100,
+            any_rotation(q[:100], k[:100], m, n),
+        ),
+        ("theta_i, i from 0 or from 1", HEAD_DIM // 2, one_based - ROTARY.frequencies(HEAD_DIM)),
+    ]
+    return judge([(law, cases, float(off.abs().max())) for law, cases, off in laws], nearest(q[0]))
+
+
+def judge(laws: list[tuple[str, int, float]], apart: float) -> Report:
+    """The verdict: every law holds to rounding, and no two positions give a query the same vector."""
+    broken = [law for law, _, off in laws if off > ALLOWED]
+    return Report(
+        topic="rotary-identity",
+        question=TOPICS["rotary-identity"][1],
+        formula=FORMULA,
+        columns=("law", "cases", "largest difference", "allowed", "holds"),
+        rows=tuple((law, cases, off, ALLOWED, off <= ALLOWED) for law, cases, off in laws),
+        seen=not broken and apart > 1e-3,
+        setting=f"D = {HEAD_DIM}, positions 0..{FARTHEST - 1}, float64, seed {SEED}",
+        finding=(
+            f"{len(laws) - len(broken)} of {len(laws)} laws hold to rounding"
+            + (f" (not: {'; '.join(broken)})" if broken else "")
+            + f"; absolute: the nearest two of {FARTHEST} places of one query are {apart:.1%} of its length apart; "
+            "relative: a score depends on m - n alone, and norms stay, so nothing grows"
+        ),
+    )
+
+
+def turn(x: Tensor, position: Tensor) -> Tensor:
+    """x [N, D] turned by `Rotary`, each row at its own position [N]."""
+    return ROTARY.rotate(x[None, None], position)[0, 0]
+
+
+def matrix(position: int) -> Tensor:
+    """R_m [D, D]."""
+    return rotation_matrix(position, HEAD_DIM)
+
+
+def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    """<R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at positions
+    below 512 (powers of a matrix are rounded more often than angles)."""
+    turns = Turns(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
+    assert turns.drift is not None
+    m, n = m[: len(q)] % 512, n[: len(q)] % 512
+    with torch.no_grad():
+        turns.drift.normal_(0, 0.1, generator=torch.Generator().manual_seed(SEED))
+
+        def turned(x: Tensor, position: Tensor) -> Tensor:
+            table = turns(Tokens.range(len(x)).with_position(position[None]), x.dtype)
+            assert table is not None
+            y: Tensor = table.apply(x[None, None])[0, 0]
+            return y
+
+        scores = (turned(q, m) * turned(k, n)).sum(-1)
+        off: Tensor = (scores - (q * turned(k, n - m)).sum(-1)) / (q.norm(dim=-1) * k.norm(dim=-1))
+        return off
+
+
+def steps() -> Tensor:
+    """phi(m) - phi(m-1) of each pair, [FARTHEST, D/2], read off the turned vector (1, 0, 1, 0, ...)."""
+    unit = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(HEAD_DIM // 2).expand(FARTHEST + 1, -1)
+    turned = torch.view_as_complex(turn(unit, torch.arange(FARTHEST + 1)).unflatten(-1, (-1, 2)).contiguous())
+    return (turned[1:] * turned[:-1].conj()).angle()
+
+
+def wrapped(angle: Tensor) -> Tensor:
+    """The same angle in [-pi, pi)."""
+    return (angle + torch.pi).remainder(2 * torch.pi) - torch.pi
+
+
+def nearest(q: Tensor) -> float:
+    """The smallest |f(q, m) - f(q, n)| / |q| over m != n, both below FARTHEST: that of f(q, m - n) and q."""
+    turned = turn(q.expand(FARTHEST, -1), torch.arange(FARTHEST))
+    return float((turned[1:] - q).norm(dim=-1).min() / q.norm())
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: the angle that each pair has gained at m. Right: all scores of one q and one k, equal along
+    diagonals.
+    """
+    figure.set_size_inches(10, 4)
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    gained = steps()[:DRAWN].cumsum(0)
+    for pair in (0, 2, 4, 8, 16):
+        left.plot(
+            range(1, DRAWN + 1), gained[:, pair], label=f"pair {pair}: θ = {ROTARY.frequencies(64)[pair]:.3g}"
+        )
+    left.set(
+        title="angle of f(q, m) minus angle of q", xlabel="position m", ylabel="φ(m), radians, unwrapped"
+    )
+    left.legend(loc="upper left")
+    noise = torch.Generator().manual_seed(SEED)
+    q, k = torch.randn(2, HEAD_DIM, generator=noise, dtype=torch.float64)
+    places = torch.arange(DRAWN)
+    scores = turn(q.expand(DRAWN, -1), places) @ turn(k.expand(DRAWN, -1), places).T
+    most = float(scores.abs().max())
+    shown = right.imshow(scores.numpy(), cmap="RdBu", vmin=-most, vmax=most)
+    right.set(
+        title="one q, one k: the score at (m, n)",
+        xlabel="position n of the key",
+        ylabel="position m of the query",
+    )
+    right.grid(visible=False)
+    figure.colorbar(shown, ax=right, label="score", shrink=0.85).outline.set_edgecolor(GREY)

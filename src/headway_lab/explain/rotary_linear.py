@@ -1,0 +1,162 @@
+"""Linear attention with rotary positions: what a turned denominator does. (Su et al. 2021, section 3.3.)"""
+
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.draw import BLUE, GREEN, GREY, RED
+from headway.positions import Rotary
+from headway_lab.explain import TOPICS, Report
+
+HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
+CONTEXTS, KEYS = 20_000, 2
+ROTARY = Rotary(pairing="adjacent")
+FORMS = ("not turned", "turned above and below", "turned above only", "1 + cosine, turned")
+
+FORMULA = """linear attention   out_i = sum_j s_ij v_j / sum_j s_ij,   s_ij = phi(q_i) . phi(k_j),   phi(x) = elu(x) + 1
+turned in both     s_ij = (R_i phi(q_i)) . (R_j phi(k_j)) may be negative, so their sum may be 0: no probability
+turned above only  sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j): weights of either sign, of
+                   size |s| <= |phi(q)||phi(k)|, over a denominator that is never 0
+1 + cosine         s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) >= 0: turned directly, still a probability"""
+
+
+def run() -> Report:
+    """Signs of single products; then the weights of short contexts under each form, and how large outputs become."""
+    negative = [int((products(*pairs(seed)) < 0).sum()) for seed in SEEDS]
+    return judge(negative, [(name, *measure(name)) for name in FORMS])
+
+
+def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """PAIRS queries and keys from N(0, 1) [PAIRS, D], and how far apart each two stand: 1..FARTHEST."""
+    noise = random.Random(seed)
+    q, k, apart = [], [], []
+    for _ in range(PAIRS):
+        q.append([noise.gauss(0, 1) for _ in range(HEAD_DIM)])
+        k.append([noise.gauss(0, 1) for _ in range(HEAD_DIM)])
+        apart.append(noise.randint(1, FARTHEST))
+    return torch.tensor(q, dtype=torch.float64), torch.tensor(k, dtype=torch.float64), torch.tensor(apart)
+
+
+def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
+    """(R_m phi(q)) . (R_n phi(k)) with m - n = apart, [N]."""
+    return (turn(phi(q), apart) * phi(k)).sum(-1)
+
+
+def phi(x: Tensor) -> Tensor:
+    """elu(x) + 1, greater than 0."""
+    return F.elu(x) + 1
+
+
+def turn(x: Tensor, position: Tensor) -> Tensor:
+    """x [N, D], each row at its own position."""
+    return ROTARY.rotate(x[None, None], position)[0, 0]
+
+
+def measure(form: str) -> tuple[float, float, float, float]:
+    """Over many contexts of a query and KEYS keys at random places: the share of negative weights, the smallest
+    denominator in size over the plain one, the largest |sum of weights - 1|, the largest |out| / max |v|.
+    """
+    weights, size = context_weights(form)
+    noise = torch.Generator().manual_seed(SEEDS[0] + 1)
+    v = torch.randn(CONTEXTS, KEYS, 1, generator=noise, dtype=torch.float64)
+    out = (weights[..., None] * v).sum(1).abs()
+    return (
+        float((weights * size.sign()[:, None] < 0).double().mean()),
+        float(size.abs().min()),
+        float((weights.sum(-1) - 1).abs().max()),
+        float((out / v.abs().amax(1)).max()),
+    )
+
+
+def context_weights(form: str) -> tuple[Tensor, Tensor]:
+    """`weigh` on CONTEXTS random queries, each with KEYS random keys at random distances."""
+    noise = torch.Generator().manual_seed(SEEDS[0])
+    q, *keys = torch.randn(1 + KEYS, CONTEXTS, HEAD_DIM, generator=noise, dtype=torch.float64)
+    apart = torch.randint(1, FARTHEST + 1, (KEYS, CONTEXTS), generator=noise)
+    return weigh(form, q, keys, list(apart))
+
+
+def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Weights [N, KEYS] of the values, and denominators over those without rotation [N], for queries and keys [N, D]
+    that stand `apart` tokens from one another."""
+    assert form in FORMS
+    plain = torch.stack([(phi(q) * phi(k)).sum(-1) for k in keys], -1)
+    turned = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)
+    if form == FORMS[3]:
+        unit = [F.normalize(x, dim=-1) for x in (q, *keys)]
+        plain = torch.stack([1 + (unit[0] * k).sum(-1) for k in unit[1:]], -1)
+        turned = torch.stack(
+            [1 + (turn(unit[0], a) * k).sum(-1) for k, a in zip(unit[1:], apart, strict=True)], -1
+        )
+    above = plain if form == FORMS[0] else turned
+    below = plain if form in (FORMS[0], FORMS[2]) else turned
+    return above / below.sum(-1, keepdim=True), below.sum(-1) / plain.sum(-1)
+
+
+def judge(negative: list[int], rows: list[tuple[str, float, float, float, float]]) -> Report:
+    """The verdict: negative products exist, the turned denominator comes near 0, and the two remedies stay bounded."""
+    both, above, cosine = rows[1:]
+    return Report(
+        topic="rotary-linear",
+        question=TOPICS["rotary-linear"][1],
+        formula=FORMULA,
+        columns=("form", "negative weights", "least denominator", "off from sum 1", "largest |out| / |v|"),
+        rows=tuple(rows),
+        seen=min(negative) > 0 and both[4] > 100 and max(above[4], cosine[4]) <= KEYS and cosine[1] == 0,
+        setting=(
+            f"D = {HEAD_DIM}, distances 1..{FARTHEST}, {PAIRS} pairs with seeds {SEEDS}; {CONTEXTS} contexts of {KEYS} "
+            f"keys, seed {SEEDS[0]}, float64"
+        ),
+        picture="\n".join(
+            f"seed {seed}: {count} of {PAIRS} random pairs negative"
+            for seed, count in zip(SEEDS, negative, strict=True)
+        ),
+        finding=(
+            f"{negative[0]} of {PAIRS} random pairs have a negative product ({', '.join(map(str, negative[1:]))} with "
+            f"other seeds). In the denominator such products take it down to {both[2]:.1e} of its plain size, and an "
+            f"output to {both[4]:.0f} times the largest value; turned in the numerator only, weights may be negative "
+            f"({above[1]:.0%}) and do not sum to 1, but outputs stay below {above[4]:.2f} times the values; "
+            f"1 + cosine has no negative weight and sums to 1 (to {cosine[3]:.0e})"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: products of random pairs against distance. Right: how large outputs become, from most to least."""
+    figure.set_size_inches(10, 4)
+    left, right = figure.subplots(1, 2)
+    q, k, apart = pairs(SEEDS[0])
+    found = products(q, k, apart)
+    share = found / (phi(q) * phi(k)).sum(-1)
+    below = found < 0
+    left.scatter(apart[~below], share[~below], s=9, color=BLUE, label=f"positive ({int((~below).sum())})")
+    left.scatter(apart[below], share[below], s=9, color=RED, label=f"negative ({int(below.sum())})")
+    left.axhline(0, color=GREY, linewidth=1)
+    left.set(
+        title=f"{PAIRS} products of turned features", xlabel="distance (tokens)", ylabel="turned / not turned"
+    )
+    left.set_ylim(None, float(share.max()) * 1.25)
+    left.legend(ncols=2, loc="upper right", fontsize=8)
+    noise = torch.Generator().manual_seed(SEEDS[0] + 1)
+    v = torch.randn(CONTEXTS, KEYS, 1, generator=noise, dtype=torch.float64)
+    rank = torch.arange(1, CONTEXTS + 1)
+    for form, colour in zip((*FORMS[1:], FORMS[0]), (RED, BLUE, GREEN, GREY), strict=True):
+        weights, _ = context_weights(form)
+        out = (weights[..., None] * v).sum(1).abs() / v.abs().amax(1)
+        right.loglog(
+            rank,
+            out[:, 0].sort(descending=True).values,
+            "--" if colour == GREY else "-",
+            color=colour,
+            label=form,
+        )
+    right.set(
+        title=f"output over largest value, {KEYS} keys",
+        xlabel="context, from the largest on",
+        ylabel="|out| / max |v|",
+    )
+    right.set_ylim(1e-3, None)
+    right.legend(fontsize=8, loc="upper right")

@@ -1,0 +1,133 @@
+"""What is left of rotary's invariance to a shift of all positions when numbers are rounded.
+
+(Su et al. 2021, equation 16: exact in real numbers.)
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import BLUE, GREEN, ORANGE, RED, VIOLET
+from headway.positions import Rotary, RotaryTable
+from headway_lab.explain import TOPICS, Report
+
+LAYERS, TOKENS, HEADS, HEAD_DIM, SEED = 4, 48, 2, 64, 0
+SHIFTS = (1, 10, 100, 1000, 10_000, 100_000)
+ROTARY = Rotary(pairing="adjacent")
+
+CASES: tuple[tuple[str, torch.dtype, str], ...] = (
+    ("float64", torch.float64, "float64"),
+    ("float32", torch.float32, "float64"),
+    ("float32", torch.float32, "float32"),
+    ("bfloat16", torch.bfloat16, "float64"),
+    ("bfloat16", torch.bfloat16, "bfloat16"),
+    ("float16", torch.float16, "float64"),
+    ("float16", torch.float16, "float16"),
+)
+
+FORMULA = """(R_(m+s) q)^T (R_(n+s) k) = (R_m q)^T (R_n k) in real numbers, for every s
+computed, each turned vector is rounded by itself: a difference of about the dtype's eps, for every s
+an angle (m + s) theta that is itself kept in a dtype errs by (m + s) theta eps: a difference that grows with s,
+neighbours become one (bfloat16 knows 256 and 258, but not 257), and float16 ends at 65504"""
+
+
+def run() -> Report:
+    """The largest change of a small stack's output when all positions move, by dtype and by what angles are kept in.
+
+    None: a position is beyond the dtype, and so is the output.
+    """
+    here = torch.arange(TOKENS)
+    rows = []
+    for name, dtype, angles in CASES:
+        before = stack(here, dtype, angles)
+        size = before.abs().max()
+        moved = [float((stack(here + s, dtype, angles) - before).abs().max() / size) for s in SHIFTS]
+        rows.append((name, angles, torch.finfo(dtype).eps, *(x if math.isfinite(x) else None for x in moved)))
+    return judge(rows)
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: with exact angles the change is rounding at every shift, with half-precision ones it is not."""
+    first = 3
+    exact = [row for row in rows if row[1] == "float64"]
+    half = [row for row in rows if row[1] in ("bfloat16", "float16")]
+    at = first + SHIFTS.index(1000)
+    most = max(max(row[first:]) / row[2] for row in exact[1:])
+    told = ", ".join(f"{row[0]} {row[at]:.0e}" for row in exact)
+    return Report(
+        topic="rotary-shift",
+        question=TOPICS["rotary-shift"][1],
+        formula=FORMULA,
+        columns=("numbers", "angles", "eps", *(f"s = {s}" for s in SHIFTS)),
+        rows=tuple(rows),
+        seen=most < 50 and all(row[at] > 5 * other[at] for row, other in zip(half, exact[2:], strict=True)),
+        setting=f"{LAYERS} layers, {TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, random weights, seed {SEED}",
+        finding=(
+            f"moved by 1000 the output changes, relative to its largest number, by {told} with exact angles: rounding, "
+            f"never more than {most:.0f} eps at any shift in float32 or less. With angles kept in half precision it "
+            f"changes by {', '.join(f'{row[at]:.0%} in {row[0]}' for row in half)}: no longer rounding but other "
+            "positions. Angles in float32 are good for thousands of positions, and worsen in proportion to them"
+        ),
+    )
+
+
+def stack(position: Tensor, dtype: torch.dtype, angles: str) -> Tensor:
+    """float64 [T, H D]: x + attention(x) repeated, every result rounded to `dtype`, angles kept in `angles`."""
+    noise = torch.Generator().manual_seed(SEED)
+    width = HEADS * HEAD_DIM
+    x = torch.randn(1, TOKENS, width, generator=noise, dtype=torch.float64).to(dtype)
+    weights = torch.randn(LAYERS, 4, width, width, generator=noise, dtype=torch.float64) * width**-0.5
+    turn = table(position, dtype, angles)
+    future = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+    for to_q, to_k, to_v, to_out in weights.to(dtype):
+        q, k, v = (product(x, w).unflatten(-1, (HEADS, -1)).transpose(1, 2) for w in (to_q, to_k, to_v))
+        scores = product(turn.apply(q), turn.apply(k).mT) * HEAD_DIM**-0.5
+        out = product(scores.masked_fill(future, -torch.inf).softmax(-1), v)
+        x = x + product(out.transpose(1, 2).flatten(2), to_out)
+    return x[0].double()
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, summed in float32 or better and rounded once to their dtype, as accelerators do.
+
+    `attend` refuses float16 on a CPU, where it is slow; these are a few thousand numbers."""
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    return (a.to(wide) @ b.to(wide)).to(a.dtype)
+
+
+def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
+    """Cosines and sines of angles that were computed and kept in that dtype; "float64" is what `Rotary` does."""
+    if angles == "float64":
+        return ROTARY.table(position, HEAD_DIM, dtype=dtype)
+    kept: torch.dtype = getattr(torch, angles)
+    angle = position.to(kept)[:, None] * ROTARY.frequencies(HEAD_DIM).to(kept)
+    return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
+
+
+def draw(figure: Any, report: Report) -> None:
+    """The change against the shift: one line for each dtype and way to keep angles."""
+    figure.set_size_inches(9.5, 4.6)
+    axes = figure.subplots()
+    colours = {"float64": VIOLET, "float32": BLUE, "bfloat16": ORANGE, "float16": GREEN}
+    for name, angles, eps, *moved in ([*row] for row in report.rows):
+        colour, exact = colours[str(name)], angles == "float64"
+        label = f"{name}, angles {'exact' if exact else f'in {angles}'}"
+        face = colour if exact else "white"
+        axes.loglog(
+            SHIFTS,
+            moved,
+            "o-" if exact else "s--",
+            color=colour,
+            label=label,
+            markersize=5,
+            markerfacecolor=face,
+        )
+        if exact:
+            axes.axhline(eps, color=colour, linewidth=0.8, linestyle=":")
+            axes.text(SHIFTS[-1] * 1.8, eps, f"eps of {name}", fontsize=8, color=colour, va="center")
+    axes.axvline(1000, color=RED, linewidth=0.8, linestyle=":")
+    axes.set(title="all positions moved by s", xlabel="s", ylabel="largest change / largest output")
+    axes.set_xlim(SHIFTS[0] * 0.6, SHIFTS[-1] * 1.6)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.02, 0.36))

@@ -1,0 +1,135 @@
+"""Rotary frequencies that are trained from the usual start: how far they move, and what it is worth.
+
+(Su et al. 2021 tried it, saw no noticeable change of the frequencies or of the result, and fixed them.)
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.draw import BLUE, GREY, ORANGE
+from headway.positions import Rotary
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.runs import Budget, Run, contend, gap, held_out_loss, losses, one_thread, small, told
+
+BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
+
+FORMULA = f"""theta_i = 10000^(-2i/d) + drift_i, drift_i = 0 at the start, one set for the heads of each layer
+noticed: over the rows of training, T |drift_i|, the angle that the farthest pair of tokens has gained, is beyond
+{NOTICED} radians in the mean of seeds and layers
+put back: the trained model with drift set to 0 again, nothing else changed"""
+
+
+def run() -> Report:
+    """Trained against fixed frequencies; the drift of each; the trained model with its drift taken out."""
+    specs = {
+        name: small(positions=Rotary(pairing="halves", trainable=trainable))
+        for name, trainable in (("fixed", False), ("trained", True))
+    }
+    runs = contend(specs, BUDGET)
+    with one_thread():
+        back = [without_drift(run) for run in runs["trained"]]
+    return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), back)
+
+
+def drifts(run: Run) -> Tensor:
+    """[layers, d/2] radians per position."""
+    found = [p.detach() for name, p in run.model.named_parameters() if name.endswith(".drift")]
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def without_drift(run: Run) -> float:
+    """Held-out loss with every drift put back to 0."""
+    saved = {name: p.clone() for name, p in run.model.named_parameters() if name.endswith(".drift")}
+    for name in saved:
+        run.model.get_parameter(name).zero_()
+    loss = held_out_loss(run.model, BUDGET.tokens)
+    for name, value in saved.items():
+        run.model.get_parameter(name).copy_(value)
+    return loss
+
+
+def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float]) -> Report:
+    """The verdict: neither the loss nor the frequencies changed by what can be told. `drift` [seeds, layers, d/2]."""
+    fixed, trained = losses(runs["fixed"]), losses(runs["trained"])
+    apart, kept = gap(trained, fixed), gap(trained, back)
+    head_dim = 2 * drift.shape[-1]
+    start = Rotary(pairing="halves").frequencies(head_dim)
+    lines = []
+    for i, frequency in enumerate(start.tolist()):
+        own = drift[..., i].flatten().double()
+        size = float(own.abs().mean())
+        lines.append(
+            (
+                i,
+                frequency,
+                float(own.mean()),
+                float(own.std()),
+                size,
+                size / frequency,
+                size * BUDGET.tokens,
+                size * BUDGET.tokens > NOTICED,
+            )
+        )
+    moved = [line[0] for line in lines if line[-1]]
+    claims = {
+        "training them changes the loss": apart.seen,
+        f"they move by more than {NOTICED} radians over a row": bool(moved),
+        "putting them back raises the trained model's loss": kept.lower,
+    }
+    return Report(
+        topic="rotary-trained",
+        question=TOPICS["rotary-trained"][1],
+        formula=FORMULA,
+        columns=(
+            "pair",
+            "start (rad)",
+            "drift, mean",
+            "spread",
+            "|drift|",
+            "|drift| / start",
+            "over a row (rad)",
+            "noticed",
+        ),
+        rows=tuple(lines),
+        seen=not apart.seen and not moved,
+        setting=f"2 layers of width 64, {BUDGET}",
+        picture="\n".join(
+            f"{name:<24} {statistics.fmean(own):.4f}   seeds {', '.join(f'{x:.4f}' for x in own)}"
+            for name, own in (
+                ("loss, fixed", fixed),
+                ("loss, trained", trained),
+                ("loss, trained, put back", back),
+            )
+        ),
+        finding=(
+            f"{told(claims)}. Loss trained against fixed {apart}; against put back {kept}. Pairs that moved: "
+            f"{', '.join(map(str, moved)) or 'none'} of {len(lines)}; the slowest by {lines[-1][5]:.0f} times its own "
+            f"size, the fastest by {lines[0][5]:.1%}"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: drift of each frequency beside the frequency. Right: what it turns over a row."""
+    figure.set_size_inches(9.5, 3.6)
+    left, right = figure.subplots(1, 2)
+    pair = report.column("pair")
+    left.semilogy(pair, report.column("start (rad)"), "o-", color=GREY, label="theta at the start")
+    left.semilogy(
+        pair, report.column("|drift|"), "o-", color=ORANGE, label="|drift|, mean of seeds and layers"
+    )
+    left.set(title="frequencies, and how far they moved", xlabel="pair i", ylabel="radians per position")
+    left.legend(fontsize=8)
+    colours = [ORANGE if noticed else BLUE for noticed in report.column("noticed")]
+    right.bar(pair, report.column("over a row (rad)"), color=colours)
+    right.axhline(NOTICED, color=GREY, linestyle="--", linewidth=1.2)
+    right.set(
+        title=f"angle gained over {BUDGET.tokens} positions",
+        xlabel=f"pair i (dashed: {NOTICED} radians)",
+        ylabel="radians",
+    )

@@ -1,0 +1,124 @@
+"""What sinusoids added to the embeddings tell. (Vaswani et al. 2017, section 3.5.)"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.positions import Sinusoidal
+from headway_lab.explain import TOPICS, Report
+
+WIDTH, COUNT, SEED = 512, 2048, 0
+APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SCHEME = Sinusoidal()
+ALLOWED = 4 * COUNT * 2.0**-53  # an angle p theta_i is rounded by up to p 2^-53; three enter
+
+FORMULA = """PE(p, 2i) = sin(p / 10000^(2i/M))      PE(p, 2i+1) = cos(p / 10000^(2i/M))      |PE(p)| = sqrt(M/2)
+PE(p + k) = T_k PE(p) with one matrix T_k for all p: each pair turned by k / 10000^(2i/M)
+PE(p) . PE(p + k) = sum_i cos(k / 10000^(2i/M)): of the distance alone, but the same for k and -k
+between projected rows, PE(p)^T W_q W_k^T PE(p + k), p does not cancel: absolute positions, unlike rotary ones"""
+
+
+def run() -> Report:
+    """For distances k: how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""
+    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
+    noise = torch.Generator().manual_seed(SEED)
+    projected = table @ torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
+    rows = []
+    for k in APART:
+        off = float((table[k:] - shifted(table, k)[:-k]).abs().max())
+        plain = (table[:-k] * table[k:]).sum(-1) / (WIDTH / 2)
+        mixed = (projected[:-k] * table[k:]).sum(-1)
+        mean = float(plain.mean())
+        closed = float((k * frequencies()).cos().mean())
+        rows.append(
+            (k, off, mean, mean - closed, float(plain.std()), float(mixed.mean()), float(mixed.std()))
+        )
+    return judge(rows, float((table - by_hand()).abs().max()))
+
+
+def frequencies() -> Tensor:
+    """10000^(-2i/M), [M/2]."""
+    return 10000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+
+
+def by_hand() -> Tensor:
+    """The printed formula, number by number, for some positions; the table's own elsewhere."""
+    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
+    for p in (0, 1, 7, 100, COUNT - 1):
+        for i in range(WIDTH // 2):
+            angle = p / 10000 ** (2 * i / WIDTH)
+            table[p, 2 * i], table[p, 2 * i + 1] = math.sin(angle), math.cos(angle)
+    return table
+
+
+def shifted(table: Tensor, k: int) -> Tensor:
+    """T_k applied to every row: (s, c) -> (s cos + c sin, c cos - s sin) of k / 10000^(2i/M)."""
+    s, c = table[:, 0::2], table[:, 1::2]
+    cos, sin = (k * frequencies()).cos(), (k * frequencies()).sin()
+    return torch.stack((s * cos + c * sin, c * cos - s * sin), -1).flatten(-2)
+
+
+def judge(rows: list[tuple[Any, ...]], from_formula: float) -> Report:
+    """The verdict: one linear map per distance; products tell distance alone until they are projected."""
+    off = max(row[1] for row in rows)
+    spread, mixed = max(row[4] for row in rows), min(row[6] / max(abs(row[5]), 1e-12) for row in rows)
+    closed = max(abs(row[3]) for row in rows)
+    scale = math.sqrt(WIDTH)
+    return Report(
+        topic="sinusoids",
+        question=TOPICS["sinusoids"][1],
+        formula=FORMULA,
+        columns=(
+            "k",
+            "|PE(p+k) - T_k PE(p)|",
+            "PE(p).PE(p+k) / (M/2)",
+            "from sum of cos",
+            "spread over p",
+            "projected",
+            "spread over p, projected",
+        ),
+        rows=tuple(rows),
+        seen=max(off, from_formula, closed, spread) < ALLOWED and mixed > 0.1,
+        setting=f"M = {WIDTH}, positions 0..{COUNT - 1}, float64, projection of seed {SEED}",
+        picture=(
+            f"|PE(p)| = {math.sqrt(WIDTH / 2):.3f}; a token's row from N(0, 1/M) has length 1, "
+            f"and {scale:.3f} once multiplied by sqrt({WIDTH}): of one size with its position"
+        ),
+        finding=(
+            f"the table is the formula (to {from_formula:.0e}) and PE(p + k) one linear map of PE(p) for all p "
+            f"(to {off:.0e}). The product of two rows depends on their distance alone (spread {spread:.0e}) and falls "
+            f"to {rows[-1][2]:.2f} of its largest at k = {rows[-1][0]}, alike forwards and backwards; projected, "
+            f"its spread over p is {mixed:.1f} times its mean or more: absolute positions, not relative ones"
+        ),
+    )  # fmt: skip
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: the table. Right: products of rows against distance, plain and projected."""
+    figure.set_size_inches(10.5, 4)
+    left, right = figure.subplots(1, 2)
+    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
+    shown = left.imshow(
+        table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
+    )
+    left.set(title="PE", xlabel="feature (even: sine, odd: cosine)", ylabel="position p")
+    left.grid(visible=False)
+    figure.colorbar(shown, ax=left, shrink=0.85)
+    middle, reach = COUNT // 2, 200
+    around = range(-reach, reach + 1)
+    near = table[middle - reach : middle + reach + 1]
+    right.plot(around, near @ table[middle] / (WIDTH / 2), label="plain: the same at every p")
+    noise = torch.Generator().manual_seed(SEED)
+    mix = torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
+    for at, width in ((middle, 1.2), (middle + 300, 0.8)):
+        scores = table[at - reach : at + reach + 1] @ (table[at] @ mix)
+        right.plot(around, scores / 10, linewidth=width, label=f"projected, p = {at} (/ 10)")
+    right.set(
+        title="product of two rows",
+        xlabel="distance k",
+        ylabel="PE(p) · PE(p + k) / (M/2)",
+        ylim=(None, 1.45),
+    )
+    right.legend(fontsize=8, loc="upper left")

@@ -1,0 +1,83 @@
+"""Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
+
+from typing import Any
+
+import torch
+
+from headway.draw import GREY, INK
+from headway.nn import ACTIVATIONS, swish
+from headway_lab.explain import TOPICS, Report
+
+BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
+LOW, HIGH, COUNT = -6.0, 6.0, 1201
+POINTS = (-1.0, 2.0)
+
+FORMULA = """Swish_beta(x) = x sigmoid(beta x),   sigmoid(0) = 1/2
+beta -> 0          x / 2: a line, of slope one half (not y = x, as one text has it)
+beta = 1           SiLU, the activation inside SwiGLU: smooth, and not monotone
+beta -> infinity   ReLU: 0 for x < 0, x for x > 0,   |Swish_beta - ReLU| <= 0.2785 / beta everywhere"""
+
+
+def run() -> Report:
+    """Values, the lowest point and the distances from x / 2, x, SiLU and ReLU on -6..6, for five beta."""
+    x = torch.linspace(LOW, HIGH, COUNT, dtype=torch.float64)
+    rows = []
+    for beta in BETAS:
+        y = swish(x, beta)
+        lowest = int(y.argmin())
+        ends = [
+            float((y - end).abs().max()) for end in (x / 2, x, ACTIVATIONS["silu"](x), ACTIVATIONS["relu"](x))
+        ]
+        at = [float(swish(torch.tensor(point, dtype=torch.float64), beta)) for point in POINTS]
+        falls = bool((y.diff() < 0).any()) and bool((y.diff() > 0).any())
+        rows.append((beta, *at, float(x[lowest]), float(y[lowest]), falls, *ends))
+    return judge(rows)
+
+
+def judge(rows: list[tuple[Any, ...]]) -> Report:
+    """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
+    zero, one, most = rows[0], rows[BETAS.index(1.0)], rows[-1]
+    return Report(
+        topic="swish",
+        question=TOPICS["swish"][1],
+        formula=FORMULA,
+        columns=(
+            "beta",
+            *(f"Swish({point:g})" for point in POINTS),
+            "lowest at x",
+            "lowest",
+            "falls and rises",
+            "from x/2",
+            "from x",
+            "from SiLU",
+            "from ReLU",
+        ),
+        rows=tuple(rows),
+        seen=zero[6] < 1e-12 and zero[7] > 1 and one[8] < 1e-12 and one[5] and most[9] < 0.3 / most[0],
+        setting=f"x = {LOW:g}..{HIGH:g}, {COUNT} points, float64; nothing random",
+        finding=(
+            f"at beta = 0 it is x / 2 (Swish(2) = {zero[2]:g}) and {zero[7]:g} away from x; at 1 it is SiLU, lowest at "
+            f"x = {one[3]:.2f} with {one[4]:.4f}; at {most[0]:g} it is within {most[9]:.4f} of ReLU "
+            f"(Swish(-1) = {most[1]:.1e})"
+        ),
+    )
+
+
+def draw(figure: Any, report: Report) -> None:
+    """Left: the curves. Right: near 0, where SiLU dips."""
+    figure.set_size_inches(9.5, 4)
+    left, right = figure.subplots(1, 2)
+    for axes, low, high in ((left, -4.0, 4.0), (right, -4.0, 1.0)):
+        line = torch.linspace(low, high, 801, dtype=torch.float64)
+        axes.plot(line, line, ":", color=GREY, linewidth=1.2, label="x (not a limit)")
+        axes.plot(line, ACTIVATIONS["relu"](line), "--", color=INK, linewidth=1.0, zorder=3, label="ReLU")
+        for beta in BETAS:
+            axes.plot(line, swish(line, beta), label=f"β = {beta:g}", linewidth=1.4)
+        axes.set(xlabel="x", ylabel="Swish(x)")
+    left.set(title="x · sigmoid(β x)")
+    left.legend(fontsize=9)
+    right.set(title="the dip of β = 1", ylim=(-0.6, 0.4))
+    at = BETAS.index(1.0)
+    x, y = (float(report.column(name)[at]) for name in ("lowest at x", "lowest"))
+    right.plot([x], [y], "o", color="#1d2733", markersize=5)
+    right.annotate(f"({x:.2f}, {y:.3f})", (x, y), (x - 1.4, y - 0.12), fontsize=9)

@@ -1,0 +1,103 @@
+"""What goes wrong when the denominator turns too, and that the other two ways are free of it (rows 79 to 81)."""
+
+import random
+
+import torch
+from torch import Tensor
+
+from headway.attention.linear_attention import FORMS, Linear, linear_attend, linear_weights
+from headway.patterns import Causal
+from headway.positions import Rotary
+from tests.linear_attention.oracle import table
+
+BOTH, NUMERATOR, COSINE = Linear(rotary="both"), Linear(), Linear("cosine")
+D = 64
+
+
+def pairs(count: int, farthest: int = 2048, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys from N(0, 1), [count, D], and distances from 1 to `farthest`."""
+    noise = random.Random(seed)
+    made = [
+        (
+            [noise.gauss(0, 1) for _ in range(D)],
+            [noise.gauss(0, 1) for _ in range(D)],
+            noise.randint(1, farthest),
+        )
+        for _ in range(count)
+    ]
+    q, k, apart = (torch.tensor(x, dtype=torch.float64) for x in zip(*made, strict=True))
+    return q, k, apart.long()
+
+
+def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
+    """(R_m phi(q)) . phi(k) of each pair, with phi = elu + 1."""
+    phi_q, phi_k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    turned = Rotary(pairing="adjacent").rotate(phi_q[None, None], apart)[0, 0]
+    return (turned * phi_k).sum(-1)
+
+
+def test_row_79_37_of_300_random_pairs_have_a_negative_product() -> None:
+    """With distances up to 2048; before the rotation none has. Nearer pairs turn less, and fewer are negative."""
+    assert int((products(*pairs(300)) < 0).sum()) == 37
+    q, k, apart = pairs(300)
+    assert products(q, k, apart * 0).min() > 0
+    assert (products(*pairs(300, farthest=64)) < 0).sum() < 5
+
+
+def breaking() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v [1, 1, 2, D] and positions [2] for which the second query's turned denominator is 0 to rounding.
+
+    The second query goes from one whose denominator is positive to one whose is negative; between them it is 0."""
+    q, k, apart = pairs(300)
+    worst = int(products(q, k, apart).argmin())
+    at = torch.tensor([0, int(apart[worst])])
+    keys = torch.stack((k[worst], torch.full((D,), -4.0, dtype=torch.float64)))[None, None]
+
+    def denominator(x: Tensor) -> float:
+        rotation = Rotary(pairing="adjacent")
+        phi_q = rotation.rotate((torch.nn.functional.elu(x) + 1)[None, None, None], at[1:])
+        phi_k = rotation.rotate(torch.nn.functional.elu(keys) + 1, at)
+        return float((phi_q * phi_k).sum())
+
+    low, high = q[worst], next(x for x in q if denominator(x) > 0)
+    assert denominator(low) < 0 < denominator(high)
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if denominator(middle) < 0 else (low, middle)
+    queries = torch.stack((torch.zeros(D, dtype=torch.float64), low))[None, None]
+    v = torch.tensor([1.0, -1.0], dtype=torch.float64)[None, None, :, None]
+    return queries, keys, v, at
+
+
+def test_row_79_the_result_blows_up_and_row_80_row_81_stay_finite_there() -> None:
+    q, k, v, at = breaking()
+    rotation = table(at, D)
+    for form in FORMS:
+        out = {
+            linear: linear_attend(q, k, v, linear, Causal(), rotation=rotation, form=form)
+            for linear in (BOTH, NUMERATOR, COSINE)
+        }
+        assert out[BOTH].abs().max() > 1e6, "a mean of 1 and -1"
+        assert out[NUMERATOR].abs().max() < 10
+        assert out[COSINE].abs().max() <= 1
+    assert not BOTH.is_safe
+    assert NUMERATOR.is_safe
+    assert COSINE.is_safe
+
+
+def test_row_79_weights_of_the_turned_denominator_are_no_distribution() -> None:
+    q, k, v, at = breaking()
+    got = linear_weights(q, k, BOTH, Causal(), rotation=table(at, D))
+    assert got.min() < 0, "though they sum to 1, or to anything where rounding is all that is left of the sum"
+    assert torch.isfinite(v).all()
+
+
+def test_row_80_gradients_are_finite_where_row_79_breaks() -> None:
+    q, k, v, at = breaking()
+    sizes = {}
+    for linear in (BOTH, NUMERATOR):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        linear_attend(*leaves, linear, Causal(), rotation=table(at, D), form="chunked").sum().backward()  # type: ignore[arg-type]
+        sizes[linear] = max(float(t.grad.abs().max()) for t in leaves if t.grad is not None)
+    assert sizes[BOTH] > 1e6
+    assert sizes[NUMERATOR] < 100
