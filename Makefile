@@ -60,7 +60,7 @@ test-all: $(VENV)/.installed-test $(VENV)/.native
 check: $(VENV)/.installed-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/headway
+	$(BIN)/mypy src/headway src/headway_lab
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed $(VENV)/.native

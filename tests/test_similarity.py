@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.similarity import cosine, dot, l2_norm, normalise
+from headway.similarity import cosine, dot, l2_norm, normalize
 
 vectors = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=5, max_size=5)
 
@@ -19,7 +19,7 @@ def test_row_18_is_the_formula(a, b):
     assert dot(x, y).item() == pytest.approx(product, rel=1e-14, abs=1e-11)
     assert l2_norm(x).item() == pytest.approx(math.hypot(*a), rel=1e-14)
     assert cosine(x, y).item() == pytest.approx(product / norms if norms else 0.0, rel=1e-12, abs=1e-12)
-    assert normalise(x).norm().item() == pytest.approx(1.0 if any(a) else 0.0, rel=1e-14)
+    assert normalize(x).norm().item() == pytest.approx(1.0 if any(a) else 0.0, rel=1e-14)
 
 
 def test_row_18_cosine_is_that_of_torch_and_broadcasts():
@@ -33,7 +33,7 @@ def test_row_18_cosine_is_that_of_torch_and_broadcasts():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_row_18_the_zero_vector_is_like_nothing_and_gives_no_gradient(dtype):
     zero, other = torch.zeros(2, 3, dtype=dtype, requires_grad=True), torch.ones(2, 3, dtype=dtype)
-    for value in (cosine(zero, other), l2_norm(zero), normalise(zero), cosine(zero, zero)):
+    for value in (cosine(zero, other), l2_norm(zero), normalize(zero), cosine(zero, zero)):
         assert value.dtype == dtype
         assert torch.equal(value, torch.zeros_like(value))
         (gradient,) = torch.autograd.grad(value.sum(), zero)
@@ -44,7 +44,7 @@ def test_row_18_the_zero_vector_is_like_nothing_and_gives_no_gradient(dtype):
 def test_row_18_squares_neither_vanish_nor_overflow(size):
     x = torch.tensor([3.0, -4.0]) / 5 * size
     torch.testing.assert_close(l2_norm(x) / size, torch.tensor(1.0), rtol=1e-4, atol=0)
-    torch.testing.assert_close(normalise(x), torch.tensor([0.6, -0.8]), rtol=1e-4, atol=0)
+    torch.testing.assert_close(normalize(x), torch.tensor([0.6, -0.8]), rtol=1e-4, atol=0)
     torch.testing.assert_close(cosine(x, -x), torch.tensor(-1.0), rtol=1e-4, atol=0)
 
 
@@ -53,7 +53,7 @@ def test_row_18_half_precision_is_float32_rounded_once(dtype):
     a, b = (torch.randn(9, 64).to(dtype) for _ in "ab")
     for f in (dot, cosine):
         assert torch.equal(f(a, b), f(a.float(), b.float()).to(dtype))
-    for g in (l2_norm, normalise):
+    for g in (l2_norm, normalize):
         assert torch.equal(g(a), g(a.float()).to(dtype))
 
 
@@ -62,6 +62,6 @@ def test_row_18_gradients():
     for f in (dot, cosine):
         assert torch.autograd.gradcheck(f, (a, b))
         assert torch.autograd.gradgradcheck(f, (a, b))
-    for g in (l2_norm, normalise):
+    for g in (l2_norm, normalize):
         assert torch.autograd.gradcheck(g, a)
         assert torch.autograd.gradgradcheck(g, a)

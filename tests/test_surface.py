@@ -22,7 +22,7 @@ NAMES = [
     "GlobalQueries",
     "HeadwayError",
     "Heads",
-    "Keys",
+    "KeyValues",
     "LanguageModel",
     "Learned",
     "ModelSpec",

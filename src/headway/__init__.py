@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headway.api import LanguageModel as LanguageModel
     from headway.api import load as load
-    from headway.attention import Keys as Keys
+    from headway.attention import KeyValues as KeyValues
     from headway.attention.attend import attend as attend
     from headway.attention.attend import attend_keys as attend_keys
     from headway.attention.attend import attention_weights as attention_weights
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": "LanguageModel load",
-    "attention": "Keys",
+    "attention": "KeyValues",
     "attention.attend": "attend attend_keys attention_weights",
     "choice": "Choice",
     "errors": "HeadwayError",

@@ -18,14 +18,14 @@ LARGEST = 127
 SCALE_BYTES = 4
 
 
-def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers [..., D] as (int8 [..., D], scale float32 [...])."""
     scale = x.abs().amax(-1).float() / LARGEST
     ratio = (x.float() / scale.unsqueeze(-1)).nan_to_num(0.0, 0.0, 0.0)
     return ratio.round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
-def dequantise(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """scale q [..., D]: the product in float32, rounded to `dtype`."""
     return (q.float() * scale.unsqueeze(-1)).to(dtype)
 

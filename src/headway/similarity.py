@@ -22,7 +22,7 @@ def l2_norm(x: Tensor) -> Tensor:
     return norm.to(x.dtype)
 
 
-def normalise(x: Tensor) -> Tensor:
+def normalize(x: Tensor) -> Tensor:
     """x / |x|: [..., D] -> [..., D] of length 1. The zero vector, which has no direction, stays 0, with
     gradient 0.
     """
@@ -37,7 +37,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     """a . b / (|a| |b|), the cosine of their angle: [..., D], [..., D] -> [...]. 0 where either is the zero
     vector.
     """
-    return dot(normalise(_wide(a)), normalise(_wide(b))).to(torch.promote_types(a.dtype, b.dtype))
+    return dot(normalize(_wide(a)), normalize(_wide(b))).to(torch.promote_types(a.dtype, b.dtype))
 
 
 def _wide(x: Tensor) -> Tensor:

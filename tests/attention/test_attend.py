@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import Keys, attend, attend_keys, attention_weights, choose
+from headway.attention import KeyValues, attend, attend_keys, attention_weights, choose
 from headway.errors import BackendError, HeadwayError, PatternError
 from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
@@ -106,12 +106,15 @@ def test_dropout_is_a_function_of_the_place(backend: str) -> None:
     one = with_gradients(lambda *t: attend(*t, Causal(), dropout=0.3, seed=7, backend="dense"), grad, q, k, v)
 
     def split(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        sets = [Keys(k[:, :, a:b], v[:, :, a:b], at.slice(a, b)) for a, b in ((0, 9), (9, 50), (50, 70))]
+        sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], at.slice(a, b)) for a, b in ((0, 9), (9, 50), (50, 70))]
         return attend_keys(q, at, sets, Causal(), dropout=0.3, seed=7, backend=backend).out
 
     for a, b in zip(one, with_gradients(split, grad, q, k, v), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    lse = [attend_keys(q, at, [Keys(k, v, at)], Causal(), dropout=p, backend=backend).lse for p in (0.0, 0.5)]
+    lse = [
+        attend_keys(q, at, [KeyValues(k, v, at)], Causal(), dropout=p, backend=backend).lse
+        for p in (0.0, 0.5)
+    ]
     torch.testing.assert_close(*lse)
 
 
@@ -302,7 +305,7 @@ def test_bad_arguments() -> None:
         attend(q[:, :, :5], k, v, Causal())
     with pytest.raises(BackendError, match="device is 'cpu' or 'cuda', got 'gpu'"):
         choose(Causal(), queries=8, keys=8, heads=8, device="gpu")
-    with pytest.raises(PatternError, match="at least one set of Keys"):
+    with pytest.raises(PatternError, match="at least one set of KeyValues"):
         attend_keys(q, Tokens.range(11), [], Causal())
     with pytest.raises(
         BackendError, match='backend="diagonal" cannot run this call: queries and keys must be'

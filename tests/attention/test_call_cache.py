@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys, call_cache
+from headway.attention import KeyValues, attend, attend_keys, call_cache
 from headway.errors import BackendError, PatternError
 from headway.patterns import Causal, Full, Pattern, PerHead, Window
 from headway.scores import SoftCap
@@ -67,10 +67,10 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
             v = v.transpose(1, 2).contiguous().transpose(1, 2)
         elif kind == "turned":
             k = k.transpose(2, 3).contiguous().transpose(2, 3)
-        part = Keys(k, v, at["k_tokens"])
-        part = part.quantised() if kind == "int8" else part
+        part = KeyValues(k, v, at["k_tokens"])
+        part = part.quantized() if kind == "int8" else part
         got = attend_keys(q, at["q_tokens"], [part], pattern, scale=scale, backend="native")
-        plain = part.dequantised(dtype)
+        plain = part.dequantized(dtype)
         dense = [
             attend_keys(
                 q.to(t),

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from headway.attention import Keys, attend, attend_keys, choose
+from headway.attention import KeyValues, attend, attend_keys, choose
 from headway.attention.backends import flex
 from headway.attention.backends.triton import backend as split_decode
-from headway.attention.call import check
+from headway.attention.call import validate
 from headway.errors import BackendError, PatternError
 from headway.partial import Partial
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, PerHead, Sink, Window, visible
@@ -54,14 +54,16 @@ def assert_same(got: Partial, q: Tensor, k: Tensor, v: Tensor, *rest, score=()) 
     """`got` is what `dense` gives in float64, to 1e-11 or, on CUDA, to twice dense's own error in float32."""
     q_tokens, k_tokens, pattern = rest
     wide = [t.double() for t in (q, k, v)]
-    exact = attend_keys(wide[0], q_tokens, [Keys(*wide[1:], k_tokens)], pattern, score=score, backend="dense")
+    exact = attend_keys(
+        wide[0], q_tokens, [KeyValues(*wide[1:], k_tokens)], pattern, score=score, backend="dense"
+    )
     assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
     there = exact.lse > -torch.inf
     if DEVICE == "cpu":
         torch.testing.assert_close(got.out, exact.out, rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(got.lse[there], exact.lse[there], rtol=1e-11, atol=1e-11)
         return
-    low = attend_keys(q, q_tokens, [Keys(k, v, k_tokens)], pattern, score=score, backend="dense")
+    low = attend_keys(q, q_tokens, [KeyValues(k, v, k_tokens)], pattern, score=score, backend="dense")
     assert_within_reference(got.out, exact.out, low.out)
     assert_within_reference(got.lse[there], exact.lse[there], low.lse[there])
 
@@ -160,7 +162,7 @@ CASES = [
 def test_flex_is_dense(pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> None:
     at = on_device(q_tokens), on_device(k_tokens)
     q, k, v = qkv(*at)
-    got = attend_keys(q, at[0], [Keys(k, v, at[1])], pattern, backend="flex")
+    got = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, backend="flex")
     assert_same(got, q, k, v, *at, pattern)
     out = attend(q, k, v, pattern, q_tokens=at[0], k_tokens=at[1], backend="flex")
     torch.testing.assert_close(out, got.out)
@@ -183,7 +185,7 @@ def test_flex_is_dense_for_any_pattern_and_tokens(
 ) -> None:
     at = on_device(data.draw(tokens())), on_device(data.draw(tokens()))
     q, k, v = qkv(*at, heads=2, kv=1)
-    got = attend_keys(q, at[0], [Keys(k, v, at[1])], pattern, score=score, backend="flex")
+    got = attend_keys(q, at[0], [KeyValues(k, v, at[1])], pattern, score=score, backend="flex")
     assert_same(got, q, k, v, *at, pattern, score=score)
 
 
@@ -214,7 +216,7 @@ def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
 
     def gradients(backend: str, dtype: torch.dtype) -> list[Tensor]:
         q, k, v = (t.to(dtype) for t in leaves)
-        call = check(q, at, [Keys(k, v, at)], pattern, None, steps, None, 0.0, None)
+        call = validate(q, at, [KeyValues(k, v, at)], pattern, None, steps, None, 0.0, None)
         with mock.patch.object(torch_flex, "_validate_device", anywhere):
             got = (
                 flex.run(call)
@@ -253,7 +255,7 @@ def test_heads_and_key_sets_are_taken_apart_and_merged() -> None:
     q, k, v = qkv(RANGE, LONG)
     at, past = on_device(Tokens.range(150, 150)), on_device(LONG)
     parts = PerHead(Window.last(9), Causal(), Causal(), Window.last(9))
-    sets = [Keys(k[:, :, a:b], v[:, :, a:b], past.slice(a, b)) for a, b in ((0, 170), (170, 300))]
+    sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], past.slice(a, b)) for a, b in ((0, 170), (170, 300))]
     got = attend_keys(q, at, sets, parts, backend="flex")
     assert_same(got, q, k, v, at, past, parts)
 
@@ -266,8 +268,8 @@ def test_what_no_query_sees_does_not_matter(poison: float) -> None:
     q, k, v = qkv(at, past)
     bad = ~visible(pattern, at, past).any(-2)[:, 0, :, None].unsqueeze(1)
     assert bad.any()
-    clean = attend_keys(q, at, [Keys(k, v, past)], pattern, backend="flex")
-    dirty = Keys(k.masked_fill(bad, poison), v.masked_fill(bad, poison), past)
+    clean = attend_keys(q, at, [KeyValues(k, v, past)], pattern, backend="flex")
+    dirty = KeyValues(k.masked_fill(bad, poison), v.masked_fill(bad, poison), past)
     got = attend_keys(q, at, [dirty], pattern, backend="flex")
     assert torch.equal(got.out, clean.out)
     assert torch.equal(got.lse, clean.lse)
@@ -277,7 +279,7 @@ def test_empty_calls_give_empty_partials() -> None:
     for queries, keys in ((0, 5), (4, 0)):
         at, past = on_device(Tokens.range(queries)), on_device(Tokens.range(keys))
         q, k, v = qkv(at, past)
-        got = attend_keys(q, at, [Keys(k, v, past)], Full(), backend="flex")
+        got = attend_keys(q, at, [KeyValues(k, v, past)], Full(), backend="flex")
         assert got.out.shape == (2, 4, queries, 24)
         assert (got.out == 0).all()
         assert (got.lse == -torch.inf).all()
@@ -298,7 +300,7 @@ def test_one_kernel_serves_a_form_of_call_and_two_serve_all_lengths() -> None:
             at = on_device(Tokens.from_lengths(lengths, total))
             q, k, v = qkv(at, at)
             before = counters["stats"]["unique_graphs"]
-            got = attend_keys(q, at, [Keys(k, v, at)], pattern, backend="flex")
+            got = attend_keys(q, at, [KeyValues(k, v, at)], pattern, backend="flex")
             built.append(counters["stats"]["unique_graphs"] - before)
             assert_same(got, q, k, v, at, at, pattern)
         assert built == [1, 0, 1, 0]
@@ -309,7 +311,7 @@ def test_patterns_do_not_use_up_each_others_compilations() -> None:
     at = on_device(Tokens.range(32))
     q, k, v = qkv(at, at)
     for reach in range(torch._dynamo.config.recompile_limit + 2):
-        got = attend_keys(q, at, [Keys(k, v, at)], Window.last(reach + 2), backend="flex")
+        got = attend_keys(q, at, [KeyValues(k, v, at)], Window.last(reach + 2), backend="flex")
         assert_same(got, q, k, v, at, at, Window.last(reach + 2))
 
 
@@ -326,7 +328,7 @@ def test_patterns_do_not_use_up_each_others_compilations() -> None:
 def test_kernels_in_blocks_read_the_lists(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     """torch's compiled CPU kernel visits the listed tiles only: empty the lists, and it sees nothing."""
     call = [torch.randn(2, h, t.count, 16) for h, t in ((4, q), (2, k), (2, k))]
-    checked = check(call[0], q, [Keys(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
+    checked = validate(call[0], q, [KeyValues(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
     compiled = flex._compiled
     with mock.patch.object(flex, "_compiled", lambda form, fused: compiled(form, True)):
         out = flex.run(checked, with_lse=False).out

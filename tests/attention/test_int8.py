@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
-from headway.attention.call import check
-from headway.attention.select import ABILITIES, obstacle
+from headway.attention.call import validate
+from headway.attention.select import CAPABILITIES, unsupported_reason
 from headway.errors import BackendError, PatternError
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
-from headway.quantization import LARGEST, dequantise, quantise, row_bytes
+from headway.quantization import LARGEST, dequantize, quantize, row_bytes
 from headway.tokens import Tokens
 from tests.naive import naive
 from tests.tolerance import assert_within_reference
@@ -36,7 +36,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("width", [1, 3, 64, 200])
 def test_numbers_are_off_by_at_most_half_a_step(dtype: torch.dtype, width: int) -> None:
     x = numbers(50, 40, width).to(dtype)
-    q, scale = quantise(x)
+    q, scale = quantize(x)
     assert (q.dtype, scale.dtype, scale.shape) == (torch.int8, torch.float32, x.shape[:-1])
     step = scale.double().unsqueeze(-1)
     assert ((x.double() - q * step).abs() <= DIVISION * step).all()
@@ -46,23 +46,23 @@ def test_numbers_are_off_by_at_most_half_a_step(dtype: torch.dtype, width: int) 
 
 def test_a_step_less_and_the_law_breaks() -> None:
     x = numbers(50, 64)
-    q, scale = quantise(x)
+    q, scale = quantize(x)
     step = scale.double().unsqueeze(-1)
     assert ((x.double() - q * step).abs() > 0.49 * step).any()
 
 
 def test_rounding_again_changes_no_bit() -> None:
-    q, scale = quantise(numbers(4096, 64))
-    again = quantise(dequantise(q, scale, torch.float32))
+    q, scale = quantize(numbers(4096, 64))
+    again = quantize(dequantize(q, scale, torch.float32))
     assert torch.equal(again[0], q)
     assert torch.equal(again[1], scale)
     mantissas = torch.arange(2**23, dtype=torch.int32).add_(127 << 23).view(torch.float32).view(-1, 1)
-    q, scale = quantise(mantissas)
-    assert torch.equal(quantise(dequantise(q, scale, torch.float32))[1], scale), "every mantissa there is"
+    q, scale = quantize(mantissas)
+    assert torch.equal(quantize(dequantize(q, scale, torch.float32))[1], scale), "every mantissa there is"
 
 
 def test_ties_go_to_even_and_signs_are_kept() -> None:
-    q, scale = quantise(torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -127.0]))
+    q, scale = quantize(torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -127.0]))
     assert scale == 1.0
     assert q.tolist() == [0, 2, 2, 0, -2, -127]
 
@@ -70,8 +70,8 @@ def test_ties_go_to_even_and_signs_are_kept() -> None:
 def test_zeros_stay_zeros_and_faults_spoil_their_row_alone() -> None:
     bad = float("nan"), float("inf"), -float("inf")
     x = torch.tensor([[0.0, 0.0], *([b, 1.0] for b in bad), [3.0, -1.0], [1e-45, 0.0], [3e38, -3e38]])
-    q, scale = quantise(x)
-    got = dequantise(q, scale, torch.float32)
+    q, scale = quantize(x)
+    got = dequantize(q, scale, torch.float32)
     assert scale[0] == 0
     assert got[0].tolist() == [0.0, 0.0]
     assert got[1:4].isnan().all()
@@ -85,37 +85,41 @@ def test_bytes_of_a_row() -> None:
     assert row_bytes(128, torch.int8) == 132
 
 
-def set_of(slots: int, heads: int = 2, dims: tuple[int, int] = (16, 16), at: Tokens | None = None) -> Keys:
+def set_of(
+    slots: int, heads: int = 2, dims: tuple[int, int] = (16, 16), at: Tokens | None = None
+) -> KeyValues:
     k, v = (torch.randn(2, heads, slots, d) for d in dims)
-    return Keys(k, v, Tokens.range(slots) if at is None else at).quantised()
+    return KeyValues(k, v, Tokens.range(slots) if at is None else at).quantized()
 
 
 def test_sets_are_cut_joined_and_made_numbers_alike() -> None:
     whole = set_of(11)
     parts = [whole.slice(0, 4), whole.slice(4, 11)]
-    joined = Keys.cat(parts)
+    joined = KeyValues.cat(parts)
     assert all(torch.equal(a, b) for a, b in zip(joined.tensors, whole.tensors, strict=True))
     assert joined.tokens.start == 0
-    plain = whole.dequantised(torch.float64)
-    assert plain.dequantised(torch.float32) is plain
+    plain = whole.dequantized(torch.float64)
+    assert plain.dequantized(torch.float32) is plain
     assert not plain.is_int8
     assert torch.equal(plain.k, (whole.k.float() * whole.k_scale.unsqueeze(-1)).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("backend", ["auto", *(name for name in ABILITIES if name not in ("flex", "triton"))])
+@pytest.mark.parametrize(
+    "backend", ["auto", *(name for name in CAPABILITIES if name not in ("flex", "triton"))]
+)
 @pytest.mark.parametrize(
     "pattern", [Causal(), WINDOW, PerHead(Causal(), WINDOW, WINDOW, Causal() & GlobalKeys())], ids=str
 )
 def test_every_backend_reads_the_same_numbers(pattern: Pattern, backend: str, dtype: torch.dtype) -> None:
     at = Tokens.range(33).with_global([3])
     part, q = set_of(33, at=at), torch.randn(2, 4, 33, 16).to(dtype)
-    call = check(q, at, [part], pattern.heads[0], None, (), None, 0.0, None)
-    if backend != "auto" and (reason := obstacle(backend, call, lse=False)):
+    call = validate(q, at, [part], pattern.heads[0], None, (), None, 0.0, None)
+    if backend != "auto" and (reason := unsupported_reason(backend, call, lse=False)):
         with pytest.raises(BackendError, match=re.escape(reason)):
             attend_keys(q, at, [part], pattern, backend=backend)
         return
-    plain, exact = part.dequantised(dtype), part.dequantised(torch.float64)
+    plain, exact = part.dequantized(dtype), part.dequantized(torch.float64)
     given = {"q_tokens": at, "k_tokens": at}
     got = attend(
         q, part.k, part.v, pattern, **given, backend=backend, k_scale=part.k_scale, v_scale=part.v_scale
@@ -131,8 +135,8 @@ def test_every_backend_reads_the_same_numbers(pattern: Pattern, backend: str, dt
 def test_sets_of_both_kinds_are_merged(dtype: torch.dtype) -> None:
     stored, at = set_of(40), Tokens.range(7, start=33)
     q = torch.randn(2, 4, 7, 16).to(dtype)
-    mixed = [stored.slice(0, 20), stored.dequantised(dtype).slice(20, 40)]
-    plain, exact = (stored.dequantised(d) for d in (dtype, torch.float64))
+    mixed = [stored.slice(0, 20), stored.dequantized(dtype).slice(20, 40)]
+    plain, exact = (stored.dequantized(d) for d in (dtype, torch.float64))
     got = attend_keys(q, at, mixed, Causal())
     truth = naive(q.double(), exact.k, exact.v, Causal(), at, stored.tokens)
     assert_within_reference(got.out, truth, naive(q, plain.k, plain.v, Causal(), at, stored.tokens))
@@ -144,9 +148,9 @@ def test_the_output_moves_no_more_than_the_steps_allow() -> None:
     for seed in range(5):
         torch.manual_seed(seed)
         k, v, q = torch.randn(1, 2, 50, 32), torch.randn(1, 2, 50, 32), torch.randn(1, 4, 50, 32)
-        part = Keys(k, v, Tokens.range(50)).quantised()
+        part = KeyValues(k, v, Tokens.range(50)).quantized()
         exact = naive(*(t.double() for t in (q, k, v)), Causal(), part.tokens, part.tokens)
-        plain = part.dequantised(torch.float64)
+        plain = part.dequantized(torch.float64)
         moved = naive(q.double(), plain.k, plain.v, Causal(), part.tokens, part.tokens)
         k_scale, v_scale = (t.double().max() * (1 + 1e-5) for t in part.scales)
         e = q.double().abs().sum(-1).max() * k_scale / 2 * 32**-0.5
@@ -158,8 +162,8 @@ def test_the_operator_takes_the_scales() -> None:
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.why_missing()}")
     part, q = set_of(21), torch.randn(2, 4, 21, 16)
-    sets = [part.slice(0, 9), part.slice(9, 15).dequantised(q.dtype), part.slice(15, 21)]
-    call = check(q, part.tokens, sets, Causal(), None, (), None, 0.0, None)
+    sets = [part.slice(0, 9), part.slice(9, 15).dequantized(q.dtype), part.slice(15, 21)]
+    call = validate(q, part.tokens, sets, Causal(), None, (), None, 0.0, None)
     want = attend_keys(q, part.tokens, sets, Causal(), backend="native")
     got = native_op.run(call)
     assert torch.equal(got.out, want.out)

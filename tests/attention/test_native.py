@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import arguments as native_layout
 from headway.attention.backends.native.arguments import layout, program
-from headway.attention.backends.native.backend import obstacle
-from headway.attention.call import check
+from headway.attention.backends.native.backend import unsupported_reason
+from headway.attention.call import validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
@@ -33,7 +33,7 @@ def kernels() -> None:
 def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **more: object) -> str | None:
     q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
     at = Tokens.range(5) if at is None else at
-    return obstacle(check(q, at, [Keys(q, q, at)], pattern, None, score, None, 0.0, None))
+    return unsupported_reason(validate(q, at, [KeyValues(q, q, at)], pattern, None, score, None, 0.0, None))
 
 
 def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, there=True)
     for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
         q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
-        asked = check(q, None, [Keys(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
-        assert (obstacle(asked) is None) == fine, (width, value)
+        asked = validate(q, None, [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
+        assert (unsupported_reason(asked) is None) == fine, (width, value)
 
 
 def deep(levels: int) -> Pattern:
@@ -188,7 +188,7 @@ def test_sets_of_keys_share_a_gradient_and_a_score() -> None:
     table = torch.randn(32, 2, requires_grad=True)
     grads = []
     for cuts in ((0, 90), (0, 30, 31, 90)):
-        sets = [Keys(k[:, :, a:b], k[:, :, a:b], at.slice(a, b)) for a, b in pairwise(cuts)]
+        sets = [KeyValues(k[:, :, a:b], k[:, :, a:b], at.slice(a, b)) for a, b in pairwise(cuts)]
         part = attend_keys(
             q, at, sets, Window.around(20) | Global(), score=RelativeBias(table), backend="native"
         )

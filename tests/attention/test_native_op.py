@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
-from headway.attention.call import Call, check
+from headway.attention.call import Call, validate
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Window
@@ -42,8 +42,8 @@ def call(pattern: Pattern, at: Tokens, score: tuple[Score, ...], dropout: float,
     q, k, v = tensors()
     cuts = [0, N] if sets == 1 else [0, 11, N]
     k, v = ([t.detach()[:, :, a:b].clone().requires_grad_() for a, b in pairwise(cuts)] for t in (k, v))
-    keys = [Keys(*part, at.slice(a, b)) for *part, (a, b) in zip(k, v, pairwise(cuts), strict=True)]
-    return check(q, at, keys, pattern, None, score, None, dropout, 7)
+    keys = [KeyValues(*part, at.slice(a, b)) for *part, (a, b) in zip(k, v, pairwise(cuts), strict=True)]
+    return validate(q, at, keys, pattern, None, score, None, dropout, 7)
 
 
 CALLS = {
@@ -117,8 +117,8 @@ GRAPHS: dict[str, Callable[..., Any]] = {
         q,
         Tokens.range(N),
         [
-            Keys(k[:, :, :9], v[:, :, :9], Tokens.range(9)),
-            Keys(k[:, :, 9:], v[:, :, 9:], Tokens.range(N - 9, 9)),
+            KeyValues(k[:, :, :9], v[:, :, :9], Tokens.range(9)),
+            KeyValues(k[:, :, 9:], v[:, :, 9:], Tokens.range(N - 9, 9)),
         ],
         WINDOW,
         score=ALiBi(),
@@ -268,7 +268,9 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
     q, k, v = tensors()
 
     def asked(t: Tensor = q, **more: Any) -> Call:
-        own = check(t, None, [Keys(k.to(t), v.to(t), Tokens.range(N))], Causal(), None, (), None, 0.0, None)
+        own = validate(
+            t, None, [KeyValues(k.to(t), v.to(t), Tokens.range(N))], Causal(), None, (), None, 0.0, None
+        )
         return own if not more else Call(**{**vars(own), **more})
 
     assert native_op.takes(asked())
@@ -281,6 +283,8 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
 
 def test_what_the_kernels_cannot_run_is_named() -> None:
     q, k, v = tensors()
-    wrong = check(q, None, [Keys(k, v, Tokens.range(N))], Causal(), None, ALiBi((1.0,)), None, 0.0, None)
+    wrong = validate(
+        q, None, [KeyValues(k, v, Tokens.range(N))], Causal(), None, ALiBi((1.0,)), None, 0.0, None
+    )
     with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
         native_op.run(wrong)

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
-from headway.attention.call import check
+from headway.attention.call import validate
 from headway.errors import BackendError
 from headway.patterns import Causal, Full, Pattern, Sink, Window
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
@@ -52,7 +52,7 @@ def test_dense_has_them_with_scores_dropout_documents_and_several_sets(name: str
     def run(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> tuple[Tensor, Tensor]:
         rest = list(own)
         score = [step.with_parameters(tuple(rest.pop(0) for _ in step.parameters)) for step in steps]
-        sets = [Keys(k[:, :, a:b], v[:, :, a:b], PACKED.slice(a, b)) for a, b in ((0, 4), (4, N))]
+        sets = [KeyValues(k[:, :, a:b], v[:, :, a:b], PACKED.slice(a, b)) for a, b in ((0, 4), (4, N))]
         part = attend_keys(q, PACKED, sets, NARROW, score=score, dropout=dropout, seed=3, backend="dense")
         return part.out, part.lse.masked_fill(part.lse == -float("inf"), 0.0)
 
@@ -110,7 +110,7 @@ def test_the_operator_says_so_and_a_compiled_graph_fails() -> None:
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = Tokens.range(N)
-        return native_op.run(check(q, at, [Keys(k, v, at)], Causal(), None, (), None, 0.0, None)).out
+        return native_op.run(validate(q, at, [KeyValues(k, v, at)], Causal(), None, (), None, 0.0, None)).out
 
     given = qkv()
     with pytest.raises(BackendError, match=r"this call ran on 'native'; pass backend=\"dense\""):

@@ -61,7 +61,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from headway.attention import split_decode
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.heads import Heads
 from headway.patterns import parse
 from headway.tokens import Tokens
@@ -82,7 +82,7 @@ for dtype, queries, group, width in (
 ):
     q, k = (torch.zeros(2, 2 * g, n, width, dtype=dtype) for g, n in ((group, queries), (1, 300)))
     tokens = Tokens.packed([[200, 100]]).with_global(torch.arange(300).unsqueeze(0) < 3)
-    keys = Keys(k, k, tokens)
+    keys = KeyValues(k, k, tokens)
     pattern = parse("(Window.last(9, step=3) | GlobalKeys() | GlobalQueries()) & Causal() | Sink(4)")
     call = Call(q, tokens.slice(0, queries), (keys,), pattern, Heads.of(2 * group, 2), 1.0)
     split_decode.run(call)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.attention import Keys, attend_keys
+from headway.attention import KeyValues, attend_keys
 from headway.attention.backends.triton import backend as split_decode
-from headway.attention.call import Call, check
+from headway.attention.call import Call, validate
 from headway.partial import Partial
 from headway.patterns import Causal, Full, GlobalKeys, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
@@ -40,22 +40,24 @@ def decode(
 def made(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Call:
     """The call, float16 on a CPU too (where `attend` advises against it)."""
     q_tokens, k_tokens = q_tokens.to(q.device), k_tokens.to(q.device)
-    call = check(
-        q.float(), q_tokens, [Keys(k.float(), v.float(), k_tokens)], pattern, None, (), None, 0.0, None
+    call = validate(
+        q.float(), q_tokens, [KeyValues(k.float(), v.float(), k_tokens)], pattern, None, (), None, 0.0, None
     )
-    return replace(call, q=q, keys=(Keys(k, v, k_tokens),))
+    return replace(call, q=q, keys=(KeyValues(k, v, k_tokens),))
 
 
 def assert_same(
     got: Partial, q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens
 ) -> None:
     at = q_tokens.to(q.device), k_tokens.to(q.device)
-    exact = attend_keys(q.double(), at[0], [Keys(k.double(), v.double(), at[1])], pattern, backend="dense")
+    exact = attend_keys(
+        q.double(), at[0], [KeyValues(k.double(), v.double(), at[1])], pattern, backend="dense"
+    )
     assert got.out.dtype == q.dtype
     assert torch.equal(got.lse == -torch.inf, exact.lse == -torch.inf)
     assert_within_reference(got.out, exact.out, naive(q, k, v, pattern, *at))
     there = exact.lse > -torch.inf
-    plain = attend_keys(q.float(), at[0], [Keys(k.float(), v.float(), at[1])], pattern, backend="dense")
+    plain = attend_keys(q.float(), at[0], [KeyValues(k.float(), v.float(), at[1])], pattern, backend="dense")
     assert_within_reference(got.lse[there], exact.lse[there], plain.lse[there])
 
 
@@ -138,5 +140,5 @@ def test_several_key_sets_and_empty_ones_merge() -> None:
     whole = made(q, k, v, pattern, q_tokens, k_tokens)
     tokens = whole.keys[0].tokens
     cuts = ((0, 0), (0, 50), (50, 140))
-    parts = tuple(Keys(k[:, :, a:b], v[:, :, a:b], tokens.slice(a, b)) for a, b in cuts)
+    parts = tuple(KeyValues(k[:, :, a:b], v[:, :, a:b], tokens.slice(a, b)) for a, b in cuts)
     assert_same(split_decode.run(replace(whole, keys=parts)), q, k, v, pattern, q_tokens, k_tokens)

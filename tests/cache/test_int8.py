@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from headway import native
-from headway.attention import Keys, attend
+from headway.attention import KeyValues, attend
 from headway.cache import Cache, GrowingCache, RingCache, make_cache
 from headway.errors import CacheError
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Rotary
-from headway.quantization import quantise
+from headway.quantization import quantize
 from headway.tokens import Tokens
 from tests.cache.oracle import CASES, KV_HEADS, SIZE, Case, Rows, W, attend_pairs, cuts
 from tests.cache.test_cache import KINDS, draw, make
@@ -33,7 +33,7 @@ INT8 = torch.int8
 
 def rounded(rows: Rows) -> Rows:
     """The rows with the keys and values that int8 makes of theirs."""
-    plain = Keys(rows.k, rows.v, rows.tokens).quantised().dequantised(torch.float64)
+    plain = KeyValues(rows.k, rows.v, rows.tokens).quantized().dequantized(torch.float64)
     return replace(rows, k=plain.k, v=plain.v)
 
 
@@ -65,7 +65,7 @@ def test_every_split_stores_the_same_bits(case: Case, kind: str) -> None:
     """Token by token, whatever slot holds it; and they are those of the token rounded alone."""
     n = 3 * W + 2
     rows = Rows.draw([n, n])
-    alone = [quantise(t) for t in (rows.k, rows.v)]
+    alone = [quantize(t) for t in (rows.k, rows.v)]
     for cut in cuts(n):
         cache, begin = new_cache(case, 2, kind=kind, dtype=INT8), 0
         for count in cut:
@@ -105,9 +105,9 @@ def test_decoding_through_the_kernels_is_dense_attention_over_what_is_stored(
             q, keys.k, keys.v, case.pattern, q_tokens=tokens, k_tokens=keys.tokens, backend="native",
             k_scale=keys.k_scale, v_scale=keys.v_scale,
         )  # fmt: skip
-        plain, exact = (keys.dequantised(d) for d in (dtype, torch.float64))
+        plain, exact = (keys.dequantized(d) for d in (dtype, torch.float64))
         seen = keys.tokens.valid[:, None, :, None]
-        plain = Keys(plain.k.masked_fill(~seen, 0.0), plain.v.masked_fill(~seen, 0.0), keys.tokens)
+        plain = KeyValues(plain.k.masked_fill(~seen, 0.0), plain.v.masked_fill(~seen, 0.0), keys.tokens)
         idle = ~tokens.valid[:, None, :, None]
         low = naive(q.masked_fill(idle, 0.0), plain.k, plain.v, case.pattern, tokens, keys.tokens)
         truth = attend_pairs(case, q, tokens, exact.k, exact.v, keys.tokens)
@@ -131,16 +131,16 @@ def test_copies_and_rows_take_their_scales_along(kind: str) -> None:
     cache = make(kind, dtype=INT8)
     k, v = draw(7)
     k[1] *= 100
-    before = cache.update(k, v, Tokens.range(7)).dequantised(torch.float32)
+    before = cache.update(k, v, Tokens.range(7)).dequantized(torch.float32)
     copied = cache.fork()
     copied.reorder([1, 0, 1])
     k, v = draw(1, batch=3)
-    after = copied.update(k, v, Tokens.range(1, start=7)).dequantised(torch.float32)
+    after = copied.update(k, v, Tokens.range(1, start=7)).dequantized(torch.float32)
     index = after.tokens.index[0].tolist()
     for i in range(4, 7):
         assert torch.equal(after.k[:, :, index.index(i)], before.k[[1, 0, 1], :, i])
     cache.trim(1)
-    again = cache.update(*draw(1), Tokens.range(1, start=6)).dequantised(torch.float32)
+    again = cache.update(*draw(1), Tokens.range(1, start=6)).dequantized(torch.float32)
     assert torch.equal(again.k[:, :, again.tokens.index[0].tolist().index(5)], before.k[:, :, 5])
 
 
@@ -150,7 +150,7 @@ def test_a_cache_filled_in_inference_mode_can_go_on_outside(kind: str) -> None:
         cache = make(kind, dtype=INT8)
         cache.update(*draw(6), Tokens.range(6))
     keys = cache.update(*draw(1), Tokens.range(1, start=6))
-    assert keys.dequantised(torch.float32).k.isfinite().all()
+    assert keys.dequantized(torch.float32).k.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +158,7 @@ def test_a_fault_stays_in_its_token_and_head(kind: str) -> None:
     cache = make(kind, dtype=INT8)
     k, v = draw(3)
     k[0, 1, 1, 2] = float("inf")
-    keys = cache.update(k, v, Tokens.range(3)).dequantised(torch.float32)
+    keys = cache.update(k, v, Tokens.range(3)).dequantized(torch.float32)
     assert keys.k[0, 1, 1].isnan().all()
     keys.k[0, 1, 1] = 0.0
     assert keys.k.isfinite().all()
@@ -226,8 +226,8 @@ def test_a_model_reads_the_numbers_that_are_stored(
     ids = torch.randint(model.spec.vocab, (2, 40))
     got, update = logits(model, ids, 3, INT8), Cache.update
 
-    def rounding(self: Cache, k: Tensor, v: Tensor, tokens: Tokens) -> Keys:
-        plain = Keys(k, v, tokens).quantised().dequantised(k.dtype)
+    def rounding(self: Cache, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
+        plain = KeyValues(k, v, tokens).quantized().dequantized(k.dtype)
         return update(self, plain.k, plain.v, tokens)
 
     monkeypatch.setattr(Cache, "update", rounding)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache import RingCache
 from headway.errors import CacheError
 from headway.tokens import Tokens
@@ -23,7 +23,7 @@ def numbers(begin: int, count: int, batch: int = 1) -> Tensor:
     )
 
 
-def give(cache: RingCache, *counts: int) -> Keys:
+def give(cache: RingCache, *counts: int) -> KeyValues:
     keys = None
     for count in counts:
         begin = cache.lengths[0]
@@ -33,7 +33,7 @@ def give(cache: RingCache, *counts: int) -> Keys:
     return keys
 
 
-def shares_memory(keys: Keys, cache: RingCache) -> bool:
+def shares_memory(keys: KeyValues, cache: RingCache) -> bool:
     return keys.k.untyped_storage().data_ptr() == cache._buffer.k.untyped_storage().data_ptr()
 
 

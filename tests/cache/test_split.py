@@ -70,7 +70,7 @@ def run(
     ends = [0] * len(rows.lengths)
     for counts in plan:
         q, k, v, tokens, places = rows.chunk(ends, counts, side, extra)
-        keys = cache.update(k, v, tokens).dequantised(torch.float64)
+        keys = cache.update(k, v, tokens).dequantized(torch.float64)
         check_start(keys.tokens)
         got = attend_pairs(case, q, tokens, keys.k, keys.v, keys.tokens)
         b, t = (places >= 0).nonzero(as_tuple=True)

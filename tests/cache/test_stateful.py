@@ -16,7 +16,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache import Cache, GrowingCache, RingCache
 from headway.errors import CacheError
 from headway.tokens import Tokens
@@ -110,10 +110,10 @@ class CacheMachine(RuleBasedStateMachine):
         keys = self.cache.update(k, torch.cat([k, -k], -1), tokens)
         self.check(keys, before)
 
-    def check(self, keys: Keys, before: list[int]) -> None:
+    def check(self, keys: KeyValues, before: list[int]) -> None:
         """Row by row: right content, no duplicates, and all that the chunk's queries may see."""
         assert keys.k.dtype == self.dtype
-        keys = keys.dequantised(torch.float32)
+        keys = keys.dequantized(torch.float32)
         tokens = keys.tokens
         index = tokens.index.expand(len(self.rows), -1)
         for b, row in enumerate(self.rows):

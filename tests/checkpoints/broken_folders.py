@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headway.attention.linear_attention import Linear as LinearAttention
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import save_folder
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.models import Head, ModelSpec, build
 from headway.patterns import Causal, Global, PerHead, Window
-from headway.positions import DynamicNTK, Linear, Llama3, LongRope, NoPositions, Rotary, YaRN
+from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
 
 SCALINGS = (
-    None, Linear(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
+    None, LinearScaling(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
     LongRope((1.0, 1.1), (1.0, 2.0), 16, 4.0),
 )  # fmt: skip
 SIZE: dict[str, Any] = {"vocab": 11, "width": 8, "layers": 2, "heads": 2, "hidden": 8}
@@ -132,7 +132,7 @@ def encoders(root: Path) -> list[Path]:
 
 def decoders(root: Path) -> list[Path]:
     """Every family of decoders that is not of LLaMA's form, and linear attention as headway's own."""
-    linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_linear(LinearAttention())
+    linear = ModelSpec.of("llama", **SIZE, kv_heads=1).with_linear(LinearAttentionSpec())
     return [*foreign(root, DECODERS), saved(root / "linear", linear)]
 
 

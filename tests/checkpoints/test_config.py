@@ -14,14 +14,14 @@ from headway.checkpoints.hf.families import FAMILIES
 from headway.errors import ConfigError, HeadwayError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window
-from headway.positions import DynamicNTK, Linear, Llama3, LongRope, NoPositions, Rotary, YaRN
+from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, NoPositions, Rotary, YaRN
 from tests.checkpoints.hf import config_dict
 from tests.checkpoints.test_parity import FAMILIES as FAMILY_CASES
 from tests.checkpoints.test_parity import ROPES
 
 SCALINGS = [
     None,
-    Linear(2.0),
+    LinearScaling(2.0),
     DynamicNTK(4.0, 16),
     YaRN(4.0, 16),
     YaRN(2.3, 16),
@@ -295,7 +295,7 @@ def test_the_context_before_scaling_and_the_one_served_are_kept_apart():
 
 def test_theta_is_kept_when_scaling_is_added():
     spec = spec_from_config(config_dict("llama", rope_theta=500.0, **rope(type="linear", factor=2.0)))
-    assert spec.positions == Rotary(500.0, pairing="halves", scaling=Linear(2.0))
+    assert spec.positions == Rotary(500.0, pairing="halves", scaling=LinearScaling(2.0))
 
 
 def test_why_a_spec_is_not_plain():

@@ -13,7 +13,7 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import load_model
 from headway.cli import run
 from headway.cli.plan import to_text
-from headway.generate import Settings, generate
+from headway.generate import GenerationConfig, generate
 from headway.models import ModelSpec, catalog
 from headway.models.planning import Machine, plan
 from headway.positions import LinearBias, Rotary
@@ -38,7 +38,7 @@ def test_greedy_texts_are_theirs(name: str, tmp_path: Path) -> None:
         pad_token_id=0,
         eos_token_id=None,
     )
-    found = generate(ours, IDS[:, :9].tolist(), Settings(max_new_tokens=12))
+    found = generate(ours, IDS[:, :9].tolist(), GenerationConfig(max_new_tokens=12))
     assert [one.ids for one in found] == want[:, 9:].tolist()
 
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headway.attention.linear_attention import Linear
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
 from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
 from headway.checkpoints.pairing import change_pairing
@@ -194,7 +194,7 @@ def test_projections_of_global_tokens_change_their_pairing_too() -> None:
         ("roberta", {"positions": Learned(512)}, "positions"),
         ("roformer", {"positions": Rotary(500.0, pairing="adjacent")}, "positions"),
         ("roformer", {"positions": Rotary(pairing="adjacent", trainable=True)}, "positions"),
-        ("roformer", {"linear": Linear("elu+1"), "attention_dropout": 0.0}, "linear"),
+        ("roformer", {"linear": LinearAttentionSpec("elu+1"), "attention_dropout": 0.0}, "linear"),
     ],
     ids=str,
 )

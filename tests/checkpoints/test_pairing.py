@@ -9,7 +9,7 @@ from headway.checkpoints import change_pairing, convert, save_folder
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
-from headway.positions import Linear, NoPositions, Rotary, to_pairing
+from headway.positions import LinearScaling, NoPositions, Rotary, to_pairing
 from tests.checkpoints.hf import off
 from tests.checkpoints.test_parity import ids
 
@@ -17,7 +17,7 @@ ODD = ((5, 0), (1, 3), (4, 2))
 
 
 def spec_of(kv_heads=2, dims=None, **fields) -> ModelSpec:
-    positions = Rotary(500.0, pairing="halves", dims=dims, scaling=Linear(2.0))
+    positions = Rotary(500.0, pairing="halves", dims=dims, scaling=LinearScaling(2.0))
     base = {"vocab": 61, "width": 24, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
     return ModelSpec.of("qwen3", **base, kv_heads=kv_heads, head_dim=6, positions=positions, **fields)
 

@@ -5,7 +5,7 @@ import pytest
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.models import catalog
 from headway.patterns import Causal, Window
-from headway.positions import Linear, Llama3, Rotary, YaRN
+from headway.positions import LinearScaling, Llama3, Rotary, YaRN
 
 COMMON = {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "transformers_version": "4.4x"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **COMMON}
@@ -46,7 +46,7 @@ PUBLISHED = {
                  "num_key_value_heads": 16, "pretraining_tp": 1, "rms_norm_eps": 1e-06,
                  "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000,
                  "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32256},
-        1_346_471_936, Rotary(1e5, pairing="halves", scaling=Linear(4.0)), {Causal()}, 16384),
+        1_346_471_936, Rotary(1e5, pairing="halves", scaling=LinearScaling(4.0)), {Causal()}, 16384),
     "SmolLM2 135M": (
         LLAMA | {"attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0,
                  "hidden_size": 576, "initializer_range": 0.041666666666666664, "intermediate_size": 1536,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.classic import MultiHeadMaskedSelfAttention, precompute_freqs_cis
-from headway.nn import Attention, Turns
+from headway.nn import Attention, RotaryEmbedding
 from headway.positions import Rotary
 from headway.tokens import Tokens
 
@@ -69,7 +69,7 @@ def test_padding_is_tokens(g, side):
 def test_the_other_pairing_differs():
     """The comparison can fail."""
     classic, engine = pair(2, torch.float64)
-    engine.turns = Turns(Rotary(pairing="halves"), D // H)
+    engine.turns = RotaryEmbedding(Rotary(pairing="halves"), D // H)
     x = torch.randn(2, S, D, dtype=torch.float64)
     out, _, _ = classic(x, precompute_freqs_cis(D // H, S, dtype=torch.complex128))
     assert (engine(x) - out).abs().max() > 1e-3

@@ -7,7 +7,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.attention.linear_attention import Linear, linear_weights
+from headway.attention.linear_attention import LinearAttentionSpec, linear_weights
 from headway.positions import Rotary
 from headway.positions.decay import bound, decay, product
 from headway.positions.forms import angles
@@ -273,12 +273,12 @@ def test_only_the_turned_denominator_blows_up(reports: dict[ModuleType, Report])
 @pytest.mark.parametrize(
     ("form", "linear"),
     [
-        ("turned above and below", Linear(rotary="both")),
-        ("turned above only", Linear(rotary="numerator")),
-        ("1 + cosine, turned", Linear("cosine")),
+        ("turned above and below", LinearAttentionSpec(rotary="both")),
+        ("turned above only", LinearAttentionSpec(rotary="numerator")),
+        ("1 + cosine, turned", LinearAttentionSpec("cosine")),
     ],
 )
-def test_the_topics_own_formulas_are_those_of_the_engine(form: str, linear: Linear) -> None:
+def test_the_topics_own_formulas_are_those_of_the_engine(form: str, linear: LinearAttentionSpec) -> None:
     noise = torch.Generator().manual_seed(7)
     q, k = torch.randn(2, 20, 1, 2, 64, generator=noise, dtype=torch.float64)
     position = torch.randint(0, 2048, (20, 2), generator=noise)

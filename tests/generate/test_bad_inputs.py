@@ -12,7 +12,7 @@ import torch
 
 from headway.api import LanguageModel
 from headway.errors import ConfigError, DataError
-from headway.generate import Sampling, Settings, generate
+from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import Decoder, ModelSpec
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Learned, Rotary
@@ -40,16 +40,18 @@ def stretched() -> Decoder:
 
 
 def answers(model: Decoder) -> list[list[int]]:
-    hot = Settings(max_new_tokens=30, sampling=Sampling(temperature=1.3), seed=2)
+    hot = GenerationConfig(max_new_tokens=30, sampling=Sampling(temperature=1.3), seed=2)
     return [
-        g.ids for settings in (Settings(max_new_tokens=30), hot) for g in generate(model, SHORT, settings)
+        g.ids
+        for settings in (GenerationConfig(max_new_tokens=30), hot)
+        for g in generate(model, SHORT, settings)
     ]
 
 
 def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says() -> None:
     """Nothing that a long row computed, its angles neither, is left for the next."""
     model = stretched()
-    first = generate(model, LONG, Settings(max_new_tokens=40))
+    first = generate(model, LONG, GenerationConfig(max_new_tokens=40))
     after = answers(model)
     code = (
         "import json; from tests.generate.test_bad_inputs import *; print(json.dumps(answers(stretched())))"
@@ -59,20 +61,20 @@ def test_a_short_prompt_after_a_long_one_is_what_a_fresh_process_says() -> None:
     fresh = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     assert json.loads(fresh.stdout) == after
     assert len({tuple(ids) for ids in after}) == 4
-    again = generate(model, LONG, Settings(max_new_tokens=40))  # the same prompts twice
+    again = generate(model, LONG, GenerationConfig(max_new_tokens=40))  # the same prompts twice
     assert [g.ids for g in again] == [g.ids for g in first]
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", float("nan"), [4]])
 def test_a_number_of_new_tokens_that_is_none(value: object) -> None:
     with pytest.raises(ConfigError, match=rf"max_new_tokens must be 0 or more, got {re.escape(repr(value))}"):
-        Settings(max_new_tokens=value)  # type: ignore[arg-type]
+        GenerationConfig(max_new_tokens=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])
 def test_a_chunk_that_is_none(value: object) -> None:
     with pytest.raises(ConfigError, match=f"prefill_chunk must be 1 or more, got {value!r}"):
-        Settings(prefill_chunk=value)  # type: ignore[arg-type]
+        GenerationConfig(prefill_chunk=value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("new", [0, 1, 5, None])
@@ -81,18 +83,18 @@ def test_a_prompt_longer_than_the_context_is_refused_however_little_is_asked(new
         ConfigError,
         match=rf"prompt 1 has 65 tokens, {new or 0} more .* was trained on 64; ask for a shorter prompt",
     ):
-        generate(MODEL, [[0], [0] * 65], Settings(max_new_tokens=new))
+        generate(MODEL, [[0], [0] * 65], GenerationConfig(max_new_tokens=new))
 
 
 @pytest.mark.parametrize(("new", "fits"), [(4, True), (5, False), (10**12, False)])
 def test_prompt_and_new_tokens_fill_the_context_to_the_last_token(new: int, fits: bool) -> None:
     if fits:
-        assert len(generate(MODEL, [[0] * 60], Settings(max_new_tokens=new))[0].ids) == new
+        assert len(generate(MODEL, [[0] * 60], GenerationConfig(max_new_tokens=new))[0].ids) == new
         return
     with pytest.raises(
         ConfigError, match=rf"60 tokens, {new} more .*: {60 + new} in all.* at most 4 new tokens"
     ):
-        generate(MODEL, [[0] * 60], Settings(max_new_tokens=new))
+        generate(MODEL, [[0] * 60], GenerationConfig(max_new_tokens=new))
 
 
 @pytest.mark.parametrize("limit", ["max_context", "table"])
@@ -101,8 +103,8 @@ def test_a_hard_limit_holds_beyond_the_trained_context_too(limit: str) -> None:
     model = ModelSpec.of_depth(1, 50, context=8, **fields).build(seed=0)  # type: ignore[arg-type]
     for prompt, new in (([0] * 5, 6), ([0] * 11, 0)):
         with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; ask for"):
-            generate(model, [prompt], Settings(max_new_tokens=new, beyond_context=True))
-    assert len(generate(model, [[0] * 5], Settings(beyond_context=True))[0].ids) == 5
+            generate(model, [prompt], GenerationConfig(max_new_tokens=new, beyond_context=True))
+    assert len(generate(model, [[0] * 5], GenerationConfig(beyond_context=True))[0].ids) == 5
 
 
 SPECIAL: dict[str, list[int]] = {"BOS": [0], "EOS": [1], "all": [0, 1, 2, 3], "EOS twice": [1, 1]}
@@ -166,16 +168,18 @@ def test_prompts_that_are_none_name_what_is_wrong(prompt: object, match: str) ->
 @pytest.mark.parametrize("eos", [3, [None], [3, "4"], [True], None], ids=str)
 def test_eos_that_is_no_list_of_ids(eos: object) -> None:
     with pytest.raises(ConfigError, match="eos is a list of token ids, got") as caught:
-        Settings(eos=eos)  # type: ignore[arg-type]
+        GenerationConfig(eos=eos)  # type: ignore[arg-type]
     assert repr(eos) in str(caught.value)
 
 
 @pytest.mark.parametrize("eos", [[7, 11], (11, 7), [7, 7, 11]])
 def test_any_of_several_eos_ends_the_text(eos: list[int]) -> None:
     """Whichever comes first, and it is the last id."""
-    free = generate(MODEL, [[0, 5]], Settings(max_new_tokens=20))[0].ids
+    free = generate(MODEL, [[0, 5]], GenerationConfig(max_new_tokens=20))[0].ids
     ends = [free[7], free[3]] if eos[0] == 7 else [free[3], free[7]]
-    found = generate(MODEL, [[0, 5]], Settings(max_new_tokens=20, eos=[*ends, *ends[: len(eos) - 2]]))[0]
+    found = generate(
+        MODEL, [[0, 5]], GenerationConfig(max_new_tokens=20, eos=[*ends, *ends[: len(eos) - 2]])
+    )[0]
     first = min(free.index(i) for i in ends)
     assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
 
@@ -187,4 +191,4 @@ def test_nan_logits_stop_a_sampled_text_too_and_name_the_request() -> None:
         model.model.embed_tokens.weight[first] = float("nan")
     for sampling in (Sampling(), Sampling(temperature=1.0, top_k=1), Sampling(temperature=1.0, top_p=1e-9)):
         with pytest.raises(ValueError, match="logits for request 0 at step 1 are not numbers"):
-            generate(model, [[0, 5], [0, 9]], Settings(max_new_tokens=3, sampling=sampling))
+            generate(model, [[0, 5], [0, 9]], GenerationConfig(max_new_tokens=3, sampling=sampling))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError, HeadwayError
 from headway.generate import Beams, Hypothesis, Sampling, search
-from headway.generate.constraints import Rules, Text
+from headway.generate.constraints import Text, TokenConstraints
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
 
@@ -240,21 +240,21 @@ EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], room=9)
 @pytest.mark.parametrize(
     ("rules", "text", "banned"),
     [
-        (Rules(no_repeat_ngram=3), EVERY, {5}),
-        (Rules(no_repeat_ngram=2), EVERY, {5}),
-        (Rules(no_repeat_ngram=1), EVERY, {3, 4, 5}),
-        (Rules(no_repeat_ngram=6), EVERY, set()),
-        (Rules(eos=frozenset([1, 2]), min_new_tokens=4), EVERY, {1, 2}),
-        (Rules(eos=frozenset([1, 2]), min_new_tokens=3), EVERY, set()),
-        (Rules(forbidden=(0, 7)), EVERY, {0, 7}),
-        (Rules(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
-        (Rules(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
-        (Rules(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
-        (Rules(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
+        (TokenConstraints(no_repeat_ngram=3), EVERY, {5}),
+        (TokenConstraints(no_repeat_ngram=2), EVERY, {5}),
+        (TokenConstraints(no_repeat_ngram=1), EVERY, {3, 4, 5}),
+        (TokenConstraints(no_repeat_ngram=6), EVERY, set()),
+        (TokenConstraints(eos=frozenset([1, 2]), min_new_tokens=4), EVERY, {1, 2}),
+        (TokenConstraints(eos=frozenset([1, 2]), min_new_tokens=3), EVERY, set()),
+        (TokenConstraints(forbidden=(0, 7)), EVERY, {0, 7}),
+        (TokenConstraints(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
+        (TokenConstraints(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
+        (TokenConstraints(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
+        (TokenConstraints(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
     ],
     ids=str,
 )
-def test_rules(rules: Rules, text: Text, banned: set[int]) -> None:
+def test_rules(rules: TokenConstraints, text: Text, banned: set[int]) -> None:
     values = torch.linspace(-2, -1, 8).unsqueeze(0)
     found = rules(values, [text])[0]
     assert {i for i in range(8) if found[i] == -math.inf} == banned
@@ -265,7 +265,7 @@ def test_rules(rules: Rules, text: Text, banned: set[int]) -> None:
 
 def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
-    found = Rules(repetition_penalty=2.0)(values, [Text([0, 1], [1], 5)])
+    found = TokenConstraints(repetition_penalty=2.0)(values, [Text([0, 1], [1], 5)])
     assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
     assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from headway.api import LanguageModel
 from headway.errors import ConfigError
-from headway.generate import Beams, Generation, Sampling, Settings, generate, stream
-from headway.generate.session import Reader
+from headway.generate import Beams, Generation, GenerationConfig, Sampling, generate, stream
+from headway.generate.session import DecoderSession
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.generate.conftest import MIXED, small
@@ -40,8 +40,8 @@ def test_cached_is_uncached(pattern: object) -> None:
     """The prompts are of 1 to 20 tokens; rings have wrapped and beams have crossed many times by the end."""
     model = small(pattern)  # type: ignore[arg-type]
     settings = {"max_new_tokens": 16, "eos": EOS, "beams": HOW}
-    cached = generate(model, PROMPTS, Settings(**settings))
-    plain = generate(model, PROMPTS, Settings(**settings, use_cache=False))
+    cached = generate(model, PROMPTS, GenerationConfig(**settings))
+    plain = generate(model, PROMPTS, GenerationConfig(**settings, use_cache=False))
     assert told(cached) == told(plain)
     assert torch.allclose(scores(cached), scores(plain), atol=1e-5)
     for found, prompt in zip(cached, PROMPTS, strict=True):
@@ -52,19 +52,19 @@ def test_cached_is_uncached(pattern: object) -> None:
 @pytest.mark.parametrize("dtype", ["auto", "int8"])
 def test_chunks_and_company_change_no_text(dtype: str) -> None:
     settings = {"max_new_tokens": 12, "eos": EOS, "beams": HOW, "kv_cache_dtype": dtype}
-    together = generate(MODEL, PROMPTS, Settings(**settings))
+    together = generate(MODEL, PROMPTS, GenerationConfig(**settings))
     assert len({len(h.ids) for g in together for h in g.hypotheses}) > 2
     for size in (1, 3):
-        found = generate(MODEL, PROMPTS, Settings(**settings), batch_size=size)
+        found = generate(MODEL, PROMPTS, GenerationConfig(**settings), batch_size=size)
         assert told(found) == told(together)
         assert torch.allclose(scores(found), scores(together), atol=1e-5)
-    assert told(generate(MODEL, PROMPTS, Settings(**settings, prefill_chunk=3))) == told(together)
+    assert told(generate(MODEL, PROMPTS, GenerationConfig(**settings, prefill_chunk=3))) == told(together)
 
 
 def test_an_int8_cache_is_read() -> None:
     """Rounded keys give nearly the same scores, and not the same."""
     exact, rounded = (
-        generate(MODEL, PROMPTS, Settings(max_new_tokens=6, beams=HOW, kv_cache_dtype=d))
+        generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=6, beams=HOW, kv_cache_dtype=d))
         for d in ("auto", "int8")
     )
     assert not torch.equal(scores(exact), scores(rounded))
@@ -76,13 +76,15 @@ def test_an_int8_cache_is_read() -> None:
 def test_the_greedy_text_is_never_better(penalty: float, repetition: float) -> None:
     """The text of plain generation, under the score of the search. Row 26."""
     sampling = Sampling(repetition_penalty=repetition)
-    plain = generate(MODEL, PROMPTS, Settings(max_new_tokens=14, eos=EOS, sampling=sampling))
+    plain = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=14, eos=EOS, sampling=sampling))
     one = Beams(1, length_penalty=penalty)
     settings = {"max_new_tokens": 14, "eos": EOS, "sampling": sampling}
-    alone = generate(MODEL, PROMPTS, Settings(**settings, beams=one))
+    alone = generate(MODEL, PROMPTS, GenerationConfig(**settings, beams=one))
     assert [g.ids for g in alone] == [g.ids for g in plain]
     for width in (2, 5):
-        many = generate(MODEL, PROMPTS, Settings(**settings, beams=Beams(width, length_penalty=penalty)))
+        many = generate(
+            MODEL, PROMPTS, GenerationConfig(**settings, beams=Beams(width, length_penalty=penalty))
+        )
         for best, greedy, prompt in zip(many, alone, PROMPTS, strict=True):
             assert best.score is not None
             assert greedy.score is not None
@@ -93,7 +95,7 @@ def test_the_greedy_text_is_never_better(penalty: float, repetition: float) -> N
 
 def test_text_ids_and_score_are_those_of_the_best() -> None:
     (found,) = generate(
-        MODEL, PROMPTS[:1], Settings(max_new_tokens=9, eos=EOS, beams=HOW), tokenizer=TOKENIZER
+        MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=9, eos=EOS, beams=HOW), tokenizer=TOKENIZER
     )
     best = found.hypotheses[0]
     assert (found.ids, found.text, found.score) == (list(best.ids), best.text, best.score)
@@ -101,17 +103,17 @@ def test_text_ids_and_score_are_those_of_the_best() -> None:
     for h in found.hypotheses:
         assert h.text == TOKENIZER.decode([i for i in h.ids if i not in EOS], after=PROMPTS[0])
     assert found.seconds_to_first_token is None
-    (plain,) = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=9))
+    (plain,) = generate(MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=9))
     assert (plain.score, plain.hypotheses) == (None, ())
 
 
 def test_no_room_and_forbidden_tokens() -> None:
-    none = generate(MODEL, [[0], [0] * 64, [0] * 60], Settings(beams=Beams(2)))
+    none = generate(MODEL, [[0], [0] * 64, [0] * 60], GenerationConfig(beams=Beams(2)))
     assert [len(g.ids) for g in none] == [63, 0, 4]
     assert (none[1].score, none[1].finish_reason) == (0.0, "length")
-    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, beams=HOW))
+    free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, beams=HOW))
     forbidden = sorted({i for g in free for h in g.hypotheses for i in h.ids})
-    found = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, beams=HOW, forbidden=forbidden))
+    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, beams=HOW, forbidden=forbidden))
     assert not {i for g in found for h in g.hypotheses for i in h.ids} & set(forbidden)
 
 
@@ -119,13 +121,13 @@ def test_beams_share_one_reading_of_the_prompt() -> None:
     """One row a prompt, then a row a beam: the cache is copied, not computed again."""
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
-    generate(model, PROMPTS, Settings(max_new_tokens=4, beams=Beams(3, with_greedy=False)))
+    generate(model, PROMPTS, GenerationConfig(max_new_tokens=4, beams=Beams(3, with_greedy=False)))
     assert read == [(4, 20), (12, 1), (12, 1), (12, 1)]
 
 
 def test_rows_of_a_reader_may_be_taken_more_than_once() -> None:
     for use_cache in (True, False):
-        reader = Reader(MODEL, 2, use_cache=use_cache)
+        reader = DecoderSession(MODEL, 2, use_cache=use_cache)
         logits = reader.read([[0, 5], [1, 2, 3]])
         reader.reorder([1, 0, 1])
         again = reader.step(torch.tensor([[4], [4], [6]]))
@@ -165,9 +167,9 @@ def test_a_language_model_takes_a_number_or_beams() -> None:
 )
 def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        generate(MODEL, PROMPTS, Settings(**{"beams": HOW, **given}), tokenizer=TOKENIZER)  # type: ignore[arg-type]
+        generate(MODEL, PROMPTS, GenerationConfig(**{"beams": HOW, **given}), tokenizer=TOKENIZER)  # type: ignore[arg-type]
 
 
 def test_a_stream_of_beams_is_refused_before_it_begins() -> None:
     with pytest.raises(ConfigError, match="use generate, or leave out beams"):
-        stream(MODEL, PROMPTS, Settings(beams=HOW))
+        stream(MODEL, PROMPTS, GenerationConfig(beams=HOW))

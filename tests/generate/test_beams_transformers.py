@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from headway.checkpoints.folder import save_folder
-from headway.generate import Beams, Sampling, Settings, generate
+from headway.generate import Beams, GenerationConfig, Sampling, generate
 from headway.models import Decoder
 from headway.patterns import Causal, Window
 from tests.generate.conftest import small
@@ -61,7 +61,7 @@ def asked(theirs: Any, beams: Beams, eos: list[int]) -> list[list[tuple[list[int
 
 
 def agree(model: Decoder, theirs: Any, beams: Beams, eos: list[int]) -> None:
-    settings = Settings(max_new_tokens=12, eos=eos, beams=beams)
+    settings = GenerationConfig(max_new_tokens=12, eos=eos, beams=beams)
     expected = asked(theirs, beams, eos)
     for found, texts in zip(generate(model, PROMPTS, settings), expected, strict=True):
         assert [list(h.ids) for h in found.hypotheses] == [ids for ids, _ in texts]
@@ -83,7 +83,7 @@ def test_repetition_penalty(theirs: Any, penalty: float) -> None:
     """Over the log probabilities. Theirs counts the padding of a batch as text; its id here is in no text."""
     ids = [[VOCAB - 2, 5, 9, 4]]
     beams = Beams(4, n_best=2, with_greedy=False)
-    settings = Settings(
+    settings = GenerationConfig(
         max_new_tokens=12, eos=EOS["many"], beams=beams, sampling=Sampling(repetition_penalty=penalty)
     )
     with torch.inference_mode():
@@ -104,7 +104,7 @@ def test_the_settings_above_tell_the_searches_apart() -> None:
     told = set()
     for how in HOW.values():
         beams = Beams(**{"width": 4, "n_best": 1, "with_greedy": False, **how, "forced_last": None})
-        settings = Settings(max_new_tokens=12, eos=EOS["many"], beams=beams)
+        settings = GenerationConfig(max_new_tokens=12, eos=EOS["many"], beams=beams)
         told.add(tuple(tuple(g.ids) for g in generate(OURS, PROMPTS, settings)))
     assert len(told) >= 6
 

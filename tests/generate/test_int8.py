@@ -12,8 +12,8 @@ from headway.api import LanguageModel
 from headway.cache import KV_DTYPES, kv_dtype
 from headway.cli import run
 from headway.errors import ConfigError
-from headway.generate import Sampling, Settings, generate
-from headway.generate.session import Reader
+from headway.generate import GenerationConfig, Sampling, generate
+from headway.generate.session import DecoderSession
 from headway.models import catalog
 from headway.models.planning import Machine, plan
 from tests.generate.conftest import MIXED, small
@@ -38,23 +38,23 @@ def by_hand(prompt: list[int], count: int) -> list[int]:
 
 
 def test_greedy_is_the_argmax_over_what_is_stored() -> None:
-    found = generate(MODEL, PROMPTS, Settings(max_new_tokens=12, kv_cache_dtype="int8"))
+    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=12, kv_cache_dtype="int8"))
     assert [g.ids for g in found] == [by_hand(prompt, 12) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 def test_chunks_and_company_change_no_text(sampling: Sampling) -> None:
     settings = {"max_new_tokens": 14, "sampling": sampling, "kv_cache_dtype": "int8"}
-    together = [g.ids for g in generate(MODEL, PROMPTS, Settings(**settings))]
+    together = [g.ids for g in generate(MODEL, PROMPTS, GenerationConfig(**settings))]
     for chunk in (1, 4):
-        found = generate(MODEL, PROMPTS, Settings(**settings, prefill_chunk=chunk))
+        found = generate(MODEL, PROMPTS, GenerationConfig(**settings, prefill_chunk=chunk))
         assert [g.ids for g in found] == together
-    assert [g.ids for g in generate(MODEL, PROMPTS, Settings(**settings), batch_size=1)] == together
+    assert [g.ids for g in generate(MODEL, PROMPTS, GenerationConfig(**settings), batch_size=1)] == together
 
 
 def test_the_cache_is_in_int8_when_it_is_asked_for() -> None:
     for name, dtype in (("auto", torch.float32), ("int8", torch.int8)):
-        reader = Reader(MODEL, 2, kv_dtype=kv_dtype(name))
+        reader = DecoderSession(MODEL, 2, kv_dtype=kv_dtype(name))
         reader.read([[1, 2, 3], [4]])
         assert reader.cache is not None
         assert {layer.dtype for layer in reader.cache.layers} == {dtype}
@@ -63,13 +63,13 @@ def test_the_cache_is_in_int8_when_it_is_asked_for() -> None:
 def test_what_is_not_there_is_refused() -> None:
     assert set(KV_DTYPES) == {"auto", "int8"}
     with pytest.raises(ConfigError, match=re.escape(UNKNOWN)):
-        Settings(kv_cache_dtype="int4")
+        GenerationConfig(kv_cache_dtype="int4")
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: \['int8'\] is unknown .* there are auto, int8"):
-        Settings(kv_cache_dtype=["int8"])  # type: ignore[arg-type]
+        GenerationConfig(kv_cache_dtype=["int8"])  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError, match="kv_cache_dtype='int8' says what the cache stores, but use_cache is"
     ):
-        Settings(kv_cache_dtype="int8", use_cache=False)
+        GenerationConfig(kv_cache_dtype="int8", use_cache=False)
     with pytest.raises(ConfigError, match=r"no option 'kv_dtype' \(did you mean"):
         LanguageModel(MODEL).generate([1], kv_dtype="int8")  # type: ignore[call-overload]
 

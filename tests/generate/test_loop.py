@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Generation, Sampling, Settings, generate, stream, uniform
+from headway.generate import Generation, GenerationConfig, Sampling, generate, stream, uniform
 from headway.models import Decoder
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
@@ -28,7 +28,9 @@ def greedy_by_hand(model: Decoder, prompt: list[int], count: int) -> list[int]:
 
 
 def test_greedy_is_the_argmax_of_full_forward_passes() -> None:
-    for found, prompt in zip(generate(MODEL, PROMPTS, Settings(max_new_tokens=12)), PROMPTS, strict=True):
+    for found, prompt in zip(
+        generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=12)), PROMPTS, strict=True
+    ):
         assert found.ids == greedy_by_hand(MODEL, prompt, 12)
         assert (found.finish_reason, found.prompt_tokens) == ("length", len(prompt))
 
@@ -36,16 +38,16 @@ def test_greedy_is_the_argmax_of_full_forward_passes() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 def test_cached_is_uncached(sampling: Sampling) -> None:
     for seed in range(3):
-        cached = generate(MODEL, PROMPTS, Settings(max_new_tokens=14, sampling=sampling, seed=seed))
+        cached = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=14, sampling=sampling, seed=seed))
         plain = generate(
-            MODEL, PROMPTS, Settings(max_new_tokens=14, sampling=sampling, seed=seed, use_cache=False)
+            MODEL, PROMPTS, GenerationConfig(max_new_tokens=14, sampling=sampling, seed=seed, use_cache=False)
         )
         assert [g.ids for g in cached] == [g.ids for g in plain]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
 def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
-    settings = Settings(max_new_tokens=14, sampling=sampling, seed=11, eos=[3, 40, 41, 42, 43, 44])
+    settings = GenerationConfig(max_new_tokens=14, sampling=sampling, seed=11, eos=[3, 40, 41, 42, 43, 44])
     together = generate(MODEL, PROMPTS, settings)
     assert len({g.finish_reason for g in together} | {len(g.ids) for g in together}) > 1  # rows end apart
     for size in (1, 2, 3):
@@ -58,7 +60,7 @@ def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
 
 def test_the_request_number_and_the_seed_decide_the_noise() -> None:
     def texts(seed: int, requests: list[int]) -> list[list[int]]:
-        settings = Settings(max_new_tokens=10, sampling=HOT, seed=seed)
+        settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed)
         return [g.ids for g in generate(MODEL, [PROMPTS[0]] * len(requests), settings, requests=requests)]
 
     first = texts(0, [0, 1, 2])
@@ -69,13 +71,13 @@ def test_the_request_number_and_the_seed_decide_the_noise() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 19, 20, 100])
 def test_prefill_in_chunks(chunk: int) -> None:
-    whole = generate(MODEL, PROMPTS, Settings(max_new_tokens=8))
-    parts = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, prefill_chunk=chunk))
+    whole = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8))
+    parts = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, prefill_chunk=chunk))
     assert [g.ids for g in parts] == [g.ids for g in whole]
 
 
 def test_streamed_is_collected() -> None:
-    settings = Settings(max_new_tokens=20, sampling=HOT, stop=["e"], eos=[40])
+    settings = GenerationConfig(max_new_tokens=20, sampling=HOT, stop=["e"], eos=[40])
     texts, ids = dict.fromkeys(range(4), ""), {i: [] for i in range(4)}  # type: dict[int, str], dict[int, list[int]]
     for delta in stream(MODEL, PROMPTS, settings, tokenizer=TOKENIZER):
         texts[delta.request] += delta.text
@@ -88,7 +90,7 @@ def test_streamed_is_collected() -> None:
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, sentencepiece()], ids=["byte_level", "sentencepiece"])
 def test_text_is_what_follows_the_prompt(tokenizer: Tokenizer, sampling: Sampling) -> None:
     prompts = [tokenizer.encode("the cat"), tokenizer.encode("a"), [0]]
-    settings = Settings(
+    settings = GenerationConfig(
         max_new_tokens=20, sampling=sampling, forbidden=[*range(3), *tokenizer.unused_ids(330)]
     )
     for found, prompt in zip(generate(MODEL, prompts, settings, tokenizer=tokenizer), prompts, strict=True):
@@ -101,17 +103,17 @@ def test_a_first_word_keeps_its_space() -> None:
     """SentencePiece strips the leading space of a text, not that of its continuation."""
     tokenizer = sentencepiece()
     (space,) = [i for i in range(tokenizer.vocab_size) if tokenizer.token(i) == "\u2581the"]
-    settings = Settings(max_new_tokens=1, forbidden=[i for i in range(330) if i != space])
+    settings = GenerationConfig(max_new_tokens=1, forbidden=[i for i in range(330) if i != space])
     texts = [generate(MODEL, [p], settings, tokenizer=tokenizer)[0].text for p in ([1], [1, space])]
     assert texts == ["the", " the"]
 
 
 def test_eos_ends_a_row_and_is_not_text() -> None:
-    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=10))[0].ids
+    free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=10))[0].ids
     eos = free[4]
-    found = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=10, eos=[999999, eos]), tokenizer=TOKENIZER)[
-        0
-    ]
+    found = generate(
+        MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=10, eos=[999999, eos]), tokenizer=TOKENIZER
+    )[0]
     first = free.index(eos)
     assert (found.ids, found.finish_reason) == (free[: first + 1], "eos")
     assert found.text == TOKENIZER.decode(free[:first])
@@ -119,7 +121,7 @@ def test_eos_ends_a_row_and_is_not_text() -> None:
 
 @functools.cache
 def free_text(seed: int) -> Generation:
-    settings = Settings(max_new_tokens=10, sampling=HOT, seed=seed)
+    settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed)
     return generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
 
 
@@ -132,7 +134,7 @@ def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
     found = generate(
         MODEL,
         [[0, 5]],
-        Settings(max_new_tokens=10, sampling=HOT, seed=seed, stop=[stop]),
+        GenerationConfig(max_new_tokens=10, sampling=HOT, seed=seed, stop=[stop]),
         tokenizer=TOKENIZER,
     )[0]
     assert found.finish_reason == "stop"
@@ -143,25 +145,25 @@ def test_a_stop_string_wherever_tokens_split_it(data: st.DataObject) -> None:
 
 def test_what_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
     free = free_text(0)
-    settings = Settings(max_new_tokens=10, sampling=HOT, seed=0, stop=[free.text[-2:] + "never"])
+    settings = GenerationConfig(max_new_tokens=10, sampling=HOT, seed=0, stop=[free.text[-2:] + "never"])
     found = generate(MODEL, [[0, 5]], settings, tokenizer=TOKENIZER)[0]
     assert (found.text, found.finish_reason) == (free.text, "length")
 
 
 def test_no_and_one_new_token() -> None:
-    none = generate(MODEL, PROMPTS, Settings(max_new_tokens=0), tokenizer=TOKENIZER)
+    none = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=0), tokenizer=TOKENIZER)
     assert [(g.ids, g.text, g.finish_reason, g.seconds_to_first_token) for g in none] == [
         ([], "", "length", None)
     ] * 4
-    one = generate(MODEL, PROMPTS, Settings(max_new_tokens=1))
+    one = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=1))
     assert [g.ids for g in one] == [greedy_by_hand(MODEL, p, 1) for p in PROMPTS]
     assert one[0].tokens_per_second is None
 
 
 def test_as_many_as_fit() -> None:
-    found = generate(MODEL, [[0] * 60, [0] * 64], Settings())
+    found = generate(MODEL, [[0] * 60, [0] * 64], GenerationConfig())
     assert [len(g.ids) for g in found] == [4, 0]
-    assert len(generate(MODEL, [[0]], Settings(beyond_context=True))[0].ids) == 128
+    assert len(generate(MODEL, [[0]], GenerationConfig(beyond_context=True))[0].ids) == 128
 
 
 def test_beyond_the_context() -> None:
@@ -169,10 +171,10 @@ def test_beyond_the_context() -> None:
         ConfigError,
         match=r"prompt 1 has 60 tokens, 10 more .* was trained on 64; ask for at most 4 new tokens, or",
     ):
-        generate(MODEL, [[0], [0] * 60], Settings(max_new_tokens=10))
+        generate(MODEL, [[0], [0] * 60], GenerationConfig(max_new_tokens=10))
     with pytest.raises(ConfigError, match=r"prompt 0 has 65 tokens.*trained on 64; ask for a shorter prompt"):
-        generate(MODEL, [[0] * 65], Settings(max_new_tokens=0))
-    found = generate(MODEL, [[0, 3] * 30], Settings(max_new_tokens=10, beyond_context=True))[0]
+        generate(MODEL, [[0] * 65], GenerationConfig(max_new_tokens=0))
+    found = generate(MODEL, [[0, 3] * 30], GenerationConfig(max_new_tokens=10, beyond_context=True))[0]
     assert found.ids == greedy_by_hand(MODEL, [0, 3] * 30, 10)
 
 
@@ -210,7 +212,7 @@ def test_prompts_that_are_none(prompts: object, match: str) -> None:
 )
 def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        generate(MODEL, PROMPTS, Settings(**given))  # type: ignore[arg-type]
+        generate(MODEL, PROMPTS, GenerationConfig(**given))  # type: ignore[arg-type]
 
 
 def test_other_arguments_that_cannot_be() -> None:
@@ -229,21 +231,21 @@ def test_logits_that_are_no_numbers() -> None:
         with torch.no_grad():
             model.model.embed_tokens.weight[first] = bad  # reached when the first new token is read
         with pytest.raises(HeadwayError, match="logits for request 7 at step 1 are not numbers"):
-            generate(model, [[0, 5]], Settings(max_new_tokens=5), requests=[7])
+            generate(model, [[0, 5]], GenerationConfig(max_new_tokens=5), requests=[7])
 
 
 def test_forbidden_tokens_never_come() -> None:
-    free = generate(MODEL, PROMPTS, Settings(max_new_tokens=8))
+    free = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8))
     forbidden = sorted({i for g in free for i in g.ids})
-    found = generate(MODEL, PROMPTS, Settings(max_new_tokens=8, forbidden=forbidden))
+    found = generate(MODEL, PROMPTS, GenerationConfig(max_new_tokens=8, forbidden=forbidden))
     assert not {i for g in found for i in g.ids} & set(forbidden)
     with pytest.raises(ConfigError, match="no token is left to choose"):
-        generate(MODEL, PROMPTS, Settings(forbidden=range(330)))
+        generate(MODEL, PROMPTS, GenerationConfig(forbidden=range(330)))
 
 
 def test_repetition_penalty_sees_prompt_and_text(tokenizer: Tokenizer) -> None:
     """A huge penalty: no token of the prompt or the text so far comes again."""
-    settings = Settings(max_new_tokens=30, sampling=Sampling(repetition_penalty=1e6))
+    settings = GenerationConfig(max_new_tokens=30, sampling=Sampling(repetition_penalty=1e6))
     for g, prompt in zip(generate(MODEL, PROMPTS, settings), PROMPTS, strict=True):
         assert len({*g.ids, *prompt}) == len(g.ids) + len(set(prompt))
 
@@ -251,23 +253,23 @@ def test_repetition_penalty_sees_prompt_and_text(tokenizer: Tokenizer) -> None:
 def test_a_model_in_training_is_sampled_in_evaluation_mode() -> None:
     model = small().train()
     expected = greedy_by_hand(small(), [0, 5], 6)
-    assert generate(model, [[0, 5]], Settings(max_new_tokens=6))[0].ids == expected
+    assert generate(model, [[0, 5]], GenerationConfig(max_new_tokens=6))[0].ids == expected
     assert model.training
     assert all(m.training for m in model.modules())
 
 
 def test_a_stream_may_be_left() -> None:
-    deltas = stream(MODEL, PROMPTS, Settings(max_new_tokens=30))
+    deltas = stream(MODEL, PROMPTS, GenerationConfig(max_new_tokens=30))
     assert next(deltas).request == 0
     assert not torch.is_inference_mode_enabled()
     deltas.close()  # type: ignore[attr-defined]
-    assert generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=3))[0].ids == greedy_by_hand(
+    assert generate(MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=3))[0].ids == greedy_by_hand(
         MODEL, PROMPTS[0], 3
     )
 
 
 def test_seconds_are_in_order() -> None:
-    g = generate(MODEL, PROMPTS[:1], Settings(max_new_tokens=5))[0]
+    g = generate(MODEL, PROMPTS[:1], GenerationConfig(max_new_tokens=5))[0]
     assert g.seconds_to_first_token is not None
     assert 0 < g.seconds_to_first_token < g.seconds
     assert g.tokens_per_second == pytest.approx(4 / (g.seconds - g.seconds_to_first_token))
@@ -279,17 +281,17 @@ def test_a_trace_of_the_lengths_that_are_read(use_cache: bool) -> None:
     newest token only."""
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
-    generate(model, [[0]], Settings(max_new_tokens=5, use_cache=use_cache))
+    generate(model, [[0]], GenerationConfig(max_new_tokens=5, use_cache=use_cache))
     assert read == [(1, 1)] * 5 if use_cache else read == [(1, n) for n in (1, 2, 3, 4, 5)]
 
 
 def test_rows_that_have_ended_are_no_longer_computed() -> None:
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[0]))
-    free = generate(model, PROMPTS, Settings(max_new_tokens=6))
+    free = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6))
     eos = free[0].ids[2]
     read.clear()
-    found = generate(model, PROMPTS, Settings(max_new_tokens=6, eos=[eos]))
+    found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, eos=[eos]))
     assert [len(g.ids) for g in found].count(6) < len(PROMPTS)
     assert read == [sum(len(g.ids) > step for g in found) for step in range(max(len(g.ids) for g in found))]
 
@@ -301,5 +303,7 @@ def test_each_step_draws_from_its_own_number() -> None:
         with torch.no_grad():
             logits = MODEL(torch.tensor([ids]))[:, -1]
         ids.append(int(sampling.choose(logits, none, [uniform(21, 6, step)])))
-    found = generate(MODEL, [[0, 5]], Settings(max_new_tokens=8, sampling=sampling, seed=21), requests=[6])[0]
+    found = generate(
+        MODEL, [[0, 5]], GenerationConfig(max_new_tokens=8, sampling=sampling, seed=21), requests=[6]
+    )[0]
     assert found.ids == ids[2:]

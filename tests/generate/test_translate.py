@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import GenerationConfig as TheirConfig
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Beams, Sampling, Settings
+from headway.generate import Beams, GenerationConfig, Sampling
 from headway.generate.translate import translate
 from headway.models import EncoderDecoder, ModelSpec, build
 
@@ -50,7 +51,7 @@ def pair(
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3 + (key.endswith("weight") and p.dim() == 1))
         if family != "t5":
             theirs.final_logits_bias[:, EOS] = 1.5
-    theirs.generation_config = GenerationConfig(**ids, **forced, bad_words_ids=[[PAD]])
+    theirs.generation_config = TheirConfig(**ids, **forced, bad_words_ids=[[PAD]])
     path: Path = tmp_path_factory.mktemp("theirs")
     theirs.eval().save_pretrained(path)
     folder = load_folder(path)
@@ -82,12 +83,16 @@ def asked(theirs: Any, sources: list[list[int]], **how: Any) -> list[list[tuple[
 def test_row_25_greedy_is_theirs(pair: tuple[Any, Any, dict[str, Any]], cached: bool) -> None:
     theirs, ours, generation = pair
     wanted = [ids for ((ids, _),) in asked(theirs, SOURCES)]
-    found = translate(ours, SOURCES, Settings(max_new_tokens=12, use_cache=cached), generation=generation)
+    found = translate(
+        ours, SOURCES, GenerationConfig(max_new_tokens=12, use_cache=cached), generation=generation
+    )
     assert [one.ids for one in found] == wanted
     assert [one.finish_reason == "eos" for one in found] == [ids[-1] == EOS for ids in wanted]
     assert [one.prompt_tokens for one in found] == [4, 2, 14, 5]
     assert len({tuple(ids) for ids in wanted}) > 1
-    by_one_beam = translate(ours, SOURCES, Settings(max_new_tokens=12, beams=Beams(1)), generation=generation)
+    by_one_beam = translate(
+        ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=Beams(1)), generation=generation
+    )
     assert [one.ids for one in by_one_beam] == wanted
 
 
@@ -104,7 +109,7 @@ def test_row_25_greedy_is_theirs(pair: tuple[Any, Any, dict[str, Any]], cached: 
 def test_row_26_beams_are_theirs(pair: tuple[Any, Any, dict[str, Any]], how: dict[str, Any]) -> None:
     theirs, ours, generation = pair
     beams = Beams(4, n_best=3, with_greedy=False, **how)
-    found = translate(ours, SOURCES, Settings(max_new_tokens=12, beams=beams), generation=generation)
+    found = translate(ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=beams), generation=generation)
     wanted = asked(theirs, SOURCES, num_beams=4, num_return_sequences=3, **how)
     for one, texts in zip(found, wanted, strict=True):
         assert [list(h.ids) for h in one.hypotheses] == [ids for ids, _ in texts]
@@ -114,7 +119,7 @@ def test_row_26_beams_are_theirs(pair: tuple[Any, Any, dict[str, Any]], how: dic
 def test_row_26_beams_score_no_less_than_greedy(pair: tuple[Any, Any, dict[str, Any]]) -> None:
     _, ours, generation = pair
     greedy, best = (
-        translate(ours, SOURCES, Settings(max_new_tokens=12, beams=Beams(n)), generation=generation)
+        translate(ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=Beams(n)), generation=generation)
         for n in (1, 5)
     )
     assert all(b.score > g.score - 1e-6 for b, g in zip(best, greedy, strict=True))
@@ -123,8 +128,10 @@ def test_row_26_beams_score_no_less_than_greedy(pair: tuple[Any, Any, dict[str, 
 def test_a_source_alone_gives_what_it_gives_beside_others(pair: tuple[Any, Any, dict[str, Any]]) -> None:
     _, ours, generation = pair
     for settings in (
-        Settings(max_new_tokens=12, beams=Beams(3)),
-        Settings(max_new_tokens=12, sampling=Sampling(temperature=1.0, repetition_penalty=1.3), seed=5),
+        GenerationConfig(max_new_tokens=12, beams=Beams(3)),
+        GenerationConfig(
+            max_new_tokens=12, sampling=Sampling(temperature=1.0, repetition_penalty=1.3), seed=5
+        ),
     ):
         together = translate(ours, SOURCES, settings, generation=generation)
         for i, source in enumerate(SOURCES):
@@ -144,7 +151,7 @@ def test_row_15_keys_of_the_source_are_computed_once(pair: tuple[Any, Any, dict[
     ]
     for beams in (None, Beams(4)):
         calls.clear()
-        translate(ours, SOURCES, Settings(max_new_tokens=12, beams=beams), generation=generation)
+        translate(ours, SOURCES, GenerationConfig(max_new_tokens=12, beams=beams), generation=generation)
         assert len(calls) == len(set(calls)) == len(handles) == 5
     for handle in handles:
         handle.remove()
@@ -157,12 +164,12 @@ def test_padding_is_never_written_and_training_goes_on() -> None:
     assert model.lm_head.bias is not None
     model.lm_head.bias.data[8] = 100.0
     ids = {"decoder_start_token_id": 8, "eos_token_id": 0}
-    free = translate(model, [[1, 2]], Settings(max_new_tokens=5), generation=ids)
+    free = translate(model, [[1, 2]], GenerationConfig(max_new_tokens=5), generation=ids)
     assert free[0].ids == [8] * 5
     for told in ({**ids, "pad_token_id": 8}, {**ids, "bad_words_ids": [[8]]}):
-        assert 8 not in translate(model, [[1, 2]], Settings(max_new_tokens=5), generation=told)[0].ids
+        assert 8 not in translate(model, [[1, 2]], GenerationConfig(max_new_tokens=5), generation=told)[0].ids
     assert model.training
-    assert translate(model, [[1, 2]], Settings(max_new_tokens=0), generation=ids)[0].ids == []
+    assert translate(model, [[1, 2]], GenerationConfig(max_new_tokens=0), generation=ids)[0].ids == []
 
 
 class Letters:
@@ -175,7 +182,7 @@ class Letters:
 def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
     _, ours, generation = pair
     for beams in (None, Beams(3, n_best=2)):
-        settings = Settings(max_new_tokens=12, beams=beams)
+        settings = GenerationConfig(max_new_tokens=12, beams=beams)
         for one in translate(ours, SOURCES, settings, generation=generation, tokenizer=Letters()):
             assert one.text == Letters().decode([i for i in one.ids if i != EOS])
             assert all(len(h.text) == len(h.ids) - (h.finish_reason == "eos") for h in one.hypotheses)
@@ -191,9 +198,12 @@ def test_text_is_without_the_end(pair: tuple[Any, Any, dict[str, Any]]) -> None:
             {"generation": {"decoder_start_token_id": 8, "forced_eos_token_id": [0, 1]}},
             "one id can be forced",
         ),
-        ({"settings": Settings(prefill_chunk=2)}, "prefill_chunk=2 has no effect on an encoder-decoder"),
-        ({"settings": Settings(stop=["a"])}, r"stop=\['a'\] has no effect"),
-        ({"settings": Settings(max_new_tokens=60)}, "was trained on 32"),
+        (
+            {"settings": GenerationConfig(prefill_chunk=2)},
+            "prefill_chunk=2 has no effect on an encoder-decoder",
+        ),
+        ({"settings": GenerationConfig(stop=["a"])}, r"stop=\['a'\] has no effect"),
+        ({"settings": GenerationConfig(max_new_tokens=60)}, "was trained on 32"),
         ({"sources": [[1], [1] * 33]}, "source 1 has 33 tokens, and this model's encoder was made for 32"),
         ({"sources": []}, "the batch is empty"),
         ({"sources": [[1], [9]]}, "prompt 1: token id 9"),

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.cache import Cache, choose_cache, make_cache
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.positions import DynamicNTK, Rotary
@@ -210,7 +210,7 @@ def test_keys_rotated_before_or_after_storing_are_the_same(pattern: Pattern, pai
         k_at, v_at = (x[:, :, begin : begin + size] for x in (k, v))
         a = early.update(rotary.rotate(k_at, at.positions), v_at, at)
         b = late.update(k_at, v_at, at)
-        b = Keys(rotary.rotate(b.k, b.tokens.positions), b.v, b.tokens)
+        b = KeyValues(rotary.rotate(b.k, b.tokens.positions), b.v, b.tokens)
         for keys in (a, b):
             got = attend_keys(q_at, at, [keys], pattern).out
             assert_within_reference(got, want[:, :, begin : begin + size], want[:, :, begin : begin + size])
@@ -230,7 +230,7 @@ def test_angles_that_depend_on_the_length_of_each_row() -> None:
         keys = cache.update(piece(k, places), piece(v, places), at)
         turned = rotary.rotate(keys.k, keys.tokens.positions, cache.length)
         q_at = rotary.rotate(piece(q, places), at.positions, cache.length)
-        got = attend_keys(q_at, at, [Keys(turned, keys.v, keys.tokens)], Causal()).out
+        got = attend_keys(q_at, at, [KeyValues(turned, keys.v, keys.tokens)], Causal()).out
         for b in (0, 1):
             n = int(cache.length[b])
             if places[b, 0] < 0:
@@ -253,7 +253,7 @@ def test_what_a_cache_returns_merges_from_any_parts(pattern: Pattern) -> None:
     keys = cache.update(k[:, :, n - 4 :], v[:, :, n - 4 :], at)
     slots = torch.randperm(keys.tokens.count)
     parts = [
-        Keys(keys.k[:, :, some], keys.v[:, :, some], keys.tokens.gather(some.unsqueeze(0)))
+        KeyValues(keys.k[:, :, some], keys.v[:, :, some], keys.tokens.gather(some.unsqueeze(0)))
         for some in (slots[:5], slots[5:5], slots[5:])
     ]
     one, many = (attend_keys(q[:, :, n - 4 :], at, s, pattern) for s in ([keys], parts))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.attention import Keys, attend, attend_keys
+from headway.attention import KeyValues, attend, attend_keys
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
 from headway.tokens import Tokens
@@ -20,7 +20,7 @@ def partial(
     q: Tensor, k: Tensor, v: Tensor, slots: list[int] | slice = slice(None), backend: str = "dense"
 ) -> Partial:
     """Attention of q over some of the keys, by the definition of a set of keys."""
-    part = Keys(k[:, :, slots], v[:, :, slots], Tokens(torch.arange(k.shape[2]).unsqueeze(0)[:, slots]))
+    part = KeyValues(k[:, :, slots], v[:, :, slots], Tokens(torch.arange(k.shape[2]).unsqueeze(0)[:, slots]))
     return attend_keys(q, Tokens.range(q.shape[2]), [part], Full(), backend=backend)
 
 
@@ -70,7 +70,7 @@ def test_any_partition_of_the_keys_gives_the_whole(owner: list[int], scale: floa
     whole = partial(q, k, v)
     assert_same(merge_all([partial(q, k, v, s, backend) for s in sets]), whole)
     keys = [
-        Keys(k[:, :, s], v[:, :, s], Tokens.range(9).gather(torch.tensor([s], dtype=torch.long)))
+        KeyValues(k[:, :, s], v[:, :, s], Tokens.range(9).gather(torch.tensor([s], dtype=torch.long)))
         for s in sets
     ]
     assert_same(attend_keys(q, Tokens.range(3), keys, Full(), backend=backend), whole)
@@ -87,7 +87,9 @@ def test_gradcheck_through_out_and_finite_lse(backend: str) -> None:
     part = Tokens.range(7)
 
     def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys = [Keys(k[:, :, a], v[:, :, a], part.slice(a.start, a.stop)) for a in (slice(0, 3), slice(3, 7))]
+        keys = [
+            KeyValues(k[:, :, a], v[:, :, a], part.slice(a.start, a.stop)) for a in (slice(0, 3), slice(3, 7))
+        ]
         result = attend_keys(q, Tokens.range(3, start=4), keys, Causal(), backend=backend)
         return result.out, result.lse
 
@@ -113,7 +115,7 @@ def test_rows_that_see_nothing_give_0_and_pass_exactly_0(backend: str) -> None:
         out = attend(q, k, v, Causal(), q_tokens=ragged, k_tokens=ragged, backend=backend)
         loss = (out * grad).sum()
     else:
-        result = attend_keys(q, ragged, [Keys(k, v, ragged)], Causal(), backend=backend)
+        result = attend_keys(q, ragged, [KeyValues(k, v, ragged)], Causal(), backend=backend)
         out = result.out
         loss = (out * grad).sum() + result.lse[0, :, 3:].sum()
     assert (out[0, :, :3] == 0).all()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import (
     FORMS,
-    Linear,
+    LinearAttentionSpec,
     choose_form,
     linear_attend,
     linear_state,
@@ -24,13 +24,13 @@ from tests.tolerance import assert_within_reference
 
 N = 9
 LINEARS = [
-    Linear("elu+1"),
-    Linear("elu+1", rotary="none"),
-    Linear("relu", "exp"),
-    Linear("square", rotary="none"),
-    Linear("softmax"),
-    Linear("cosine"),
-    Linear("cosine", rotary="none"),
+    LinearAttentionSpec("elu+1"),
+    LinearAttentionSpec("elu+1", rotary="none"),
+    LinearAttentionSpec("relu", "exp"),
+    LinearAttentionSpec("square", rotary="none"),
+    LinearAttentionSpec("softmax"),
+    LinearAttentionSpec("cosine"),
+    LinearAttentionSpec("cosine", rotary="none"),
 ]
 SHUFFLED = Tokens(torch.tensor([[4, -1, 0, 2, 1, 3, -1, 6, 5]]))
 HOLES = Tokens.from_attention_mask(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 0], [0] * 9]))
@@ -49,7 +49,7 @@ LAYOUTS = {
 
 
 def run(
-    form: str, linear: Linear, pattern: Pattern, tokens: Tokens, size: int, *qkv: Tensor
+    form: str, linear: LinearAttentionSpec, pattern: Pattern, tokens: Tokens, size: int, *qkv: Tensor
 ) -> tuple[Tensor, ...]:
     """The output and the gradients of q, k and v, in one form; `size` is of blocks."""
     rotation = None if linear.rotary == "none" else table(tokens.index.clamp_min(0), qkv[0].shape[-1])
@@ -64,7 +64,7 @@ def run(
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_78_row_80_row_81_the_quadratic_form_is_the_double_loop(
-    layout: str, pattern: Pattern, linear: Linear
+    layout: str, pattern: Pattern, linear: LinearAttentionSpec
 ) -> None:
     tokens = LAYOUTS[layout]
     q, k, v = tensors(1, N)
@@ -94,7 +94,7 @@ def test_row_78_row_80_row_81_the_quadratic_form_is_the_double_loop(
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_78_row_80_row_81_linear_time_equals_the_quadratic_form_with_its_gradients(
-    layout: str, pattern: Pattern, linear: Linear
+    layout: str, pattern: Pattern, linear: LinearAttentionSpec
 ) -> None:
     qkv = tensors(2, N)
     want = run("parallel", linear, pattern, LAYOUTS[layout], 0, *qkv)
@@ -116,16 +116,22 @@ def test_row_78_blocks_of_any_size_and_documents_of_any_length(
     tokens = Tokens.packed(lengths, total)
     qkv = tensors(3, total, batch=len(lengths), heads=2, kv_heads=1, d=4, e=3)
     pattern = Causal() if causal else Full()
-    want = run("parallel", Linear(), pattern, tokens, 0, *qkv)
-    for a, b in zip(run("chunked", Linear(), pattern, tokens, size, *qkv), want, strict=True):
+    want = run("parallel", LinearAttentionSpec(), pattern, tokens, 0, *qkv)
+    for a, b in zip(run("chunked", LinearAttentionSpec(), pattern, tokens, size, *qkv), want, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
-    "linear", [Linear("softmax", "softmax over tokens"), Linear("elu+1", "softmax over tokens")]
+    "linear",
+    [
+        LinearAttentionSpec("softmax", "softmax over tokens"),
+        LinearAttentionSpec("elu+1", "softmax over tokens"),
+    ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_row_78_keys_may_be_normalised_over_the_tokens_of_their_document(layout: str, linear: Linear) -> None:
+def test_row_78_keys_may_be_normalised_over_the_tokens_of_their_document(
+    layout: str, linear: LinearAttentionSpec
+) -> None:
     tokens, (q, k, v) = LAYOUTS[layout], tensors(4, N)
     want = run("parallel", linear, Full(), tokens, 0, q, k, v)
     for a, b in zip(run("chunked", linear, Full(), tokens, 4, q, k, v), want, strict=True):
@@ -143,14 +149,14 @@ def test_row_78_keys_may_be_normalised_over_the_tokens_of_their_document(layout:
                 "no denominator is needed"
             )
         keys[row, :, i, seen] = sims / sims.sum(-1, keepdim=True)
-    free = Linear(linear.feature, linear.key_feature, rotary="none")
+    free = LinearAttentionSpec(linear.feature, linear.key_feature, rotary="none")
     got = linear_weights(q, k, free, Full(), q_tokens=tokens, k_tokens=tokens)
     assert torch.allclose(got, keys, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("linear", LINEARS, ids=str)
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
-def test_without_a_rotation_weights_are_a_distribution(pattern: Pattern, linear: Linear) -> None:
+def test_without_a_rotation_weights_are_a_distribution(pattern: Pattern, linear: LinearAttentionSpec) -> None:
     q, k, _ = tensors(5, N)
     got = linear_weights(q, k, linear, pattern)
     assert got.min() >= 0
@@ -170,8 +176,8 @@ def test_empty_slots_neither_see_nor_are_seen_nor_pass_a_gradient(
     tokens, qkv = LAYOUTS[layout], tensors(6, N)
     empty = ~tokens.valid.expand(2, -1)[:, None, :, None]
     poisoned = [t.detach().masked_fill(empty, float("nan")).requires_grad_() for t in qkv]
-    clean = run(form, Linear(), pattern, tokens, 4, *qkv)
-    for got, want in zip(run(form, Linear(), pattern, tokens, 4, *poisoned), clean, strict=True):
+    clean = run(form, LinearAttentionSpec(), pattern, tokens, 4, *qkv)
+    for got, want in zip(run(form, LinearAttentionSpec(), pattern, tokens, 4, *poisoned), clean, strict=True):
         assert torch.equal(got, want)
         assert not got.masked_select(empty).any()
 
@@ -181,9 +187,9 @@ def test_documents_of_memory_are_those_of_the_queries() -> None:
     _, k, v = tensors(9, 11, batch=1)
     at_q, at_k = Tokens.packed([[2, 3, 2]]), Tokens.packed([[4, 5]], 11)
     for form in ("parallel", "chunked"):
-        out = linear_attend(q, k, v, Linear(), q_tokens=at_q, k_tokens=at_k, form=form)
+        out = linear_attend(q, k, v, LinearAttentionSpec(), q_tokens=at_q, k_tokens=at_k, form=form)
         for d, (a, b), (c, e) in ((0, (0, 2), (0, 4)), (1, (2, 5), (4, 9))):
-            alone = linear_attend(q[:, :, a:b], k[:, :, c:e], v[:, :, c:e], Linear())
+            alone = linear_attend(q[:, :, a:b], k[:, :, c:e], v[:, :, c:e], LinearAttentionSpec())
             assert torch.allclose(out[:, :, a:b], alone, rtol=0, atol=1e-12), d
         assert not out[:, :, 5:].any(), "its document has no keys"
 
@@ -192,16 +198,16 @@ def test_documents_of_memory_are_those_of_the_queries() -> None:
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent", "auto"])
 def test_rows_without_tokens_and_of_one(form: str, count: int) -> None:
     q, k, v = tensors(10, count)
-    out = linear_attend(q, k, v, Linear(), Causal(), form=form)
+    out = linear_attend(q, k, v, LinearAttentionSpec(), Causal(), form=form)
     assert out.shape == (2, 4, count, 5)
     assert torch.allclose(out, v.repeat_interleave(2, 1), rtol=0, atol=1e-12), "a weight of 1 on itself"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
-@pytest.mark.parametrize("linear", [Linear(), Linear("cosine")], ids=str)
+@pytest.mark.parametrize("linear", [LinearAttentionSpec(), LinearAttentionSpec("cosine")], ids=str)
 def test_low_precision_errs_no_more_than_the_formula_in_it(
-    linear: Linear, pattern: Pattern, dtype: torch.dtype
+    linear: LinearAttentionSpec, pattern: Pattern, dtype: torch.dtype
 ) -> None:
     qkv = [t.detach().to(dtype) for t in tensors(11, 150, heads=2, kv_heads=1, d=16, e=16)]
     exact, low = (
@@ -222,15 +228,17 @@ def test_low_precision_errs_no_more_than_the_formula_in_it(
 def test_row_80_weights_may_be_negative_and_need_not_sum_to_1() -> None:
     q, k, _ = tensors(12, 40, d=8)
     far = table(torch.arange(40) * 1000, 8)
-    got = linear_weights(q, k, Linear("relu"), rotation=far)
+    got = linear_weights(q, k, LinearAttentionSpec("relu"), rotation=far)
     assert got.min() < -0.01
     assert (got.sum(-1) - 1).abs().max() > 0.1
-    assert not Linear("relu").is_distribution
+    assert not LinearAttentionSpec("relu").is_distribution
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
-@pytest.mark.parametrize("linear", [Linear(), Linear("cosine")], ids=str)
-def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(linear: Linear, form: str) -> None:
+@pytest.mark.parametrize("linear", [LinearAttentionSpec(), LinearAttentionSpec("cosine")], ids=str)
+def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(
+    linear: LinearAttentionSpec, form: str
+) -> None:
     q, k, v = tensors(13, N)
     here, there, stretched = (
         linear_attend(q, k, v, linear, Causal(), rotation=table(at, 6), form=form)
@@ -242,7 +250,7 @@ def test_row_80_row_81_a_shift_of_all_positions_changes_nothing(linear: Linear, 
 
 @pytest.mark.parametrize("pattern", [Causal(), Full()], ids=str)
 def test_row_81_the_cosine_kind_stays_a_distribution_under_rotation(pattern: Pattern) -> None:
-    linear = Linear("cosine")
+    linear = LinearAttentionSpec("cosine")
     assert linear.is_distribution
     q, k, _ = tensors(14, 40, d=8)
     got = linear_weights(q, k, linear, pattern, rotation=table(torch.arange(40) * 1000, 8))
@@ -254,7 +262,7 @@ def test_row_81_the_cosine_kind_stays_a_distribution_under_rotation(pattern: Pat
 
 def test_row_81_a_zero_vector_has_no_direction() -> None:
     q, k, _ = tensors(15, N)
-    got = linear_weights(q * 0, k, Linear("cosine"))
+    got = linear_weights(q * 0, k, LinearAttentionSpec("cosine"))
     assert torch.allclose(got, torch.full_like(got, 1 / N))
 
 
@@ -277,14 +285,14 @@ def test_states_of_disjoint_keys_add(sizes: list[int]) -> None:
 def test_queries_over_a_past_are_the_later_queries_of_the_whole(form: str) -> None:
     q, k, v = (t.detach() for t in tensors(17, 20))
     at = torch.arange(20)
-    whole = linear_attend(q, k, v, Linear(), Causal(), rotation=table(at, 6), form=form)
+    whole = linear_attend(q, k, v, LinearAttentionSpec(), Causal(), rotation=table(at, 6), form=form)
     past = linear_state(k[:, :, :13], v[:, :, :13], rotation=table(at[:13], 6))
     late = Tokens.range(7, start=13)
     got = linear_attend(
         q[:, :, 13:],
         k[:, :, 13:],
         v[:, :, 13:],
-        Linear(),
+        LinearAttentionSpec(),
         Causal(),
         q_tokens=late,
         k_tokens=late,
@@ -299,7 +307,7 @@ def test_second_derivatives_are_of_the_parallel_form() -> None:
     q, k, v = (t[:, :, :5] for t in tensors(18, N))
 
     def twice(form: str) -> Tensor:
-        out = linear_attend(q, k, v, Linear(), Causal(), form=form)
+        out = linear_attend(q, k, v, LinearAttentionSpec(), Causal(), form=form)
         (once,) = torch.autograd.grad((out**2).sum(), q, create_graph=True)
         return torch.autograd.grad((once**2).sum(), k)[0]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.attention.linear_attention import Linear, choose_form
+from headway.attention.linear_attention import LinearAttentionSpec, choose_form
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.patterns import Causal
@@ -28,8 +28,8 @@ def test_row_82_products_are_linear_in_the_length() -> None:
     work = [choose_form(Causal(), n, n, 64, 64).flops or 0.0 for n in LENGTHS]
     assert exponent(LENGTHS, work) == pytest.approx(1.0)
     assert (
-        flops(Linear(), 4096, "forward+backward")
-        == 3.5 * flops(Linear(), 4096, "forward")
+        flops(LinearAttentionSpec(), 4096, "forward+backward")
+        == 3.5 * flops(LinearAttentionSpec(), 4096, "forward")
         == 3.5 * 8 * work[0]
     )
 
@@ -46,10 +46,10 @@ def test_row_82_memory_with_the_backward_is_linear_in_the_length() -> None:
 
 def test_a_row_and_the_power_of_the_length() -> None:
     samples = Samples({"headway": [0.1, 0.1], "softmax": [0.3, 0.5]}, [1e11, 1e11])
-    row = row_of(Linear(), 2048, "forward", samples, "torch's matrix product")
+    row = row_of(LinearAttentionSpec(), 2048, "forward", samples, "torch's matrix product")
     assert row.ours_ms == pytest.approx(100.0)
     assert row.ratios == pytest.approx({"softmax": 4.0})
-    assert row.share_of_limit == pytest.approx(flops(Linear(), 2048, "forward") / 0.1 / 1e11)
+    assert row.share_of_limit == pytest.approx(flops(LinearAttentionSpec(), 2048, "forward") / 0.1 / 1e11)
     growth = fitted("forward", {"headway": {1: 1.0, 2: 2.0}, "softmax": {1: 1.0, 2: 4.0}, "once": {1: 1.0}})
     assert growth.extra["time_exponent"] == pytest.approx({"headway": 1.0, "softmax": 2.0})
     text = report.text([row, growth])
@@ -62,7 +62,10 @@ def test_the_bench_measures_every_length_beside_softmax(
 ) -> None:
     monkeypatch.setattr(linear, "MOST", 256)
     growth = Growth(
-        linear=Linear("cosine"), lengths=(128, 256, 512), passes=("forward+backward",), effort=Effort(1, 1)
+        linear=LinearAttentionSpec("cosine"),
+        lengths=(128, 256, 512),
+        passes=("forward+backward",),
+        effort=Effort(1, 1),
     )
     said: list[str] = []
     rows = list(linear.linear(growth, said.append))
@@ -81,9 +84,9 @@ def test_the_bench_measures_every_length_beside_softmax(
 
 def test_sides_are_the_same_numbers_in_every_pass() -> None:
     for direction, kind in (("forward", torch.Tensor), ("forward+backward", tuple)):
-        first, second = (linear.sides(Linear(), 64, direction)["headway"]() for _ in range(2))
+        first, second = (linear.sides(LinearAttentionSpec(), 64, direction)["headway"]() for _ in range(2))
         assert isinstance(first, kind)
         pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)  # type: ignore[arg-type]
         assert all(torch.equal(a, b) for a, b in pairs)
     with pytest.raises(ConfigError, match="feature must be one of"):
-        Linear("softmaxx")
+        LinearAttentionSpec("softmaxx")

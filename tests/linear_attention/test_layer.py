@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.attention.linear_attention import Linear, linear_attend, linear_state
-from headway.cache import DecoderCache, GrowingCache, StateCache
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend, linear_state
+from headway.cache import DecoderCache, GrowingCache, LinearAttentionCache
 from headway.errors import CacheError, ConfigError, HeadwayError
-from headway.nn import Attention, LinearAttention, Turns
+from headway.nn import Attention, LinearAttention, RotaryEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import DynamicNTK, NoPositions, Rotary
 from headway.tokens import Tokens
@@ -16,17 +16,17 @@ from headway.tokens import Tokens
 WIDTH, HEADS, KV_HEADS, D, N = 24, 6, 2, 6, 12
 ROTARY = Rotary(100.0, pairing="halves")
 X = torch.randn(3, N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-LINEARS = [Linear(), Linear("relu", "exp"), Linear("cosine")]
+LINEARS = [LinearAttentionSpec(), LinearAttentionSpec("relu", "exp"), LinearAttentionSpec("cosine")]
 
 
-def layer_of(linear: Linear = LINEARS[0], **given_: object) -> LinearAttention:
+def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> LinearAttention:
     torch.manual_seed(1)
     fields = {"head_dim": D, "positions": ROTARY, **given_}
     return LinearAttention(WIDTH, HEADS, KV_HEADS, linear=linear, **fields).double()  # type: ignore[arg-type]
 
 
-def cache_of(layer: LinearAttention, batch: int = 3) -> StateCache:
-    return StateCache(
+def cache_of(layer: LinearAttention, batch: int = 3) -> LinearAttentionCache:
+    return LinearAttentionCache(
         layer.linear,
         batch=batch,
         kv_heads=KV_HEADS,
@@ -42,7 +42,7 @@ def cache_of(layer: LinearAttention, batch: int = 3) -> StateCache:
     "more", [{}, {"value_dim": 5}, {"qk_norm": True, "qkv_bias": True, "out_bias": True}], ids=str
 )
 def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projections(
-    more: dict[str, object], linear: Linear, pattern: Pattern
+    more: dict[str, object], linear: LinearAttentionSpec, pattern: Pattern
 ) -> None:
     softmax = Attention(
         WIDTH,
@@ -61,13 +61,15 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
     want = softmax.o_proj(out.transpose(1, 2).flatten(2))
     assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
-    table = Turns(ROTARY, D)(Tokens.range(N), torch.float64)
+    table = RotaryEmbedding(ROTARY, D)(Tokens.range(N), torch.float64)
     assert torch.allclose(layer(X, rotation=table), want, rtol=0, atol=1e-12)
     assert not torch.allclose(softmax(X), want, atol=1e-3)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(LINEARS))
-def test_row_80_row_81_any_split_through_the_cache_is_one_forward(sizes: list[int], linear: Linear) -> None:
+def test_row_80_row_81_any_split_through_the_cache_is_one_forward(
+    sizes: list[int], linear: LinearAttentionSpec
+) -> None:
     layer, count = layer_of(linear), sum(sizes)
     x = torch.randn(2, count, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -125,12 +127,14 @@ def test_rows_are_chosen_copied_and_continued() -> None:
 
 
 def test_the_cache_is_of_constant_size() -> None:
-    cache = StateCache(Linear("cosine"), batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
+    cache = LinearAttentionCache(
+        LinearAttentionSpec("cosine"), batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16
+    )
     size = 2 * (4 * 65 * (64 + 1) * 4 + 8)
     assert (cache.nbytes, cache.bound, cache.slots, cache.dtype) == (size, 1, 0, torch.float32)
     cache.reserve(1 << 40)
     k, v = torch.randn(2, 2, 4, 500, 64, dtype=torch.bfloat16)
-    cache.update(linear_state(k, v, Linear("cosine")), Tokens.range(500))
+    cache.update(linear_state(k, v, LinearAttentionSpec("cosine")), Tokens.range(500))
     assert (cache.nbytes, cache.slots, cache.lengths) == (size, 1, (500, 500))
     assert cache.length.tolist() == [500, 500]
     grown = GrowingCache(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
@@ -175,16 +179,20 @@ def test_what_the_cache_refuses_leaves_it_as_it_was() -> None:
         ({"kv_heads": 0}, "must be positive"),
     ):
         with pytest.raises(CacheError, match=says):
-            StateCache(Linear(), **{"batch": 1, "kv_heads": 1, "head_dim": 4, **given_})  # type: ignore[arg-type]
+            LinearAttentionCache(
+                LinearAttentionSpec(), **{"batch": 1, "kv_heads": 1, "head_dim": 4, **given_}
+            )  # type: ignore[arg-type]
     with pytest.raises(HeadwayError, match="later ones too"):
-        StateCache(Linear("softmax", "softmax over tokens"), batch=1, kv_heads=1, head_dim=4)
+        LinearAttentionCache(
+            LinearAttentionSpec("softmax", "softmax over tokens"), batch=1, kv_heads=1, head_dim=4
+        )
 
 
 def test_caches_that_do_not_fit_the_layer() -> None:
     keys = GrowingCache(batch=3, kv_heads=KV_HEADS, head_dim=D, dtype=torch.float64)
     cases = [
-        (layer_of(), keys, "must be a StateCache of elu.*got a GrowingCache of keys"),
-        (layer_of(LINEARS[2]), cache_of(layer_of()), "must be a StateCache of cosine.* of elu"),
+        (layer_of(), keys, "must be a LinearAttentionCache of elu.*got a GrowingCache of keys"),
+        (layer_of(LINEARS[2]), cache_of(layer_of()), "must be a LinearAttentionCache of cosine.* of elu"),
         (layer_of(pattern=Full()), cache_of(layer_of()), "queries see later tokens"),
         (
             layer_of(positions=Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8))),

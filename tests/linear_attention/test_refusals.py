@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from headway.attention.linear_attention import Linear, linear_attend, linear_state
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend, linear_state
 from headway.errors import ConfigError, HeadwayError, PatternError
-from headway.nn import LinearAttention, Turns
+from headway.nn import LinearAttention, RotaryEmbedding
 from headway.patterns import Causal, Full, GlobalKeys, Pattern, PerHead, Window
 from headway.positions import LinearBias, PositionScheme, Relative, Rotary, SpecialOrthogonal, T5Bias, YaRN
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
@@ -56,7 +56,7 @@ def test_row_83_so_is_dropout_of_weights() -> None:
 def test_row_83_so_is_every_pattern_but_full_and_causal(pattern: Pattern) -> None:
     q, k, v = tensors(0, 7)
     with pytest.raises(PatternError, match="nothing that a mask could act on"):
-        linear_attend(q, k, v, Linear(), pattern)
+        linear_attend(q, k, v, LinearAttentionSpec(), pattern)
     with pytest.raises(PatternError, match="nothing that a mask could act on"):
         LinearAttention(24, 4, pattern=pattern)
 
@@ -76,18 +76,18 @@ def test_row_83_so_is_every_pattern_but_full_and_causal(pattern: Pattern) -> Non
 )
 def test_a_value_that_cannot_be(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        Linear(**fields)  # type: ignore[arg-type]
+        LinearAttentionSpec(**fields)  # type: ignore[arg-type]
 
 
 def test_a_value_says_what_it_is() -> None:
-    assert Linear() == Linear("elu+1", "elu+1", "numerator")
-    assert hash(Linear("cosine")) == hash(Linear("cosine", rotary="both"))
-    assert str(Linear("relu", "exp")) == "relu, keys exp, rotary numerator"
-    assert (Linear().features(64), Linear("cosine").features(64)) == (64, 65)
+    assert LinearAttentionSpec() == LinearAttentionSpec("elu+1", "elu+1", "numerator")
+    assert hash(LinearAttentionSpec("cosine")) == hash(LinearAttentionSpec("cosine", rotary="both"))
+    assert str(LinearAttentionSpec("relu", "exp")) == "relu, keys exp, rotary numerator"
+    assert (LinearAttentionSpec().features(64), LinearAttentionSpec("cosine").features(64)) == (64, 65)
 
 
 def test_keys_normalised_over_tokens_cannot_be_causal() -> None:
-    linear = Linear("softmax", "softmax over tokens")
+    linear = LinearAttentionSpec("softmax", "softmax over tokens")
     q, k, v = tensors(0, 7)
     with pytest.raises(PatternError, match="later ones too, so it cannot be Causal"):
         linear_attend(q, k, v, linear, Causal())
@@ -108,7 +108,10 @@ def test_calls_that_do_not_fit() -> None:
         ({"q_tokens": at, "k_tokens": Tokens.range(7, start=1)}, "queries and keys are of the same tokens"),
         ({"q_tokens": Tokens.range(6), "k_tokens": at}, "describe 1 rows of 6 slots"),
         ({"q": q[:, :, :5]}, "queries and keys are of the same tokens"),
-        ({"linear": Linear(rotary="none"), "rotation": table(torch.arange(7), 6)}, "turns nothing"),
+        (
+            {"linear": LinearAttentionSpec(rotary="none"), "rotation": table(torch.arange(7), 6)},
+            "turns nothing",
+        ),
         ({"form": "chunk"}, 'form must be auto, .*did you mean "chunked"'),
         ({"pattern": Full(), "form": "recurrent"}, "queries see what comes later"),
         ({"pattern": Full(), "past": state}, "under Causal\\(\\), got Full"),
@@ -117,7 +120,7 @@ def test_calls_that_do_not_fit() -> None:
         ({"past": linear_state(k, v)}, "past has no gradient"),
     ]
     for changed, says in calls:
-        args = {"q": q, "k": k, "v": v, "linear": Linear(), "pattern": Causal(), **changed}
+        args = {"q": q, "k": k, "v": v, "linear": LinearAttentionSpec(), "pattern": Causal(), **changed}
         with pytest.raises(HeadwayError, match=says):
             linear_attend(**args)  # type: ignore[arg-type]
     with pytest.raises(PatternError, match="one document per row"):
@@ -127,9 +130,12 @@ def test_calls_that_do_not_fit() -> None:
 def test_layers_that_cannot_be() -> None:
     rotary = Rotary(pairing="halves")
     cases: list[tuple[dict[str, object], str]] = [
-        ({"positions": rotary, "linear": Linear(rotary="none")}, "turns nothing"),
+        ({"positions": rotary, "linear": LinearAttentionSpec(rotary="none")}, "turns nothing"),
         (
-            {"positions": Rotary(pairing="halves", scaling=YaRN(4.0, 64)), "linear": Linear("cosine")},
+            {
+                "positions": Rotary(pairing="halves", scaling=YaRN(4.0, 64)),
+                "linear": LinearAttentionSpec("cosine"),
+            },
             "keeps lengths",
         ),
         ({"form": "fast"}, "form must be auto"),
@@ -144,7 +150,7 @@ def test_trained_turns_are_the_layer_s_own() -> None:
     positions = SpecialOrthogonal(Rotary(pairing="halves"))
     layer, x = LinearAttention(24, 4, positions=positions), torch.randn(1, 5, 24)
     y = layer(x)
-    assert torch.equal(y, layer(x, rotation=Turns(positions, 6)(Tokens.range(5), x.dtype)))
+    assert torch.equal(y, layer(x, rotation=RotaryEmbedding(positions, 6)(Tokens.range(5), x.dtype)))
     y.square().sum().backward()
     assert layer.turns.drift is not None
     assert layer.turns.drift.grad is not None

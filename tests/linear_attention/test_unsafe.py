@@ -5,12 +5,16 @@ import random
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import FORMS, Linear, linear_attend, linear_weights
+from headway.attention.linear_attention import FORMS, LinearAttentionSpec, linear_attend, linear_weights
 from headway.patterns import Causal
 from headway.positions import Rotary
 from tests.linear_attention.oracle import table
 
-BOTH, NUMERATOR, COSINE = Linear(rotary="both"), Linear(), Linear("cosine")
+BOTH, NUMERATOR, COSINE = (
+    LinearAttentionSpec(rotary="both"),
+    LinearAttentionSpec(),
+    LinearAttentionSpec("cosine"),
+)
 D = 64
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import Linear
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
 from headway.models import Decoder, Encoder, EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Causal, Full, Global, Window
@@ -103,13 +103,13 @@ def test_every_scheme_in_an_encoder_ignores_padding(positions: Any) -> None:
 @pytest.mark.parametrize("kind", ["elu+1", "cosine"])
 def test_linear_attention_by_one_line(kind: str) -> None:
     decoder = ModelSpec.of_depth(2, 50, init_std=0.2)
-    model = decoder.with_linear(Linear(kind)).build(seed=1, dtype=torch.float64).eval()
+    model = decoder.with_linear(LinearAttentionSpec(kind)).build(seed=1, dtype=torch.float64).eval()
     assert model.state_dict().keys() == decoder.build(device="meta").state_dict().keys()
     with torch.no_grad():
         whole, cache = model(IDS), model.make_cache(2)
         steps = torch.cat([model(IDS[:, i : i + 1], cache=cache) for i in range(7)], 1)
     assert float((whole - steps).abs().max()) < 1e-12 * float(whole.abs().max())
-    roformer = build(encoder("roformer").with_linear(Linear(kind)), seed=1).eval()
+    roformer = build(encoder("roformer").with_linear(LinearAttentionSpec(kind)), seed=1).eval()
     assert roformer(IDS).shape == (2, 7, 50)
 
 
@@ -253,8 +253,11 @@ def test_row_21_three_matrices_are_one() -> None:
             lambda: ModelSpec.of("llama", **SIZE, global_projections=True),
             "global_projections are for encoders",
         ),
-        (lambda: encoder(linear=Linear(), patterns=Window.around(2)), "linear attention sums over all"),
-        (lambda: encoder(linear=Linear(), attention_dropout=0.1), "no weights to drop"),
+        (
+            lambda: encoder(linear=LinearAttentionSpec(), patterns=Window.around(2)),
+            "linear attention sums over all",
+        ),
+        (lambda: encoder(linear=LinearAttentionSpec(), attention_dropout=0.1), "no weights to drop"),
         (lambda: Head("classify"), "needs the names of its labels"),
         (lambda: Head("answer", labels=("a",)), "has no labels"),
         (lambda: Head("tag", labels=("a",), dense="gelu"), "has no dense layer"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.generate import Settings
+from headway.generate import GenerationConfig
 from headway.generate.translate import translate
 from headway.models import EncoderDecoder, ModelSpec, build, catalog
 from headway.nn import Block
@@ -282,7 +282,7 @@ def test_row_25_reversing_is_learned_and_greedy_decoding_is_the_repeated_full_fo
     inputs = [row[: n - 1].tolist() for row, n in zip(sources, lengths.tolist(), strict=True)]
     wanted = [row[:n].tolist() for row, n in zip(targets, lengths.tolist(), strict=True)]
     ids = {"decoder_start_token_id": START, "eos_token_id": END}
-    found = [one.ids for one in translate(model, inputs, Settings(max_new_tokens=12), generation=ids)]
+    found = [one.ids for one in translate(model, inputs, GenerationConfig(max_new_tokens=12), generation=ids)]
     right = sum(a == b for a, b in zip(found, wanted, strict=True))
     assert right >= 196, f"{right} of 200 sequences are reversed"
     for source, text in zip(inputs[:20], found, strict=False):

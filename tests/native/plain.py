@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention import Keys, attend_keys
+from headway.attention import KeyValues, attend_keys
 from headway.attention.dropout import keep_scale
 from headway.partial import Partial
 from headway.patterns import Pattern, visible
@@ -91,7 +91,8 @@ class Problem:
         """The same by a backend, over one or two sets of keys."""
         cuts = [0, self.k.shape[2]] if self.split is None else [0, self.split, self.k.shape[2]]
         keys = [
-            Keys(self.k[:, :, a:b], self.v[:, :, a:b], self.k_tokens.slice(a, b)) for a, b in pairwise(cuts)
+            KeyValues(self.k[:, :, a:b], self.v[:, :, a:b], self.k_tokens.slice(a, b))
+            for a, b in pairwise(cuts)
         ]
         more = {"scale": None, **self.more}
         return attend_keys(self.q, self.q_tokens, keys, self.pattern, backend=backend, **more)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.attention import Keys, attend_keys
+from headway.attention import KeyValues, attend_keys
 from headway.partial import Partial
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
@@ -51,21 +51,21 @@ def places(kind: str, slots: int) -> tuple[Tokens, Tokens]:
     return Tokens.range(count, start=slots - count), Tokens.range(slots)
 
 
-def stored(case: Problem) -> Keys:
-    return Keys(case.k, case.v, case.k_tokens).quantised()
+def stored(case: Problem) -> KeyValues:
+    return KeyValues(case.k, case.v, case.k_tokens).quantized()
 
 
-def standing(case: Problem, keys: Keys, dtype: torch.dtype) -> Problem:
+def standing(case: Problem, keys: KeyValues, dtype: torch.dtype) -> Problem:
     """The same call over the numbers that the keys stand for."""
-    plain = keys.dequantised(dtype)
+    plain = keys.dequantized(dtype)
     return replace(case, q=case.q.to(dtype), k=plain.k, v=plain.v)
 
 
-def run(case: Problem, keys: Keys) -> Partial:
+def run(case: Problem, keys: KeyValues) -> Partial:
     return attend_keys(case.q, case.q_tokens, [keys], case.pattern, backend="native")
 
 
-def same(got: Partial, case: Problem, keys: Keys, level: str) -> None:
+def same(got: Partial, case: Problem, keys: KeyValues, level: str) -> None:
     """Within twice the error of the formula in the dtype of q; and where products are of the dtype of q, the
     very bits that the kernels make of the numbers themselves."""
     dtype = case.q.dtype

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from headway.errors import ConfigError
-from headway.nn import Turns
+from headway.nn import RotaryEmbedding
 from headway.nn.rotary_embedding import token_lengths
 from headway.positions import (
     DynamicNTK,
@@ -29,9 +29,11 @@ FREE = SpecialOrthogonal(Rotary(pairing="adjacent"))
 TOKENS = Tokens.range(9, start=3)
 
 
-def moved(scheme: Rotary | SpecialOrthogonal, head_dim: int = 6, seed: int = 0, size: float = 0.1) -> Turns:
+def moved(
+    scheme: Rotary | SpecialOrthogonal, head_dim: int = 6, seed: int = 0, size: float = 0.1
+) -> RotaryEmbedding:
     """As after some training: every trained number has drifted."""
-    turns = Turns(scheme, head_dim).double()
+    turns = RotaryEmbedding(scheme, head_dim).double()
     assert turns.drift is not None
     with torch.no_grad():
         turns.drift.normal_(0, size, generator=torch.Generator().manual_seed(seed))
@@ -44,7 +46,7 @@ def random(seed: int, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("scheme", [NoPositions(), Learned(8), LinearBias()])
 def test_schemes_that_do_not_turn_give_no_table(scheme):
-    turns = Turns(scheme, 7)
+    turns = RotaryEmbedding(scheme, 7)
     assert turns(TOKENS, torch.float32) is None
     assert not turns.state_dict()
     turns.reset_parameters()
@@ -53,7 +55,7 @@ def test_schemes_that_do_not_turn_give_no_table(scheme):
 @pytest.mark.parametrize("values", [False, True])
 def test_plain_rotary_is_its_own_table_and_enters_no_checkpoint(values):
     rotary = Rotary(pairing="halves", scaling=None if values else YaRN(4.0, 32), values=values)
-    turns, x = Turns(rotary, 8), random(0, 2, 3, 9, 8)
+    turns, x = RotaryEmbedding(rotary, 8), random(0, 2, 3, 9, 8)
     table = turns(TOKENS, x.dtype)
     assert isinstance(table, RotaryTable)
     assert table.turns_values == values
@@ -66,7 +68,7 @@ def test_plain_rotary_is_its_own_table_and_enters_no_checkpoint(values):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, DOUBLE])
 def test_a_fresh_module_turns_as_the_standard_does_in_every_dtype(scheme, count, dtype):
     """What is trained is the drift, so weights in bfloat16 do not round the frequencies."""
-    turns, x = Turns(scheme, 8).to(dtype), random(1, 1, 2, 9, 8)
+    turns, x = RotaryEmbedding(scheme, 8).to(dtype), random(1, 1, 2, 9, 8)
     assert {k: tuple(v.shape) for k, v in turns.state_dict().items()} == {"drift": (count,)}
     pairing = "halves" if scheme is TRAINED else "adjacent"
     expected = Rotary(pairing=pairing).rotate(x, TOKENS.positions)
@@ -76,7 +78,7 @@ def test_a_fresh_module_turns_as_the_standard_does_in_every_dtype(scheme, count,
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE])
 def test_reset_goes_back_to_the_start(scheme):
-    turns, fresh = moved(scheme), Turns(scheme, 6).double()
+    turns, fresh = moved(scheme), RotaryEmbedding(scheme, 6).double()
     x = random(2, 1, 2, 9, 6)
     assert not torch.allclose(turns(TOKENS, DOUBLE).apply(x), fresh(TOKENS, DOUBLE).apply(x))
     turns.reset_parameters()
@@ -139,10 +141,10 @@ def test_gradients_reach_what_is_trained(scheme):
 @pytest.mark.parametrize("scheme", [TRAINED, FREE])
 def test_training_finds_turns_that_made_the_data(scheme):
     """Scores of a known drift, from other frequencies than the standard ones: descent reaches them."""
-    truth, turns = moved(scheme, seed=5, size=0.02), Turns(scheme, 6).double()
+    truth, turns = moved(scheme, seed=5, size=0.02), RotaryEmbedding(scheme, 6).double()
     q, k = random(6, 2, 8, 1, 9, 6)
 
-    def scores(turns: Turns) -> Tensor:
+    def scores(turns: RotaryEmbedding) -> Tensor:
         table = turns(Tokens.range(9), DOUBLE)
         return table.apply(q) @ table.apply(k).mT
 
@@ -162,7 +164,7 @@ def test_training_finds_turns_that_made_the_data(scheme):
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE])
 def test_state_returns(scheme):
-    turns, other = moved(scheme), Turns(scheme, 6).double()
+    turns, other = moved(scheme), RotaryEmbedding(scheme, 6).double()
     other.load_state_dict(copy.deepcopy(turns.state_dict()))
     x = random(7, 1, 1, 9, 6)
     assert torch.equal(turns(TOKENS, DOUBLE).apply(x), other(TOKENS, DOUBLE).apply(x))
@@ -174,7 +176,7 @@ def test_one_token_at_a_time_is_the_row(scheme):
     turns = (
         moved(scheme)
         if scheme is not Rotary(pairing="halves") and scheme in (TRAINED, FREE)
-        else Turns(scheme, 6)
+        else RotaryEmbedding(scheme, 6)
     )
     x = random(8, 1, 2, 9, 6)
     whole = turns(Tokens.range(9), DOUBLE).apply(x)
@@ -185,7 +187,7 @@ def test_one_token_at_a_time_is_the_row(scheme):
 
 @pytest.mark.parametrize("scheme", [TRAINED, FREE, Rotary(pairing="adjacent")])
 def test_empty_slots_are_not_looked_at(scheme):
-    turns, x = Turns(scheme, 6), random(9, 2, 2, 4, 6)
+    turns, x = RotaryEmbedding(scheme, 6), random(9, 2, 2, 4, 6)
     index = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
     far = Tokens(index, position=torch.where(index < 0, 2**62, index))
     assert torch.equal(turns(far, DOUBLE).apply(x), turns(Tokens(index), DOUBLE).apply(x))
@@ -193,7 +195,7 @@ def test_empty_slots_are_not_looked_at(scheme):
 
 def test_length_dependent_scalings_use_each_rows_own_length():
     rotary = Rotary(pairing="halves", scaling=DynamicNTK(4.0, 8))
-    turns, x = Turns(rotary, 8), random(10, 2, 2, 20, 8)
+    turns, x = RotaryEmbedding(rotary, 8), random(10, 2, 2, 20, 8)
     tokens = Tokens.from_lengths([20, 6], total=20)
     at = torch.where(tokens.valid, tokens.positions, 0)
     expected = rotary.rotate(x, at, torch.tensor([20, 6]))
@@ -212,14 +214,17 @@ def test_lengths_are_those_of_the_row_or_of_each_document():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Turns(Rotary(pairing="halves"), 7), r"head_dim 7 is odd"),
-        (lambda: Turns(Rotary(pairing="halves", dims=8), 6), r"dims=8 does not fit heads of 6"),
-        (lambda: Turns(NoPositions(), 8).frequencies, r"NoPositions\(\) has no one set of frequencies"),
+        (lambda: RotaryEmbedding(Rotary(pairing="halves"), 7), r"head_dim 7 is odd"),
+        (lambda: RotaryEmbedding(Rotary(pairing="halves", dims=8), 6), r"dims=8 does not fit heads of 6"),
         (
-            lambda: Turns(Rotary(pairing="halves", scaling=DynamicNTK(4.0, 8)), 8).frequencies,
+            lambda: RotaryEmbedding(NoPositions(), 8).frequencies,
+            r"NoPositions\(\) has no one set of frequencies",
+        ),
+        (
+            lambda: RotaryEmbedding(Rotary(pairing="halves", scaling=DynamicNTK(4.0, 8)), 8).frequencies,
             r"has no one set of frequencies",
         ),
-        (lambda: Turns(TRAINED, 8).generator, r"has no generator A; SpecialOrthogonal has"),
+        (lambda: RotaryEmbedding(TRAINED, 8).generator, r"has no generator A; SpecialOrthogonal has"),
     ],
 )
 def test_what_it_cannot_say_is_refused(make, text):

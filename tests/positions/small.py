@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import attend
-from headway.nn import PositionEmbedding, Turns
+from headway.nn import PositionEmbedding, RotaryEmbedding
 from headway.patterns import Full, Pattern
 from headway.positions import (
     Learned,
@@ -46,7 +46,7 @@ class Small(nn.Module):
         super().__init__()
         self.pattern, self.schemes = pattern, scheme.expand(layers)
         self.marks = PositionEmbedding(scheme, WIDTH)
-        turns = {own: Turns(own, HEAD_DIM) for own in self.schemes}
+        turns = {own: RotaryEmbedding(own, HEAD_DIM) for own in self.schemes}
         self.turns = nn.ModuleList(turns[own] for own in self.schemes)
         every = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
         shared = dict(zip(self.schemes, every, strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.positions import DynamicNTK, Linear, LongRope, NoPositions, Rotary, RotaryTable, YaRN
+from headway.positions import DynamicNTK, LinearScaling, LongRope, NoPositions, Rotary, RotaryTable, YaRN
 from headway.positions.forms import rotation_matrix
 
 PAIRINGS = ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))]
@@ -174,8 +174,8 @@ def test_one_table_serves_many_tensors_and_empty_calls():
 
 
 def test_is_a_value():
-    a = Rotary(pairing="halves", scaling=Linear(2))
-    b = Rotary(10000, pairing="halves", scaling=Linear(factor=2.0))
+    a = Rotary(pairing="halves", scaling=LinearScaling(2))
+    b = Rotary(10000, pairing="halves", scaling=LinearScaling(factor=2.0))
     assert a == b
     assert hash(a) == hash(b)
     assert a != a.with_pairing("adjacent")

@@ -9,7 +9,7 @@ from torch import nn
 
 from headway.errors import ConfigError
 from headway.patterns import Causal
-from headway.positions import DynamicNTK, Linear, PositionScheme, Rotary
+from headway.positions import DynamicNTK, LinearScaling, PositionScheme, Rotary
 from headway.positions.decay import decay
 from headway.tokens import Tokens
 from tests.data import data_path
@@ -169,15 +169,18 @@ def test_row_62_training_the_frequencies_hardly_changes_the_loss():
         ),
         (lambda: Rotary(pairing="halves", schedule=(1.0,), dims=4), r"lists 1 frequencies, but 4 rotated"),
         (
-            lambda: Rotary(pairing="halves", schedule="linear", scaling=Linear(2)),
+            lambda: Rotary(pairing="halves", schedule="linear", scaling=LinearScaling(2)),
             r"Linear is a rule for frequencies",
         ),
-        (lambda: Rotary(pairing="halves", trainable=True, scaling=Linear(2)), r"trainable=True trains them"),
+        (
+            lambda: Rotary(pairing="halves", trainable=True, scaling=LinearScaling(2)),
+            r"trainable=True trains them",
+        ),
         (lambda: Rotary(pairing="halves", trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
         (lambda: Rotary(pairing="halves", trainable=1), r"trainable must be True or False, got 1"),
         (
             lambda: Rotary(pairing="halves", trainable=True).table(torch.arange(3), 8),
-            r"give frequencies=, as nn.Turns",
+            r"give frequencies=, as nn.RotaryEmbedding",
         ),
         (
             lambda: Rotary(pairing="halves", trainable=True).table(

@@ -13,12 +13,12 @@ from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 from headway.attention import attend
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.nn import Attention, Turns
+from headway.nn import Attention, RotaryEmbedding
 from headway.positions import (
     DynamicNTK,
     Learned,
-    Linear,
     LinearBias,
+    LinearScaling,
     PerLayer,
     Relative,
     Rotary,
@@ -97,7 +97,10 @@ def test_row_69_rotary_in_the_first_layer_only():
         (lambda: PerLayer((ROTARY, NONE)).expand(5), r"2 schemes do not go evenly into 5 layers"),
         (lambda: PerLayer((ROTARY, NONE)).at(-1), r"numbered from 0, got -1"),
         (lambda: PerLayer((T5Bias(), NONE)).scores(4, 8, False), r"ask at\(layer\).scores"),
-        (lambda: Turns(PerLayer((ROTARY, NONE)), 8), r"make one for each different positions.at\(layer\)"),
+        (
+            lambda: RotaryEmbedding(PerLayer((ROTARY, NONE)), 8),
+            r"make one for each different positions.at\(layer\)",
+        ),
     ],
 )
 def test_row_69_what_cannot_be_by_layer_is_refused(make, text):
@@ -119,7 +122,7 @@ def test_row_70_turned_values_are_those_of_transformers():
     sines = torch.cat((angle.sin(), angle.cos()), -1)[None, None]
     expected = theirs(x, sinusoidal_pos=sines)[0]
     scheme = Rotary(pairing="adjacent", values=True)
-    turn = Turns(scheme, HEAD_DIM)(Tokens.range(LENGTH), x.dtype)
+    turn = RotaryEmbedding(scheme, HEAD_DIM)(Tokens.range(LENGTH), x.dtype)
     assert turn is not None
     assert turn.turns_values
     parts = (theirs.query, theirs.key, theirs.value)
@@ -134,7 +137,7 @@ def test_row_70_turned_values_break_shift_invariance(by):
     q, k, v = torch.randn(3, 1, 2, LENGTH, HEAD_DIM, dtype=torch.float64)
 
     def out(values: bool, by: int) -> Tensor:
-        turn = Turns(Rotary(pairing="adjacent", values=values), HEAD_DIM)(shifted(by), q.dtype)
+        turn = RotaryEmbedding(Rotary(pairing="adjacent", values=values), HEAD_DIM)(shifted(by), q.dtype)
         return attend(
             turn.apply(q), turn.apply(k), turn.apply(v) if turn.turns_values else v, backend="dense"
         )
@@ -169,7 +172,7 @@ def test_row_70_what_cannot_be_turned_is_refused(make, text):
 
 
 def test_row_70_values_turn_under_a_scaling_without_amplitude():
-    scheme = Rotary(pairing="halves", values=True, scaling=Linear(2.0))
+    scheme = Rotary(pairing="halves", values=True, scaling=LinearScaling(2.0))
     assert scheme.table(torch.arange(3), 8).turns_values
     assert scheme.with_pairing("halves") == scheme
 
@@ -177,7 +180,9 @@ def test_row_70_values_turn_under_a_scaling_without_amplitude():
 # -- row 76 ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda d: Turns(ROTARY, d), lambda d: Turns(SpecialOrthogonal(ROTARY), d)])
+@pytest.mark.parametrize(
+    "make", [lambda d: RotaryEmbedding(ROTARY, d), lambda d: RotaryEmbedding(SpecialOrthogonal(ROTARY), d)]
+)
 def test_row_76_an_odd_head_is_refused(make):
     with pytest.raises(ConfigError, match=r"head_dim 7 is odd, and coordinates turn in pairs; .*dims=6"):
         make(7)
@@ -186,7 +191,7 @@ def test_row_76_an_odd_head_is_refused(make):
 @pytest.mark.parametrize("kind", [lambda r: r, SpecialOrthogonal])
 def test_row_76_a_prefix_of_an_odd_head_may_turn(kind):
     x = torch.randn(1, 2, 5, 7, dtype=torch.float64)
-    table = Turns(kind(Rotary(pairing="halves", dims=4)), 7)(Tokens.range(5), x.dtype)
+    table = RotaryEmbedding(kind(Rotary(pairing="halves", dims=4)), 7)(Tokens.range(5), x.dtype)
     assert torch.equal(table.apply(x)[..., 4:], x[..., 4:])
     assert not torch.allclose(table.apply(x)[..., 1:, :4], x[..., 1:, :4])
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headway.errors import ConfigError
-from headway.positions import DynamicNTK, Linear, Llama3, LongRope, Rotary, YaRN
+from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, YaRN
 
 # float32 pow and reciprocal there, float64 here: the oracle is right to a few units of 2^-24
 TOLERANCE = {"rtol": 4e-7, "atol": 0.0}
@@ -38,7 +38,7 @@ def compare(rotary, expected, head_dim=64, length=None):
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("dims", [None, 32, 16])
 def test_linear(theta, dims):
-    rotary = Rotary(theta, pairing="halves", dims=dims, scaling=Linear(4.0))
+    rotary = Rotary(theta, pairing="halves", dims=dims, scaling=LinearScaling(4.0))
     compare(rotary, oracle("linear", theta=theta, dims=dims, factor=4.0))
 
 
@@ -137,7 +137,8 @@ def test_a_mutant_would_be_seen():
     """The comparison can fail: a change of one part in a million is outside the tolerance."""
     with pytest.raises(AssertionError):
         compare(
-            Rotary(10000.0 * (1 + 2e-6), pairing="halves", scaling=Linear(4.0)), oracle("linear", factor=4.0)
+            Rotary(10000.0 * (1 + 2e-6), pairing="halves", scaling=LinearScaling(4.0)),
+            oracle("linear", factor=4.0),
         )
 
 
@@ -163,7 +164,7 @@ def test_dynamic_at_the_stretched_length_slows_the_last_pair_by_its_growth():
 
 def test_values_print_compare_and_normalise():
     for scaling in (
-        Linear(2),
+        LinearScaling(2),
         DynamicNTK(2, 8),
         YaRN(2, 8, mscale=1, mscale_all_dim=1),
         Llama3(8, 1, 4, 8192),
@@ -171,7 +172,7 @@ def test_values_print_compare_and_normalise():
     ):
         assert eval(repr(scaling)) == scaling
         assert hash(eval(repr(scaling))) == hash(scaling)
-    assert Linear(2) == Linear(2.0)
+    assert LinearScaling(2) == LinearScaling(2.0)
     assert YaRN(4.0, 32).amplitude == pytest.approx(0.1 * math.log(4) + 1)
     assert YaRN(1.0, 32).amplitude == 1.0
 
@@ -179,7 +180,7 @@ def test_values_print_compare_and_normalise():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Linear(0.5), r"Linear: factor must be >= 1 .*got 0.5"),
+        (lambda: LinearScaling(0.5), r"LinearScaling: factor must be >= 1 .*got 0.5"),
         (lambda: DynamicNTK(0.0, 8), r"DynamicNTK: factor must be a finite number > 0, got 0.0"),
         (lambda: YaRN(float("inf"), 8), r"YaRN: factor must be a finite number > 0, got inf"),
         (lambda: Llama3("8", 1.0, 4.0, 8), r"Llama3: factor must be a finite number > 0, got '8'"),

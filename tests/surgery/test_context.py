@@ -7,7 +7,7 @@ from headway.checkpoints import load_folder, save_state
 from headway.checkpoints.restore import fill
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.positions import DynamicNTK, Learned, Linear, Llama3, NoPositions, PerLayer, Rotary, YaRN
+from headway.positions import DynamicNTK, Learned, LinearScaling, Llama3, NoPositions, PerLayer, Rotary, YaRN
 from headway.surgery import METHODS, stretch_context
 from headway.tokens import Tokens
 
@@ -75,7 +75,7 @@ def test_dynamic_leaves_rows_within_the_trained_context_bit_for_bit():
 @pytest.mark.parametrize(
     ("method", "scaling"),
     [
-        ("linear", Linear(4.0)),
+        ("linear", LinearScaling(4.0)),
         ("ntk", None),
         ("yarn", YaRN(4.0, TRAINED)),
         ("llama3", Llama3(4.0, 1.0, 4.0, TRAINED)),
@@ -100,7 +100,7 @@ def test_limits_follow():
 def test_of_positions_by_layer_those_that_turn_are_stretched():
     rotary = Rotary(pairing="halves")
     new, _ = stretch_context(shape(positions=PerLayer((rotary, NoPositions()))), {}, "linear", 4)
-    assert new.positions == PerLayer((Rotary(pairing="halves", scaling=Linear(4.0)), NoPositions()))
+    assert new.positions == PerLayer((Rotary(pairing="halves", scaling=LinearScaling(4.0)), NoPositions()))
 
 
 def test_partial_rotary_stretches_what_turns():
@@ -114,8 +114,8 @@ def test_partial_rotary_stretches_what_turns():
         (NoPositions(), r"NoPositions\(\), not rotary: there are no frequencies to rescale"),
         (Learned(16), "a trained table of 16 rows, and nothing says what row 16 would be"),
         (
-            Rotary(pairing="halves", scaling=Linear(2.0)),
-            r"rescaled already, by Linear\(factor=2.0\); begin with",
+            Rotary(pairing="halves", scaling=LinearScaling(2.0)),
+            r"rescaled already, by LinearScaling\(factor=2.0\); begin with",
         ),
     ],
 )

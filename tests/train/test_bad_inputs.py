@@ -14,9 +14,17 @@ from headway.data import Rows, TokenFile, TokenFileWriter
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import ModelSpec
 from headway.text import Tokenizer, train_bpe
-from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
+from headway.train import (
+    CallbackContext,
+    PeriodicCallback,
+    TrainConfig,
+    TrainingError,
+    evaluate,
+    read_config,
+    train,
+)
 from headway.train.loss import IGNORED, cross_entropy_sum
-from headway.train.master_weights import Twin
+from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.plan import Plan
 from headway.train.state import checkpoints
@@ -68,7 +76,7 @@ def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: P
     plan = Plan.of(TrainConfig.of(config), len(rows))
     last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
     assert [len(part) for part in last] == [2, 1]
-    twin, plain = Twin(model(), torch.float32), model()
+    twin, plain = MasterWeights(model(), torch.float32), model()
     window = compute_window(twin, rows, last, clip=float("inf"), step=1)
     ids, targets, tokens = rows.batch([r for part in last for r in part])
     mean = F.cross_entropy(plain(ids, tokens=tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
@@ -115,7 +123,7 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
     kept: list[dict[str, Tensor]] = []
     models: list[torch.nn.Module] = []
 
-    def watch(moment: Moment) -> None:
+    def watch(moment: CallbackContext) -> None:
         kept.append({n: p.clone() for n, p in moment.model.named_parameters()})
         models.append(moment.model)
         if moment.step == 3:
@@ -125,7 +133,7 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
     with pytest.raises(
         TrainingError, match=r"step 4: the gradient is not finite .*no step was made"
     ) as caught:
-        train(settings(steps=9), callbacks=[Every(watch, steps=1)], quiet=True)
+        train(settings(steps=9), callbacks=[PeriodicCallback(watch, steps=1)], quiet=True)
     assert len(kept) == 3
     config = settings(steps=9)
     tokens = Path(config.out) / "data" / "train.tokens"
@@ -140,7 +148,7 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
 
 def test_the_rows_that_are_named_are_the_rows_of_the_step(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [[i % VOCAB for i in range(90)]]), 8)
-    twin = Twin(model(), torch.float32)
+    twin = MasterWeights(model(), torch.float32)
     with torch.no_grad():
         twin.master.model.embed_tokens.weight[5] = float("inf")  # only rows that hold token 5 are bad
     bad = [i for i in range(len(rows)) if 5 in rows[i].ids.tolist()]

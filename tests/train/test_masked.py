@@ -22,10 +22,10 @@ from headway.positions import Learned, Rotary
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 from headway.train import TrainConfig, evaluate, train
-from headway.train.dry_run import preview
+from headway.train.dry_run import describe_run
 from headway.train.inputs import make_spec
 from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
-from headway.train.master_weights import Twin
+from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.objective import MaskedLM, losses, objective_name
 from headway.train.step import accumulate
@@ -116,7 +116,7 @@ def test_the_loss_is_the_mean_over_masked_tokens(encoder: Make, tmp_path: Path, 
     torch.testing.assert_close(each.double(), wanted, rtol=1e-5, atol=1e-5)
     assert float(total.detach()) == pytest.approx(float(wanted.sum()), rel=1e-6)
     assert torch.equal(hits, logits.argmax(-1) == targets[kept])
-    twin = Twin(model, torch.float32)
+    twin = MasterWeights(model, torch.float32)
     assert accumulate(twin, [batch]) == (float(total.detach()), int(kept.sum()), int(hits.sum()))
 
 
@@ -124,7 +124,7 @@ def test_every_parameter_is_trained(encoder: Make, tmp_path: Path) -> None:
     """Longformer's projections of global tokens too, but in the last layer, where only [CLS] would ask for them."""
     for family in FAMILIES:
         rows, spec = examples(encoder(family=family), tmp_path / family)
-        twin = Twin(build(replace(spec, init_std=0.3), seed=1).train(), torch.float32)
+        twin = MasterWeights(build(replace(spec, init_std=0.3), seed=1).train(), torch.float32)
         accumulate(twin, [rows.batch(range(8))])
         still = {n for n, p in twin.master.named_parameters() if p.grad is None or not p.grad.any()}
         # A bias on the keys adds the same to all scores of a query.
@@ -245,7 +245,7 @@ def test_specs_of_encoders(encoder: Make) -> None:
     assert spec.linear is not None
     assert (spec.linear.feature, spec.dropout, spec.attention_dropout) == ("elu+1", 0.2, 0.0)
     assert objective_name(spec) == "masked-lm"
-    found = preview(encoder(family="roformer"))
+    found = describe_run(encoder(family="roformer"))
     assert sum(found.groups.values()) == found.spec.parameter_count
 
 
@@ -256,7 +256,7 @@ def test_specs_of_encoders(encoder: Make) -> None:
         ({"family": "llama", "objective": "masked-lm"}, "but llama is a decoder, trained on next-token"),
         ({"family": "llama", "mask_share": 0.2, "pack": True}, "mask_share, pack: for masked-lm, but llama"),
         ({"linear": "elu+1", "patterns": "Full()"}, "linear attention sees the whole text"),
-        ({"linear": "elu+2"}, 'Linear: feature must be one of'),
+        ({"linear": "elu+2"}, 'linear attention: feature must be one of'),
         ({"units": "words", "tokenizer": "t", "vocab": None}, "units says which tokenizer is to be trained"),
         ({"family": "nezha", "linear": "elu+1"}, "there is nothing that RelativeKey could act on"),
         ({"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),

@@ -20,8 +20,8 @@ from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.text import Tokenizer
-from headway.train import Every, Interrupted, Moment, TrainConfig, train
-from headway.train.master_weights import Twin
+from headway.train import CallbackContext, Interrupted, PeriodicCallback, TrainConfig, train
+from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.settings import Settings
 from headway.train.state import checkpoints
@@ -75,16 +75,16 @@ def killed_at_micro_batch(
 ) -> Callable[[], None]:
     def run() -> None:
         count = 0
-        add = Twin.add
+        add = MasterWeights.add
 
-        def counted(twin: Twin[Any], gradients: Any) -> None:
+        def counted(twin: MasterWeights[Any], gradients: Any) -> None:
             nonlocal count
             add(twin, gradients)
             count += 1
             if count == number:
                 kill_me()
 
-        Twin.add = counted  # type: ignore[method-assign]
+        MasterWeights.add = counted  # type: ignore[method-assign]
         trained(config, resume="auto", quiet=True)
 
     return run
@@ -183,13 +183,13 @@ def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
     )  # fmt: skip
     seen: list[int] = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: CallbackContext) -> None:
         torch.rand(3)
         assert not moment.model.training
         seen.append(moment.step)
 
     train(plain, quiet=True)
-    train(watched, callbacks=[Every(look, steps=4)], quiet=True)
+    train(watched, callbacks=[PeriodicCallback(look, steps=4)], quiet=True)
     assert seen == [4, 6]
     assert_same_bits(watched.out, plain.out)
 
@@ -197,13 +197,13 @@ def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_says_where(settings: Make) -> None:
     config = settings(steps=50)
 
-    def interrupt(moment: Moment) -> None:
+    def interrupt(moment: CallbackContext) -> None:
         if moment.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted) as stop:
-        train(config, callbacks=[Every(interrupt, steps=1)], quiet=True)
+        train(config, callbacks=[PeriodicCallback(interrupt, steps=1)], quiet=True)
     assert signal.getsignal(signal.SIGINT) is before
     assert stop.value.checkpoint == Path(config.out) / "checkpoint-4"
     assert checkpoints(Path(config.out))[-1] == stop.value.checkpoint

@@ -16,9 +16,17 @@ from headway.data import Piece, TokenFile
 from headway.errors import ConfigError, DataError
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
-from headway.train import Every, Moment, TrainConfig, TrainingError, evaluate, read_config, train
+from headway.train import (
+    CallbackContext,
+    PeriodicCallback,
+    TrainConfig,
+    TrainingError,
+    evaluate,
+    read_config,
+    train,
+)
 from headway.train.callbacks import StopRequest
-from headway.train.dry_run import preview
+from headway.train.dry_run import describe_run
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
 from headway.train.progress import Reporter, clock
@@ -101,22 +109,26 @@ def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
 def test_callbacks_are_called_by_seconds_and_at_the_end(settings: Make) -> None:
     moments: list[tuple[int, bool]] = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: CallbackContext) -> None:
         moments.append((moment.step, moment.last))
 
-    train(settings(steps=5), callbacks=[Every(look, seconds=0.0), Every(look, seconds=1e6)], quiet=True)
+    train(
+        settings(steps=5),
+        callbacks=[PeriodicCallback(look, seconds=0.0), PeriodicCallback(look, seconds=1e6)],
+        quiet=True,
+    )
     assert moments == [(1, False), (2, False), (3, False), (4, False), (5, True), (5, True)]
 
 
 def test_not_finite_stops_before_a_step_and_the_last_checkpoint_stays(settings: Make) -> None:
     config = settings(steps=9, save_every=1)
 
-    def poison(moment: Moment) -> None:
+    def poison(moment: CallbackContext) -> None:
         if moment.step == 3:
             moment.model.model.norm.weight.fill_(float("nan"))
 
     with pytest.raises(TrainingError, match=r"step 4: the loss is not finite .* Rows \d+, "):
-        train(config, callbacks=[Every(poison, steps=1)], quiet=True)
+        train(config, callbacks=[PeriodicCallback(poison, steps=1)], quiet=True)
     last = checkpoints(Path(config.out))[-1]
     assert last.name == "checkpoint-3"
     assert all(bool(torch.isfinite(p).all()) for p in load_model(last).parameters())
@@ -216,14 +228,14 @@ def test_catalog_and_token_files_need_a_tokenizer(settings: Make, tmp_path: Path
 def test_preview_counts_and_touches_nothing(settings: Make) -> None:
     config = settings()
     before = sorted(Path(config.data).parent.iterdir())
-    found = preview(config)
+    found = describe_run(config)
     assert sorted(Path(config.data).parent.iterdir()) == before
     assert sum(found.groups.values()) == found.spec.parameter_count
     assert (found.steps, found.rows_per_step, found.micro_batches) == (6, 8, 3)
     assert "optimizer steps" in found.text()
     done = train(config, quiet=True)
     tokens = done.out / "data" / "train.tokens"
-    exact = preview(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
+    exact = describe_run(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
     assert exact.tokens_exact
     assert exact.tokens == len(TokenFile(tokens))
 

@@ -13,7 +13,7 @@ from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
 from headway.train.loss import IGNORED
-from headway.train.master_weights import Twin
+from headway.train.master_weights import MasterWeights
 from headway.train.step import Batch, accumulate, compute_window
 
 VOCAB = 40
@@ -60,7 +60,7 @@ def joined(batches: list[Batch], size: int) -> list[Batch]:
 def gradients(
     batches: list[Batch], dtype: torch.dtype = torch.float32, redo: bool = False
 ) -> dict[str, Tensor]:
-    twin = Twin(model(), dtype)
+    twin = MasterWeights(model(), dtype)
     twin.compute.checkpoint_blocks = redo
     accumulate(twin, batches)
     return {n: p.grad for n, p in twin.master.named_parameters() if p.grad is not None}
@@ -123,7 +123,7 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
             said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORED for i in piece]
             ids = torch.tensor([[texts[d][i] for i in piece]])
             alone.append((ids, torch.tensor([said]), Tokens.range(len(piece))))
-    a, b = Twin(model(), torch.float32), Twin(model(), torch.float32)
+    a, b = MasterWeights(model(), torch.float32), MasterWeights(model(), torch.float32)
     nats, count, _ = accumulate(a, packed)
     nats_alone, count_alone, _ = accumulate(b, alone)
     assert count == count_alone == sum(lengths) - len(lengths)
@@ -134,7 +134,7 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
 
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
     ids, targets, tokens = ragged(1)[0]
-    twin = Twin(model(), torch.float32)
+    twin = MasterWeights(model(), torch.float32)
     assert accumulate(twin, [(ids, torch.full_like(targets, IGNORED), tokens)] * 3) == (0.0, 0, None)
     assert all(p.grad is None for p in twin.master.parameters())
 
@@ -149,7 +149,7 @@ def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
-    twin = Twin(model(), torch.float32)
+    twin = MasterWeights(model(), torch.float32)
     weight = twin.master.model.layers[0].mlp.down_proj.weight
     if where == "loss":
         with torch.no_grad():
@@ -166,7 +166,7 @@ def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str)
 def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
     for clip in (1e-2, float("inf")):
-        twin = Twin(model(), torch.float32)
+        twin = MasterWeights(model(), torch.float32)
         window = compute_window(twin, rows, [[0, 1]], clip=clip, step=1)
         after = torch.cat([p.grad.flatten() for p in twin.master.parameters() if p.grad is not None]).norm()
         assert window.grad_norm > 0.1
@@ -177,7 +177,7 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
     """What autograd saves is the inputs of the blocks (and the loss), not what is inside of them."""
 
     def saved(redo: bool) -> int:
-        twin = Twin(model(), torch.float32)
+        twin = MasterWeights(model(), torch.float32)
         twin.compute.checkpoint_blocks = redo
         ids, _, tokens = joined(ragged(8), 8)[0]
         sizes: dict[int, int] = {}

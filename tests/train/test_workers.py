@@ -13,8 +13,8 @@ from headway.models import ModelSpec
 from headway.train import TrainConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
-from headway.train.master_weights import Twin
-from headway.train.microbatch_pool import Workers, choose_workers
+from headway.train.master_weights import MasterWeights
+from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
 from headway.train.step import accumulate
 from tests.train.test_resume import assert_same_bits
@@ -25,18 +25,18 @@ Make = Callable[..., TrainConfig]
 
 def test_results_come_in_order_and_threads_are_given_back() -> None:
     before = torch.get_num_threads()
-    with Workers(3) as workers:
+    with MicrobatchPool(3) as workers:
         assert torch.get_num_threads() == 1
         delays = [0.05, 0.0, 0.02]
         assert list(workers.map(lambda i: (time.sleep(delays[i]), i)[1], range(3))) == [0, 1, 2]
     assert torch.get_num_threads() == before
-    with Workers(1) as alone:
+    with MicrobatchPool(1) as alone:
         assert torch.get_num_threads() == before
         assert list(alone.map(str, [1, 2])) == ["1", "2"]
 
 
 def test_an_error_in_a_worker_is_raised() -> None:
-    with Workers(2) as workers, pytest.raises(ZeroDivisionError):
+    with MicrobatchPool(2) as workers, pytest.raises(ZeroDivisionError):
         list(workers.map(lambda i: 1 // i, [1, 0]))
 
 
@@ -47,9 +47,9 @@ def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, red
     rows = joined(ragged(10), 2)
     found = []
     for count in (1, 2, 3):
-        twin = Twin(model(), dtype)
+        twin = MasterWeights(model(), dtype)
         twin.compute.checkpoint_blocks = redo
-        with Workers(count) as workers:
+        with MicrobatchPool(count) as workers:
             result = accumulate(twin, rows, workers)
         found.append((result, [p.grad for p in twin.master.parameters()]))
     for result, gradients in found[1:]:
@@ -60,7 +60,7 @@ def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, red
             assert torch.equal(a, b)
 
 
-class Backwards(Workers):
+class Backwards(MicrobatchPool):
     """Computes the items in the other order; results still come in theirs."""
 
     def map(self, run: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -69,8 +69,8 @@ class Backwards(Workers):
 
 def test_the_order_of_computing_changes_no_bit() -> None:
     rows = joined(ragged(9), 3)
-    a, b = Twin(model(), torch.bfloat16), Twin(model(), torch.bfloat16)
-    accumulate(a, rows, Workers(1))
+    a, b = MasterWeights(model(), torch.bfloat16), MasterWeights(model(), torch.bfloat16)
+    accumulate(a, rows, MicrobatchPool(1))
     backwards = Backwards(3)
     accumulate(b, rows, backwards)
     for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
@@ -83,7 +83,7 @@ def test_the_order_of_computing_changes_no_bit() -> None:
 def test_the_optimizer_is_shared_out_without_changing_a_bit(kind: str) -> None:
     def stepped(count: int) -> dict[str, torch.Tensor]:
         m = model()
-        with Workers(count) as workers:
+        with MicrobatchPool(count) as workers:
             optimizer = Optimizer.of(
                 parameter_groups(m), TrainConfig.of({"data": "x", "optimizer": kind}), workers
             )
@@ -129,7 +129,7 @@ def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
         seed=0
     )
     alone = evaluate(m, inputs.train, 24)
-    with Workers(3) as workers:
+    with MicrobatchPool(3) as workers:
         together = evaluate(m, inputs.train, 24, workers=workers)
     assert together.tokens == alone.tokens
     assert together.nats == pytest.approx(alone.nats, rel=1e-6)

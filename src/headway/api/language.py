@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.cache import DecoderCache
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.generate import Beams, Delta, Generation, Sampling, Settings
+from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling
 from headway.generate import generate as generate_ids
 from headway.generate import stream as stream_ids
 from headway.generate.loop import collect
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
     seed: equal seeds give equal text.   stop: strings that end the text.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
-    use_cache, kv_cache_dtype, prefill_chunk: see `Settings`.
+    use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
     """
 
     max_new_tokens: int | None
@@ -212,7 +212,7 @@ class LanguageModel:
             raise DataError("these are messages of a conversation, not prompts; use chat(messages)")
         return prompts, False
 
-    def _settings(self, options: Options) -> Settings:
+    def _settings(self, options: Options) -> GenerationConfig:
         known = Options.__annotations__
         for name in options:
             if name not in known:
@@ -224,4 +224,4 @@ class LanguageModel:
         if isinstance(given.get("beams"), int):
             given["beams"] = Beams(given["beams"])
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        return Settings(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused)
+        return GenerationConfig(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from headway.api.batching import BATCH
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.generate import Beams, Generation, Settings
+from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import translate as translate_ids
 from headway.models import EncoderDecoder, ModelSpec
 from headway.text import MarianTokenizer, Tokenizer
@@ -20,7 +20,7 @@ class Search(TypedDict, total=False):
 
     beams: texts that are followed at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
     length_penalty, early_stopping, no_repeat_ngram, min_new_tokens, with_greedy: see `Beams`.
-    max_new_tokens, use_cache, kv_cache_dtype: see `Settings`.   batch_size: texts at once; it changes no text.
+    max_new_tokens, use_cache, kv_cache_dtype: see `GenerationConfig`.   batch_size: texts at once; it changes no text.
     """
 
     beams: int
@@ -92,7 +92,7 @@ class Translator:
         size = given.pop("batch_size", BATCH)
         how = {n: given.pop(n) for n in ("max_new_tokens", "use_cache", "kv_cache_dtype") if n in given}
         unused = self.tokenizer.unused_ids(self.spec.vocab) if isinstance(self.tokenizer, Tokenizer) else []
-        settings = Settings(**how, beams=Beams(given.pop("beams", 4), **given), forbidden=unused)
+        settings = GenerationConfig(**how, beams=Beams(given.pop("beams", 4), **given), forbidden=unused)
         sources = self.tokenizer.encode_batch(texts)
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(

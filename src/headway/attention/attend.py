@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headway.attention import call_cache, select
 from headway.attention.backends import dense
-from headway.attention.call import Call, check
-from headway.attention.key_values import Keys
+from headway.attention.call import Call, validate
+from headway.attention.key_values import KeyValues
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.partial import Partial
@@ -55,8 +55,8 @@ def attend(
         scale: D ** -0.5 unless given.
         dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
         seed: for dropout; drawn from torch's generator when not given.
-        backend: "auto", or a name of `ABILITIES`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton"; a
-            named one runs or fails.
+        backend: "auto", or a name of `CAPABILITIES`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton";
+            a named one runs or fails.
         k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
             have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
 
@@ -71,14 +71,14 @@ def attend(
     (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
     """
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
-    keys = Keys(k, v, k_tokens, k_scale, v_scale)
+    keys = KeyValues(k, v, k_tokens, k_scale, v_scale)
     return _attend(q, q_tokens, [keys], pattern, keep, score, scale, dropout, seed, backend, lse=False).out
 
 
 def attend_keys(
     q: Tensor,
     q_tokens: Tokens,
-    keys: Sequence[Keys],
+    keys: Sequence[KeyValues],
     pattern: Pattern,
     *,
     score: Score | Sequence[Score] = (),
@@ -107,7 +107,9 @@ def attention_weights(
 ) -> Tensor:
     """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
-    return dense.weights(check(q, q_tokens, [Keys(k, k, k_tokens)], pattern, keep, score, scale, 0.0, None))
+    return dense.weights(
+        validate(q, q_tokens, [KeyValues(k, k, k_tokens)], pattern, keep, score, scale, 0.0, None)
+    )
 
 
 def _numbered(
@@ -145,7 +147,7 @@ def _numbers(count: int) -> Tokens:
 def _attend(
     q: Tensor,
     q_tokens: Tokens,
-    keys: Sequence[Keys],
+    keys: Sequence[KeyValues],
     pattern: Pattern,
     keep: Tensor | None,
     score: Score | Sequence[Score],
@@ -159,7 +161,7 @@ def _attend(
     form = None if more else call_cache.form(q, q_tokens, keys, pattern, scale, backend, lse)
     if form is not None and (prepared := call_cache.known(form)) is not None:
         return prepared.run(q, keys[0])
-    call = check(q, q_tokens, keys, pattern, keep, score, scale, dropout, seed)
+    call = validate(q, q_tokens, keys, pattern, keep, score, scale, dropout, seed)
     return (
         select.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.attention.twice import no_second
 from headway.partial import Partial
 
@@ -29,7 +29,7 @@ class _Plain:
     def call_with(self, q: Tensor, tensors: tuple[Tensor, ...]) -> Call:
         sets, count = self.call.keys, len(self.call.keys)
         ks, vs = tensors[:count], tensors[count : 2 * count]
-        keys = tuple(Keys(k, v, part.tokens) for k, v, part in zip(ks, vs, sets, strict=True))
+        keys = tuple(KeyValues(k, v, part.tokens) for k, v, part in zip(ks, vs, sets, strict=True))
         call = replace(self.call, q=q, keys=keys)
         return call.with_parameters(tensors[2 * count :]) if call.score else call
 

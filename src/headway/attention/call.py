@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.dropout import keep_scale
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.patterns import Pattern, visible
@@ -31,7 +31,7 @@ class Call:
 
     q: Tensor
     q_tokens: Tokens
-    keys: tuple[Keys, ...]
+    keys: tuple[KeyValues, ...]
     pattern: Pattern
     heads: Heads
     scale: float
@@ -57,11 +57,11 @@ class Call:
         tensors = [self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters]
         return any(t.requires_grad for t in tensors)
 
-    def dequantised(self) -> Call:
+    def dequantized(self) -> Call:
         """The same call with int8 keys and values as the numbers that they stand for, in the dtype of q."""
         if not any(part.is_int8 for part in self.keys):
             return self
-        return replace(self, keys=tuple(part.dequantised(self.q.dtype) for part in self.keys))
+        return replace(self, keys=tuple(part.dequantized(self.q.dtype) for part in self.keys))
 
     @property
     def slots(self) -> list[int]:
@@ -107,10 +107,10 @@ def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
     return result
 
 
-def check(
+def validate(
     q: Tensor,
     q_tokens: Tokens | None,
-    keys: Sequence[Keys],
+    keys: Sequence[KeyValues],
     pattern: Pattern,
     keep: Tensor | None,
     score: Score | Sequence[Score],
@@ -124,7 +124,7 @@ def check(
             f"attend: pattern must be a Pattern such as Causal() or parse({pattern!r}), got {type(pattern).__name__}"
         )
     if not keys:
-        raise PatternError("attend_keys: at least one set of Keys is needed (it may hold no keys)")
+        raise PatternError("attend_keys: at least one set of KeyValues is needed (it may hold no keys)")
     _check_tensor(q, q)
     for part in keys:
         for t in (part.k, part.v):
@@ -156,7 +156,7 @@ def check(
     if call.needs_grad and any(part.is_int8 for part in keys):
         raise PatternError(
             "attend: a gradient is asked for, and int8 keys and values have none: call it under torch.no_grad(), "
-            "or train on the numbers that they stand for (Keys.dequantised)"
+            "or train on the numbers that they stand for (KeyValues.dequantized)"
         )
     return call
 
@@ -183,7 +183,7 @@ def _check_tensor(q: Tensor, t: Tensor, int8: bool = False) -> None:
         )
 
 
-def _check_keys(q: Tensor, part: Keys, first: Keys) -> None:
+def _check_keys(q: Tensor, part: KeyValues, first: KeyValues) -> None:
     k, v = part.k, part.v
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
@@ -196,7 +196,7 @@ def _check_keys(q: Tensor, part: Keys, first: Keys) -> None:
         raise PatternError("attend_keys: all sets of keys must have the same kv heads and value width")
 
 
-def _check_scales(q: Tensor, part: Keys) -> None:
+def _check_scales(q: Tensor, part: KeyValues) -> None:
     """Either none, or one for the keys and one for the values."""
     if len(part.scales) == 1:
         raise PatternError(

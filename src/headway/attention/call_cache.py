@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.attention.backends.native.backend import Prepared
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.patterns import Pattern
 from headway.tokens import Tokens
 
@@ -27,7 +27,7 @@ _known: dict[Hashable, Prepared] = {}
 def form(
     q: Tensor,
     q_tokens: Tokens | None,
-    keys: Sequence[Keys],
+    keys: Sequence[KeyValues],
     pattern: Pattern,
     scale: float | None,
     backend: str,

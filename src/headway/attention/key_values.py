@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.quantization import dequantise, quantise
+from headway.quantization import dequantize, quantize
 from headway.tokens import Tokens
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
+class KeyValues:
     """k [B, K, S, D], v [B, K, S, Dv] and the S slots' `tokens`.
 
-    Training tensors, cache contents, pages, encoder memory: all of them are Keys; attention over several
-    disjoint Keys is merged. Where k and v are int8 they stand for k_scale k and v_scale v, with a scale per slot
+    Training tensors, cache contents, pages, encoder memory: all of them are KeyValues; attention over several
+    disjoint KeyValues is merged. Where k and v are int8 they stand for k_scale k and v_scale v, with a scale per slot
     and kv head: float32 [B, K, S].
     """
 
@@ -41,32 +41,32 @@ class Keys:
         """(k, v), and the scales where there are any."""
         return self.k, self.v, *self.scales
 
-    def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> Keys:
+    def map(self, change: Callable[[Tensor], Tensor], tokens: Tokens | None = None) -> KeyValues:
         """The same with rows, heads or slots (dimensions 0 to 2) of every tensor changed alike."""
         k, v, *scales = map(change, self.tensors)
-        return Keys(k, v, self.tokens if tokens is None else tokens, *scales)
+        return KeyValues(k, v, self.tokens if tokens is None else tokens, *scales)
 
-    def slice(self, begin: int, end: int) -> Keys:
+    def slice(self, begin: int, end: int) -> KeyValues:
         """The slots begin..end-1."""
         return self.map(lambda t: t[:, :, begin:end], self.tokens.slice(begin, end))
 
     @staticmethod
-    def cat(parts: Sequence[Keys]) -> Keys:
+    def cat(parts: Sequence[KeyValues]) -> KeyValues:
         """Sets of the same kind side by side, as one."""
         if len(parts) == 1:
             return parts[0]
         k, v, *scales = (torch.cat(same, 2) for same in zip(*(p.tensors for p in parts), strict=True))
-        return Keys(k, v, Tokens.cat([p.tokens for p in parts]), *scales)
+        return KeyValues(k, v, Tokens.cat([p.tokens for p in parts]), *scales)
 
-    def quantised(self) -> Keys:
+    def quantized(self) -> KeyValues:
         """The same in int8, rounded (`headway.quantization`)."""
-        (k, k_scale), (v, v_scale) = quantise(self.k), quantise(self.v)
-        return Keys(k, v, self.tokens, k_scale, v_scale)
+        (k, k_scale), (v, v_scale) = quantize(self.k), quantize(self.v)
+        return KeyValues(k, v, self.tokens, k_scale, v_scale)
 
-    def dequantised(self, dtype: torch.dtype) -> Keys:
+    def dequantized(self, dtype: torch.dtype) -> KeyValues:
         """What int8 stands for, in `dtype`; itself where it is not int8."""
         if self.k_scale is None or self.v_scale is None:
             return self
-        return Keys(
-            dequantise(self.k, self.k_scale, dtype), dequantise(self.v, self.v_scale, dtype), self.tokens
+        return KeyValues(
+            dequantize(self.k, self.k_scale, dtype), dequantize(self.v, self.v_scale, dtype), self.tokens
         )

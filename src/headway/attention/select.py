@@ -13,7 +13,7 @@ from headway.attention.backends.native import backend as native
 from headway.attention.backends.native import torch_op as native_op
 from headway.attention.backends.triton import backend as split_decode
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.choice import Choice
 from headway.errors import BackendError, did_you_mean
 from headway.heads import Heads
@@ -24,7 +24,7 @@ from headway.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capabilities:
     """What a backend can do: `choose` and its errors read this, and then what the backend itself says.
 
     `devices` it runs on, those on which it returns a logsumexp (`lse`) and those on which it can be
@@ -42,23 +42,23 @@ class Ability:
     lse_gradient: bool = True
 
 
-ABILITIES = {
-    "dense": Ability(slot_scores=True, keep=True),
-    "sdpa": Ability(
+CAPABILITIES = {
+    "dense": Capabilities(slot_scores=True, keep=True),
+    "sdpa": Capabilities(
         dropout=False, scores=False, keep=True, value_width=False, lse=("cpu",), lse_gradient=False
     ),
-    "native": Ability(devices=("cpu",), gradient=("cpu",), lse=("cpu",)),
-    "banded": Ability(),
-    "diagonal": Ability(dropout=False, scores=False),
-    "flex": Ability(dropout=False, gradient=("cuda",)),
-    "triton": Ability(dropout=False, scores=False, devices=("cuda",), gradient=()),
+    "native": Capabilities(devices=("cpu",), gradient=("cpu",), lse=("cpu",)),
+    "banded": Capabilities(),
+    "diagonal": Capabilities(dropout=False, scores=False),
+    "flex": Capabilities(dropout=False, gradient=("cuda",)),
+    "triton": Capabilities(dropout=False, scores=False, devices=("cuda",), gradient=()),
 }
 
 OBSTACLES = {
-    "sdpa": sdpa.obstacle,
-    "native": native.obstacle,
-    "diagonal": diagonal.obstacle,
-    "triton": split_decode.obstacle,
+    "sdpa": sdpa.unsupported_reason,
+    "native": native.unsupported_reason,
+    "diagonal": diagonal.unsupported_reason,
+    "triton": split_decode.unsupported_reason,
 }
 """What a backend says of a call beside its abilities (flex is also told the device)."""
 
@@ -75,12 +75,12 @@ DENSE_SCORES = 2**20
 """Score elements up to which the whole matrix at once is quicker than planning blocks."""
 
 
-def obstacle(name: str, call: Call, lse: bool, device: str | None = None) -> str | None:
+def unsupported_reason(name: str, call: Call, lse: bool, device: str | None = None) -> str | None:
     """Why backend `name` cannot run this call (`lse`: the logsumexp is asked for); None if it can.
 
     `device` is where it would run: that of its tensors, unless they only stand for others (meta).
     """
-    ability, device = ABILITIES[name], _device(call, device)
+    ability, device = CAPABILITIES[name], _device(call, device)
     wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
     needs_lse = lse or len(call.keys) > 1
     checks = (
@@ -98,7 +98,7 @@ def obstacle(name: str, call: Call, lse: bool, device: str | None = None) -> str
         if failed:
             return reason
     if name == "flex":
-        return flex.obstacle(call, device)
+        return flex.unsupported_reason(call, device)
     return OBSTACLES[name](call) if name in OBSTACLES else None
 
 
@@ -113,15 +113,15 @@ def _names(call: Call) -> str:
 
 
 def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choice:
-    """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `obstacle`)."""
+    """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `unsupported_reason`)."""
     rejected = []
     device, scores = _device(call, device), _scores(call)
-    products, no_native = scores * call.q.shape[3], obstacle("native", call, lse, device)
+    products, no_native = scores * call.q.shape[3], unsupported_reason("native", call, lse, device)
     if device == "cpu":
         if no_native is None and products > FEW_PRODUCTS:
             return Choice("native", "compiled for this CPU, blocks outside the pattern are skipped")
         rejected.append(("native", no_native or f"torch's kernel is sooner done with {products} products"))
-    splits = obstacle("triton", call, lse, device)
+    splits = unsupported_reason("triton", call, lse, device)
     fused = _fused(call, lse, device, splits)
     if isinstance(fused, Choice):
         return replace(fused, rejected=tuple(rejected))
@@ -135,12 +135,12 @@ def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choi
             return Choice("triton", why, rejected=tuple(rejected))
         rejected.append(("triton", splits))
     if device == "cuda" and scores > DENSE_SCORES:
-        reason = obstacle("flex", call, lse, device)
+        reason = unsupported_reason("flex", call, lse, device)
         if reason is None:
             why = "one compiled kernel, tiles outside the pattern are skipped"
             return Choice("flex", why, rejected=tuple(rejected))
         rejected.append(("flex", reason))
-    reason = obstacle("banded", call, lse, device)
+    reason = unsupported_reason("banded", call, lse, device)
     if reason is not None:
         rejected.append(("banded", reason))
         return Choice(
@@ -163,7 +163,7 @@ def _scores(call: Call) -> int:
 
 def _fused(call: Call, lse: bool, device: str, splits: str | None) -> Choice | str:
     """torch's kernel where it computes little in vain, or why not; `splits` says why the keys cannot be split."""
-    reason = obstacle("sdpa", call, lse, device)
+    reason = unsupported_reason("sdpa", call, lse, device)
     if reason is not None:
         return reason
     forms = [sdpa.form(call, part) for part in call.keys]
@@ -208,7 +208,7 @@ def choose(
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
     k = torch.empty(batch, layout.kv_heads, keys, head_dim, dtype=dtype, device="meta")
     ordered = Tokens.range(keys)
-    part = Keys(k, k, ordered if in_order else Tokens(ordered.index))
+    part = KeyValues(k, k, ordered if in_order else Tokens(ordered.index))
     at = Tokens.range(queries, start)
     call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
     return choose_for(call, device=device)
@@ -221,12 +221,12 @@ def run(call: Call, backend: str, lse: bool, form: Hashable | None = None) -> Pa
         return native_op.run(call)
     if backend == "auto":
         backend = choose_for(call, lse).what
-    elif backend not in ABILITIES:
+    elif backend not in CAPABILITIES:
         raise BackendError(
-            f"unknown backend {backend!r}{did_you_mean(backend, ABILITIES)}; known: auto, {', '.join(ABILITIES)}"
+            f"unknown backend {backend!r}{did_you_mean(backend, CAPABILITIES)}; known: auto, {', '.join(CAPABILITIES)}"
         )
     else:
-        reason = obstacle(backend, call, lse)
+        reason = unsupported_reason(backend, call, lse)
         if reason is not None:
             raise BackendError(
                 f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take '
@@ -235,7 +235,7 @@ def run(call: Call, backend: str, lse: bool, form: Hashable | None = None) -> Pa
     if backend == "native" and form is not None:
         return call_cache.remember(form, call).run(call.q, call.keys[0])
     if backend != "native":
-        call = call.dequantised()
+        call = call.dequantized()
     if backend == "dense":
         return dense.run(call)
     if backend == "sdpa":

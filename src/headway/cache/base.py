@@ -14,15 +14,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths
-from headway.cache.layer_cache import Past
+from headway.cache.layer_cache import LayerCache
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
 
-class Cache(Past):
+class Cache(LayerCache):
     """The past keys and values of one layer.
 
     Law: for any way to cut a sequence into chunks, attending with each chunk's queries over the Keys that
@@ -69,7 +69,7 @@ class Cache(Past):
     # -- taking a chunk --------------------------------------------------------------------------------
 
     @final
-    def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> Keys:
+    def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         """Stores a chunk and returns what its queries attend over: past and chunk, as one set of keys.
 
         Args:
@@ -78,7 +78,7 @@ class Cache(Past):
                 (`length`, `length` + 1, ...); empty slots (index -1, padding) may stand anywhere, need not be
                 written with care and are not stored.
         Returns:
-            Keys over S slots, in no order that one may rely on. They may be views of the cache: valid until
+            KeyValues over S slots, in no order that one may rely on. They may be views of the cache: valid until
             its next change. `tokens.start` is set whenever the keys are in order, so that fast kernels apply.
         Raises:
             CacheError: shapes, dtype, device or indices do not fit, gradients are asked for, or the tokens
@@ -89,13 +89,13 @@ class Cache(Past):
         ends = tuple(map(add, self._lengths, chunk.per_row(batch)[1]))
         if tokens.document is not None or tokens.start != chunk.start:
             tokens = replace(tokens, document=None, start=chunk.start)
-        new = Keys(k, v, tokens)
-        keys = self._take(new.quantised() if self.dtype == torch.int8 else new, chunk, ends)
+        new = KeyValues(k, v, tokens)
+        keys = self._take(new.quantized() if self.dtype == torch.int8 else new, chunk, ends)
         self._lengths = ends
         return keys
 
     @abstractmethod
-    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: KeyValues, chunk: Chunk, ends: Lengths) -> KeyValues:
         """Stores an accepted chunk after which row b has seen ends[b] tokens."""
 
     def _accept(self, k: Tensor, v: Tensor, tokens: Tokens) -> Chunk:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.tokens import Tokens
 
 
@@ -55,7 +55,7 @@ class Buffer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """k and v, and their scales in int8: in the order of `Keys.tensors`."""
+        """k and v, and their scales in int8: in the order of `KeyValues.tensors`."""
         return tuple(t for t in (self.k, self.v, self.k_scale, self.v_scale) if t is not None)
 
     def grow(self, slots: int) -> None:
@@ -80,7 +80,7 @@ class Buffer:
             self.is_global = None if self.is_global is None else longer(self.is_global, 1, False)
             self.position = None if self.position is None else longer(self.position, 1, -1)
 
-    def write_run(self, slot: int, new: Keys, column: int, count: int) -> None:
+    def write_run(self, slot: int, new: KeyValues, column: int, count: int) -> None:
         """In every row, the chunk's columns column..column+count-1 go to the slots from `slot` on."""
         to, frm, tokens = slice(slot, slot + count), slice(column, column + count), new.tokens
         self._describe(tokens)
@@ -92,7 +92,7 @@ class Buffer:
         if self.position is not None:
             self.position[:, to] = tokens.positions[:, frm]
 
-    def write_at(self, rows: Tensor, slots: Tensor, new: Keys, columns: Tensor) -> None:
+    def write_at(self, rows: Tensor, slots: Tensor, new: KeyValues, columns: Tensor) -> None:
         """Token n, in row rows[n] and column columns[n] of the chunk, goes to slot slots[n] of its row."""
         batch, tokens = self.k.shape[0], new.tokens
         self._describe(tokens)
@@ -111,7 +111,7 @@ class Buffer:
             if tokens.position is not None and self.position is None:
                 self.position = self.index.clone()
 
-    def view(self, slot: int, count: int, *, alike: bool = False, start: int | None = None) -> Keys:
+    def view(self, slot: int, count: int, *, alike: bool = False, start: int | None = None) -> KeyValues:
         """The slots slot..slot+count-1, as views. `alike`: all rows hold the same indices, so that one row
         stands for them; `start`: they are known to be start, start+1, ..."""
         at = slice(slot, slot + count)
@@ -122,7 +122,7 @@ class Buffer:
             start=start,
         )
         k, v, *scales = (t[:, :, at] for t in self.tensors)
-        return Keys(k, v, tokens, *scales)
+        return KeyValues(k, v, tokens, *scales)
 
     def forget(self, lengths: Tensor) -> None:
         """Slots of tokens with index >= lengths [B] become empty."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headway.cache.choose import Kind, make_cache
 from headway.cache.chunk import Lengths
-from headway.cache.layer_cache import Past
+from headway.cache.layer_cache import LayerCache
 from headway.errors import CacheError
 from headway.patterns import Pattern
 from headway.tokens import Tokens
@@ -25,7 +25,7 @@ class DecoderCache:
     have seen the same tokens between two forward passes.
     """
 
-    def __init__(self, layers: Iterable[Past]) -> None:
+    def __init__(self, layers: Iterable[LayerCache]) -> None:
         self.layers = list(layers)
         if not self.layers:
             raise CacheError("DecoderCache: a decoder has one layer or more, got none")
@@ -153,5 +153,5 @@ class DecoderCache:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, layer: int) -> Past:
+    def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache.decoder import DecoderCache
 from headway.errors import CacheError
 
 
 @dataclass
-class MemoryCache:
+class EncoderDecoderCache:
     """`own` grows token by token; `memory` holds each layer's keys and values of the encoder's states, computed
     once (Vaswani et al. 2017, section 3.2.3: they come from the last layer of the encoder)."""
 
     own: DecoderCache
-    memory: Sequence[Keys]
+    memory: Sequence[KeyValues]
 
     def __post_init__(self) -> None:
         rows = {keys.k.shape[0] for keys in self.memory}
         if len(self.memory) != len(self.own) or rows != {self.own.batch}:
             raise CacheError(
-                f"MemoryCache: {len(self.own)} layers of {self.own.batch} rows need as many sets of keys, got "
+                f"EncoderDecoderCache: {len(self.own)} layers of {self.own.batch} rows need as many sets of keys, got "
                 f"{len(self.memory)} for {sorted(rows)} rows"
             )
 
@@ -43,9 +43,9 @@ class MemoryCache:
             keys.map(lambda t: t.index_select(0, at), keys.tokens.select_rows(at)) for keys in self.memory
         ]
 
-    def fork(self) -> MemoryCache:
+    def fork(self) -> EncoderDecoderCache:
         """An independent copy; the encoder's keys, which do not change, are shared."""
-        return MemoryCache(self.own.fork(), list(self.memory))
+        return EncoderDecoderCache(self.own.fork(), list(self.memory))
 
     @property
     def batch(self) -> int:

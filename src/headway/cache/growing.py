@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache.base import Cache
 from headway.cache.chunk import Chunk, Lengths
 
@@ -17,7 +17,7 @@ class GrowingCache(Cache):
     is full, so that n one-token updates copy O(n) slots in all; `reserve` makes the room beforehand.
     """
 
-    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: KeyValues, chunk: Chunk, ends: Lengths) -> KeyValues:
         own, longest = self._buffer, max(ends, default=0)
         if longest > own.slots:
             own.grow(max(longest, 2 * own.slots))

@@ -18,8 +18,8 @@ from headway.errors import CacheError
 from headway.tokens import Tokens
 
 
-class Past(ABC):
-    """The past of one layer: keys and values (`Cache`), or the sums of linear attention (`StateCache`).
+class LayerCache(ABC):
+    """The past of one layer: keys and values (`Cache`), or the sums of linear attention (`LinearAttentionCache`).
 
     It knows how many tokens each of its B rows has seen, forgets the last ones where it can, copies itself and
     chooses rows. It holds no gradients.

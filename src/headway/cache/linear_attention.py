@@ -11,16 +11,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import Linear, LinearState, check_pattern
+from headway.attention.linear_attention import LinearAttentionSpec, LinearState, check_pattern
 from headway.cache.chunk import Lengths
-from headway.cache.layer_cache import Past
+from headway.cache.layer_cache import LayerCache
 from headway.errors import CacheError
 from headway.patterns import Causal
 from headway.tokens import Tokens
 
 
 @final
-class StateCache(Past):
+class LinearAttentionCache(LayerCache):
     """The sums over the past keys of one layer of linear attention: one `LinearState` for all rows.
 
         past = cache.update(linear_state(k, v, linear, tokens=tokens, rotation=rotation), tokens)
@@ -41,7 +41,7 @@ class StateCache(Past):
 
     def __init__(
         self,
-        linear: Linear,
+        linear: LinearAttentionSpec,
         *,
         batch: int,
         kv_heads: int,
@@ -54,10 +54,10 @@ class StateCache(Past):
         sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
         bad = [f"{name}={n}" for name, n in sizes.items() if n < 1] + [f"batch={batch}"] * (batch < 0)
         if bad:
-            raise CacheError(f"StateCache: sizes must be positive, got {', '.join(bad)}")
+            raise CacheError(f"LinearAttentionCache: sizes must be positive, got {', '.join(bad)}")
         if not dtype.is_floating_point:
             raise CacheError(
-                f"StateCache: sums over all keys are kept in float32 (float64 for float64), not in {dtype}; "
+                f"LinearAttentionCache: sums over all keys are kept in float32 (float64 for float64), not in {dtype}; "
                 "they are small at any length, so give the dtype of the keys"
             )
         check_pattern(linear, Causal())
@@ -84,7 +84,7 @@ class StateCache(Past):
         past.check_like(new)
         if torch.is_grad_enabled() and (new.kv.requires_grad or new.k.requires_grad):
             raise CacheError(
-                "StateCache.update: the state requires a gradient, and a cache holds none: decode under "
+                "LinearAttentionCache.update: the state requires a gradient, and a cache holds none: decode under "
                 "torch.no_grad() or torch.inference_mode(), or train without a cache"
             )
         counts = self._read(tokens).per_row(self.batch)[1]
@@ -101,8 +101,8 @@ class StateCache(Past):
     def _may_trim(self, ends: Lengths) -> None:
         if ends != self._lengths:
             raise CacheError(
-                "StateCache.trim: linear attention keeps sums over its keys, and no key can be taken out of a sum "
-                "again; fork() before the tokens that may have to go, which copies "
+                "LinearAttentionCache.trim: linear attention keeps sums over its keys, and no key can be taken out "
+                "of a sum again; fork() before the tokens that may have to go, which copies "
                 f"{self.nbytes} bytes whatever the length"
             )
 
@@ -145,6 +145,6 @@ class StateCache(Past):
     def __repr__(self) -> str:
         b, k, f, e = self._state.kv.shape
         return (
-            f"StateCache(batch={b}, kv_heads={k}, features={f}, value_dim={e}, lengths={list(self._lengths)}, "
-            f"{self.dtype})"
+            f"LinearAttentionCache(batch={b}, kv_heads={k}, features={f}, value_dim={e}, "
+            f"lengths={list(self._lengths)}, {self.dtype})"
         )

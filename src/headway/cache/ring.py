@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 
-from headway.attention import Keys
+from headway.attention import KeyValues
 from headway.cache.base import Cache
 from headway.cache.buffer import Buffer
 from headway.cache.chunk import Chunk, Lengths
@@ -84,12 +84,12 @@ class RingCache(Cache):
 
     # -- taking a chunk --------------------------------------------------------------------------------
 
-    def _take(self, new: Keys, chunk: Chunk, ends: Lengths) -> Keys:
+    def _take(self, new: KeyValues, chunk: Chunk, ends: Lengths) -> KeyValues:
         floors = tuple(max(f, end - self._ring) for f, end in zip(self._floors, ends, strict=True))
         if self._holds_past_of(self._lengths, floors):
             self._write(new, chunk, ends, floors)
             return self._view(ends)
-        keys = Keys.cat([*self._past(chunk), new])
+        keys = KeyValues.cat([*self._past(chunk), new])
         self._write(new, chunk, ends, floors)
         return keys
 
@@ -98,14 +98,14 @@ class RingCache(Cache):
         needs = (max(self.sinks, length - self.reach) for length in lengths)
         return all(floor <= need for floor, need in zip(floors, needs, strict=True))
 
-    def _view(self, ends: Lengths) -> Keys:
+    def _view(self, ends: Lengths) -> KeyValues:
         pinned = max(self._pinned, default=0)
         used = self.sinks + self._ring + pinned if pinned else self._slots_for(max(ends, default=0))
         alike = len(set(zip(ends, self._floors, strict=True))) == 1 and not pinned
         in_order = alike and self._floors[0] <= self.sinks
         return self._buffer.view(0, used, alike=alike, start=0 if in_order else None)
 
-    def _past(self, chunk: Chunk) -> list[Keys]:
+    def _past(self, chunk: Chunk) -> list[KeyValues]:
         """What queries after the held tokens may see; in order where all rows agree."""
         own, length = self._buffer, max(self._lengths, default=0)
         if length == 0:
@@ -131,7 +131,7 @@ class RingCache(Cache):
             yield slot, begin, count
             begin += count
 
-    def _write(self, new: Keys, chunk: Chunk, ends: Lengths, floors: Lengths) -> None:
+    def _write(self, new: KeyValues, chunk: Chunk, ends: Lengths, floors: Lengths) -> None:
         own, limit = self._buffer, self.sinks + self._ring
         longest = max(ends, default=0)
         if own.slots < min(longest, limit):
@@ -148,7 +148,7 @@ class RingCache(Cache):
                     own.write_run(slot, new, index - start, count)
         self._floors = floors
 
-    def _write_rows(self, own: Buffer, new: Keys, chunk: Chunk, ends: Lengths) -> None:
+    def _write_rows(self, own: Buffer, new: KeyValues, chunk: Chunk, ends: Lengths) -> None:
         batch, device = len(ends), new.k.device
         rows, columns, index = chunk.places(batch)
         slots = torch.where(index < self.sinks, index, self.sinks + (index - self.sinks) % self._ring)

@@ -106,7 +106,7 @@ def backends() -> list[dict[str, Any]]:
     """Each attention backend: whether it can be used here, and what takes over where it cannot."""
     import torch
 
-    from headway.attention import ABILITIES
+    from headway.attention import CAPABILITIES
 
     kernels = native()
     known = {
@@ -122,7 +122,7 @@ def backends() -> list[dict[str, Any]]:
     if kernels["level"] is None:
         absent.add("native")
         known["native"] = f"{WITHOUT_NATIVE}: {kernels['why_missing']}"
-    names = dict.fromkeys((*ABILITIES, "native"))
+    names = dict.fromkeys((*CAPABILITIES, "native"))
     return [{"name": name, "usable": name not in absent, "why": known[name]} for name in names]
 
 

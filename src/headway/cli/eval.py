@@ -41,7 +41,7 @@ def command(
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
     from headway.train.master_weights import DTYPES, choose_precision
-    from headway.train.microbatch_pool import Workers
+    from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.objective import MaskedLM, NextToken, Objective, trainable
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
@@ -61,7 +61,7 @@ def command(
             path = encode_corpus(data, tokenizer, whole, bos=spec.causal, eos=spec.causal).path
         file = TokenFile(path)
         file.require_tokenizer(tokenizer.fingerprint)
-        with Workers(torch.get_num_threads()) as workers:
+        with MicrobatchPool(torch.get_num_threads()) as workers:
             found = evaluate(found_model, file, length, limit=limit, workers=workers, objective=objective)
     report = {
         "model": model,

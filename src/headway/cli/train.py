@@ -45,9 +45,9 @@ def command(
         print(config_yaml(resolved), end="")
         return 0
     if dry_run:
-        from headway.train.dry_run import preview
+        from headway.train.dry_run import describe_run
 
-        report = preview(resolved)
+        report = describe_run(resolved)
         print_json(report) if json else print(report.text())
         return 0
     from headway.train import Interrupted, train

@@ -1,7 +1,7 @@
 """From prompts to text: sampling, beam search, stop strings, the loop, batched and streamed."""
 
 from headway.generate.beams import Beams, Steps, search
-from headway.generate.config import Settings
+from headway.generate.config import GenerationConfig
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import (
@@ -19,11 +19,11 @@ __all__ = [
     "Beams",
     "Delta",
     "Generation",
+    "GenerationConfig",
     "Hypothesis",
     "MinP",
     "RepetitionPenalty",
     "Sampling",
-    "Settings",
     "Steps",
     "StopScanner",
     "Temperature",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.generate.constraints import Rules, Text
+from headway.generate.constraints import Text, TokenConstraints
 from headway.generate.results import Hypothesis, Reason
 from headway.generate.sampling import TopK, check_logits
 
@@ -52,7 +52,7 @@ class Beams:
     n_best: hypotheses that are returned, at most `width`.
     with_greedy: follow the greedy text as well when it leaves the beams, so that no score is below greedy's. False
         is the plain algorithm, which may miss it.
-    min_new_tokens, no_repeat_ngram, forced_first, forced_last: see `Rules`.
+    min_new_tokens, no_repeat_ngram, forced_first, forced_last: see `TokenConstraints`.
     Raises ConfigError for values outside their range, naming them.
     """
 
@@ -109,11 +109,11 @@ def search(
         logits: [P, V], of the token after each prompt.
         prompts: their ids. An encoder-decoder's are what its target begins with.
         room: how many new tokens each may get, 1 or more.
-        eos, forbidden, repetition_penalty: see `Rules`.
+        eos, forbidden, repetition_penalty: see `TokenConstraints`.
         requests: numbers of the prompts, for errors; 0, 1, ... unless given.
     Raises HeadwayError for logits that are no numbers, ConfigError when the rules leave no token to choose.
     """
-    rules = Rules(
+    rules = TokenConstraints(
         eos=frozenset(eos),
         forbidden=tuple(forbidden),
         repetition_penalty=repetition_penalty,
@@ -137,7 +137,7 @@ def search(
         logits = model.step(torch.tensor(last, device=logits.device))
 
 
-def _advance(logits: Tensor, live: Sequence[_Search], rules: Rules) -> None:
+def _advance(logits: Tensor, live: Sequence[_Search], rules: TokenConstraints) -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order."""
     texts = [Text(one.prompt, beam.ids, one.room) for one in live for beam in one.beams]
     check_logits(logits, [(one.request, len(beam.ids)) for one in live for beam in one.beams])

@@ -18,7 +18,7 @@ USUAL_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GenerationConfig:
     """Everything about a generation but model and prompts.
 
     max_new_tokens: at most so many; None is 128, or what the context has room for if that is less.
@@ -120,7 +120,7 @@ def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list
     return checked
 
 
-def rooms(prompts: list[list[int]], settings: Settings, spec: ModelSpec) -> list[int]:
+def rooms(prompts: list[list[int]], settings: GenerationConfig, spec: ModelSpec) -> list[int]:
     """How many new tokens each prompt may get; ConfigError when the context has no room for what is asked."""
     hard = spec.context_limit
     limit = hard if settings.beyond_context else min(spec.trained_context, hard or spec.trained_context)

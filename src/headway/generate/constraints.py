@@ -26,7 +26,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class TokenConstraints:
     """The order is that of `transformers`; numbers that are changed are not made to sum to 1 again.
 
     eos: ids that end a text.   forbidden: ids that are never taken.

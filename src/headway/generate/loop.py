@@ -19,10 +19,10 @@ from torch import Tensor
 from headway.cache import kv_dtype
 from headway.errors import ConfigError
 from headway.generate.beams import Beams, search
-from headway.generate.config import Settings, check_prompts, rooms
+from headway.generate.config import GenerationConfig, check_prompts, rooms
 from headway.generate.results import Delta, Generation, Hypothesis, Reason
 from headway.generate.sampling import check_logits, uniform
-from headway.generate.session import Reader
+from headway.generate.session import DecoderSession
 from headway.generate.stop import StopScanner
 from headway.models import Decoder
 from headway.text import StreamDecoder, Tokenizer
@@ -32,7 +32,12 @@ class _Row:
     """A request in progress."""
 
     def __init__(
-        self, request: int, prompt: list[int], room: int, settings: Settings, tokenizer: Tokenizer | None
+        self,
+        request: int,
+        prompt: list[int],
+        room: int,
+        settings: GenerationConfig,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.request, self.room, self.settings = request, room, settings
         self.last, self.count = -1, 0
@@ -64,7 +69,7 @@ class _Row:
 def stream(
     model: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
-    settings: Settings | None = None,
+    settings: GenerationConfig | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
@@ -76,7 +81,7 @@ def stream(
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
     naming the step when the model returns logits that are no numbers.
     """
-    settings = settings or Settings()
+    settings = settings or GenerationConfig()
     if settings.beams is not None:
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
@@ -87,7 +92,7 @@ def stream(
 def generate(
     model: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
-    settings: Settings | None = None,
+    settings: GenerationConfig | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
@@ -100,7 +105,7 @@ def generate(
     """
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
-    settings = settings or Settings()
+    settings = settings or GenerationConfig()
     ids, numbers, room = _checked(model, prompts, settings, tokenizer, requests)
     size = batch_size or len(ids)
     found: list[Generation] = []
@@ -138,7 +143,7 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
 def _checked(
     model: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
-    settings: Settings,
+    settings: GenerationConfig,
     tokenizer: Tokenizer | None,
     requests: Sequence[int] | None,
 ) -> tuple[list[list[int]], list[int], list[int]]:
@@ -162,9 +167,9 @@ def _checked(
     return ids, numbers, rooms(ids, settings, model.spec)
 
 
-def _reader(model: Decoder, rows: int, settings: Settings) -> Reader:
+def _reader(model: Decoder, rows: int, settings: GenerationConfig) -> DecoderSession:
     stored = kv_dtype(settings.kv_cache_dtype)
-    return Reader(model, rows, use_cache=settings.use_cache, kv_dtype=stored)
+    return DecoderSession(model, rows, use_cache=settings.use_cache, kv_dtype=stored)
 
 
 def _search(
@@ -172,7 +177,7 @@ def _search(
     prompts: list[list[int]],
     requests: list[int],
     room: list[int],
-    settings: Settings,
+    settings: GenerationConfig,
     tokenizer: Tokenizer | None,
     beams: Beams,
 ) -> list[Generation]:
@@ -211,7 +216,9 @@ def _search(
     ]
 
 
-def _told(text: Hypothesis, prompt: list[int], settings: Settings, tokenizer: Tokenizer | None) -> Hypothesis:
+def _told(
+    text: Hypothesis, prompt: list[int], settings: GenerationConfig, tokenizer: Tokenizer | None
+) -> Hypothesis:
     """With its text."""
     if tokenizer is None:
         return text
@@ -224,7 +231,7 @@ def _run(
     prompts: list[list[int]],
     requests: list[int],
     room: list[int],
-    settings: Settings,
+    settings: GenerationConfig,
     tokenizer: Tokenizer | None,
 ) -> Iterator[Delta]:
     begun = time.perf_counter()
@@ -259,7 +266,7 @@ def _run(
 class _History:
     """Chooses tokens, and remembers which each row has when the sampling needs it."""
 
-    def __init__(self, model: Decoder, prompts: list[list[int]], settings: Settings) -> None:
+    def __init__(self, model: Decoder, prompts: list[list[int]], settings: GenerationConfig) -> None:
         self.settings = settings
         device = model.model.embedding.device
         self.forbidden = torch.tensor(list(settings.forbidden), dtype=torch.int64, device=device)

@@ -15,7 +15,7 @@ from headway.models import Decoder
 from headway.tokens import Tokens
 
 
-class Reader:
+class DecoderSession:
     """`read(pieces)` continues each row by its piece. The model is in evaluation mode during the call only, so
     that a model in training can be sampled from. `kv_dtype`: what the cache stores, the weights' dtype unless
     given."""

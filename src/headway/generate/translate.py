@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.cache import MemoryCache, kv_dtype
+from headway.cache import EncoderDecoderCache, kv_dtype
 from headway.errors import ConfigError
 from headway.generate.beams import Beams, search
-from headway.generate.config import Settings, check_prompts, rooms
-from headway.generate.constraints import Rules, Text
+from headway.generate.config import GenerationConfig, check_prompts, rooms
+from headway.generate.constraints import Text, TokenConstraints
 from headway.generate.results import Generation, Hypothesis, Reason
 from headway.generate.sampling import check_logits, uniform
 from headway.models import EncoderDecoder, ModelSpec
@@ -40,7 +40,7 @@ class Decodes(Protocol):
 def translate(
     model: EncoderDecoder,
     sources: Sequence[Sequence[int] | Tensor],
-    settings: Settings | None = None,
+    settings: GenerationConfig | None = None,
     *,
     generation: Mapping[str, Any],
     tokenizer: Decodes | None = None,
@@ -56,8 +56,8 @@ def translate(
         settings: of the target; stop strings and prefill_chunk do not exist here.
         generation: the content of generation_config.json. Of it decide, where `settings` say nothing:
             decoder_start_token_id (one id, needed: what targets begin with), eos_token_id, forced_bos_token_id and
-            forced_eos_token_id (`forced_first` and `forced_last` of `Rules`), pad_token_id and bad_words_ids of one id
-            each, which are never chosen.
+            forced_eos_token_id (`forced_first` and `forced_last` of `TokenConstraints`), pad_token_id and bad_words_ids
+            of one id each, which are never chosen.
         tokenizer: gives the targets' text; without one there is none.
         requests: numbers of the sources, which decide their noise; 0, 1, ... unless given.
         batch_size: at most so many sources at once (all unless given); it does not change any text.
@@ -71,7 +71,7 @@ def translate(
     numbers = list(range(len(ids))) if requests is None else list(requests)
     if len(numbers) != len(ids):
         raise ConfigError(f"requests: {len(numbers)} numbers for {len(ids)} sources")
-    start, settings, rules = _asked(generation, settings or Settings(), model.spec)
+    start, settings, rules = _asked(generation, settings or GenerationConfig(), model.spec)
     _check_lengths(ids, settings, model.spec.encoder)
     (room,) = rooms([[start]], settings, model.spec)
     size, found = batch_size or len(ids), []
@@ -82,10 +82,12 @@ def translate(
             texts = [[Hypothesis((), (), 0.0, "length")] for _ in part]
         elif settings.beams is not None:
             texts = _search(
-                Writer(model, part, settings), len(part), start, room, names, settings, settings.beams
+                Seq2SeqSession(model, part, settings), len(part), start, room, names, settings, settings.beams
             )
         else:
-            texts = _sample(Writer(model, part, settings), len(part), start, room, names, settings, rules)
+            texts = _sample(
+                Seq2SeqSession(model, part, settings), len(part), start, room, names, settings, rules
+            )
         seconds = time.perf_counter() - begun
         for request, source, best in zip(names, part, texts, strict=True):
             read = [_read(text, rules, tokenizer) for text in best]
@@ -104,11 +106,13 @@ def translate(
     return found
 
 
-class Writer:
+class Seq2SeqSession:
     """Targets that grow together (`Steps`), one for each source at first. The model is in evaluation mode during
     the calls only, so that a model in training can translate."""
 
-    def __init__(self, model: EncoderDecoder, sources: Sequence[Sequence[int]], settings: Settings) -> None:
+    def __init__(
+        self, model: EncoderDecoder, sources: Sequence[Sequence[int]], settings: GenerationConfig
+    ) -> None:
         self.model, self.device = model, model.decoder.embedding.device
         self.dtype = kv_dtype(settings.kv_cache_dtype)
         lengths = [len(source) for source in sources]
@@ -118,7 +122,7 @@ class Writer:
         tokens = Tokens.from_lengths(lengths, max(lengths)).to(self.device)
         with _evaluating(model):
             self.memory = model.encode(ids.to(self.device), tokens=tokens)
-            self.cache: MemoryCache | None = self._fresh() if settings.use_cache else None
+            self.cache: EncoderDecoderCache | None = self._fresh() if settings.use_cache else None
         self.rows = list(range(len(sources)))
         self.texts = ids.new_zeros(len(sources), 0)
 
@@ -141,7 +145,7 @@ class Writer:
         self.rows = [self.rows[i] for i in rows]
         self.texts = self.texts[list(rows)]
 
-    def _fresh(self) -> MemoryCache:
+    def _fresh(self) -> EncoderDecoderCache:
         return self.model.make_cache(self.memory, dtype=self.dtype)
 
 
@@ -156,7 +160,9 @@ def _evaluating(model: EncoderDecoder) -> Iterator[None]:
         model.train(True) if training else None
 
 
-def _asked(generation: Mapping[str, Any], settings: Settings, spec: ModelSpec) -> tuple[int, Settings, Rules]:
+def _asked(
+    generation: Mapping[str, Any], settings: GenerationConfig, spec: ModelSpec
+) -> tuple[int, GenerationConfig, TokenConstraints]:
     """What targets begin with; the settings, completed; and what they say of the tokens that may be taken."""
     for name, other in (("stop", ()), ("prefill_chunk", None)):
         if getattr(settings, name) != other:
@@ -176,7 +182,7 @@ def _asked(generation: Mapping[str, Any], settings: Settings, spec: ModelSpec) -
     first = _or_else(given.forced_first, generation, "forced_bos_token_id", spec)
     last = _or_else(given.forced_last, generation, "forced_eos_token_id", spec)
     beams = None if settings.beams is None else replace(given, forced_first=first, forced_last=last)
-    rules = Rules(
+    rules = TokenConstraints(
         eos=frozenset(eos),
         forbidden=forbidden,
         repetition_penalty=settings.sampling.repetition_penalty,
@@ -215,7 +221,7 @@ def _ids(generation: Mapping[str, Any], key: str, spec: ModelSpec) -> tuple[int,
     return ids
 
 
-def _check_lengths(sources: list[list[int]], settings: Settings, spec: ModelSpec) -> None:
+def _check_lengths(sources: list[list[int]], settings: GenerationConfig, spec: ModelSpec) -> None:
     limit = (
         spec.context_limit
         if settings.beyond_context
@@ -230,7 +236,13 @@ def _check_lengths(sources: list[list[int]], settings: Settings, spec: ModelSpec
 
 
 def _search(
-    writer: Writer, count: int, start: int, room: int, requests: list[int], settings: Settings, beams: Beams
+    writer: Seq2SeqSession,
+    count: int,
+    start: int,
+    room: int,
+    requests: list[int],
+    settings: GenerationConfig,
+    beams: Beams,
 ) -> list[list[Hypothesis]]:
     return search(
         writer,
@@ -246,7 +258,13 @@ def _search(
 
 
 def _sample(
-    writer: Writer, count: int, start: int, room: int, requests: list[int], settings: Settings, rules: Rules
+    writer: Seq2SeqSession,
+    count: int,
+    start: int,
+    room: int,
+    requests: list[int],
+    settings: GenerationConfig,
+    rules: TokenConstraints,
 ) -> list[list[Hypothesis]]:
     """One text for each source, token by token; those that end leave the batch."""
     sampling = replace(settings.sampling, repetition_penalty=1.0)  # the rules apply it
@@ -275,7 +293,7 @@ def _sample(
     return [[Hypothesis(tuple(ids), (), 0.0, end)] for ids, end in zip(texts, ends, strict=True)]
 
 
-def _read(text: Hypothesis, rules: Rules, tokenizer: Decodes | None) -> Hypothesis:
+def _read(text: Hypothesis, rules: TokenConstraints, tokenizer: Decodes | None) -> Hypothesis:
     """With its text."""
     if tokenizer is None:
         return text

@@ -8,7 +8,7 @@ from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES, Family
 from headway.models.global_tokens import mark_global
 from headway.models.head import Head
-from headway.models.initialize import initialise_
+from headway.models.initialize import initialize_
 from headway.models.spec import ModelSpec
 
 __all__ = [
@@ -24,6 +24,6 @@ __all__ = [
     "blank",
     "build",
     "catalog",
-    "initialise_",
+    "initialize_",
     "mark_global",
 ]

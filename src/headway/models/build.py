@@ -9,7 +9,7 @@ import torch
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.initialize import initialise_
+from headway.models.initialize import initialize_
 
 if TYPE_CHECKING:
     from headway.models.spec import ModelSpec
@@ -31,7 +31,7 @@ def build(
     seed: int | None = None,
     backend: str = "auto",
 ) -> Model:
-    """A model with fresh weights (`initialise_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
+    """A model with fresh weights (`initialize_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
 
     Arguments as in `ModelSpec.build`.
     """
@@ -40,5 +40,5 @@ def build(
         model = blank(spec, backend).to(dtype)
     where = torch.device("cpu" if device is None else device)
     if where.type != "meta":
-        initialise_(model.to_empty(device=where), seed)
+        initialize_(model.to_empty(device=where), seed)
     return model

@@ -13,7 +13,7 @@ import torch
 
 from headway.errors import ConfigError
 from headway.models.shape import Shape
-from headway.nn import Turns
+from headway.nn import RotaryEmbedding
 from headway.patterns import Pattern, pairs, visible
 from headway.positions import Learned, PositionScheme
 from headway.tokens import Tokens
@@ -89,7 +89,9 @@ class Counts(Shape):
                     )
                 elif scheme.marks == "queries and keys":
                     if scheme not in turned:
-                        turned[scheme] = sum(p.numel() for p in Turns(scheme, self.head_dim).parameters())
+                        turned[scheme] = sum(
+                            p.numel() for p in RotaryEmbedding(scheme, self.head_dim).parameters()
+                        )
                     total += turned[scheme]
         return total
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import DataError
-from headway.models.stack import Core, check_call, make_past
+from headway.models.stack import TransformerStack, check_call, make_layer_cache
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.checkpoint_blocks = False
-        self.model = Core(spec, backend)
+        self.model = TransformerStack(spec, backend)
         self.lm_head = OutputLayer(
             spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
         )
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
         `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
         them)."""
-        return make_past(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
+        return make_layer_cache(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
 
 
 def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.decoder import select_slots
-from headway.models.stack import Core, check_call
+from headway.models.stack import TransformerStack, check_call
 from headway.nn import OutputLayer, check_ids, make_norm, named_activation
 from headway.tokens import Tokens
 
@@ -41,7 +41,7 @@ class Encoder(nn.Module):
             raise ConfigError("Encoder: this spec is a decoder's; build it with headway.models.build(spec)")
         self.spec = spec
         self.checkpoint_blocks = False
-        self.model = Core(spec, backend)
+        self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec)
 
     def forward(

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from headway.attention import Keys
-from headway.cache import DecoderCache, MemoryCache
+from headway.attention import KeyValues
+from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError
 from headway.models.decoder import select_slots
-from headway.models.stack import Core, check_call, make_past
+from headway.models.stack import TransformerStack, check_call, make_layer_cache
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
 
@@ -54,8 +54,8 @@ class EncoderDecoder(nn.Module):
             raise ConfigError("EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)")
         self.spec = spec
         self.checkpoint_blocks = False
-        self.encoder = Core(spec.encoder, backend, embedding=not spec.shared_embedding)
-        self.decoder = Core(spec, backend)
+        self.encoder = TransformerStack(spec.encoder, backend, embedding=not spec.shared_embedding)
+        self.decoder = TransformerStack(spec, backend)
         self.lm_head = OutputLayer(
             spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
         )
@@ -98,12 +98,12 @@ class EncoderDecoder(nn.Module):
         states = self.encoder(source, tokens, embedding=table, checkpoint_blocks=self._redo)
         return Memory(states, tokens)
 
-    def memory_keys(self, memory: Memory) -> list[Keys]:
+    def memory_keys(self, memory: Memory) -> list[KeyValues]:
         """Every decoder layer's keys and values of the encoder's states."""
         across = [block.cross_attn for block in self.decoder.blocks]
         return [layer.keys(memory.states, memory.tokens) for layer in across if layer is not None]
 
-    def decode(self, ids: Tensor, cache: MemoryCache, *, tokens: Tokens | None = None) -> Tensor:
+    def decode(self, ids: Tensor, cache: EncoderDecoderCache, *, tokens: Tokens | None = None) -> Tensor:
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
         check_ids(ids)
         tokens = cache.own.next_tokens(ids.shape[1]) if tokens is None else tokens
@@ -111,11 +111,11 @@ class EncoderDecoder(nn.Module):
 
     def make_cache(
         self, memory: Memory, *, kind: Kind = "auto", slack: int = 0, dtype: torch.dtype | None = None
-    ) -> MemoryCache:
+    ) -> EncoderDecoderCache:
         """An empty past for every row of `memory`, and its keys, computed here once."""
         batch = memory.states.shape[0]
-        own = make_past(self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype)
-        return MemoryCache(own, self.memory_keys(memory))
+        own = make_layer_cache(self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype)
+        return EncoderDecoderCache(own, self.memory_keys(memory))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
@@ -123,7 +123,7 @@ class EncoderDecoder(nn.Module):
         return logits
 
     def _decode(
-        self, ids: Tensor, tokens: Tokens, memory: Sequence[Keys], cache: DecoderCache | None = None
+        self, ids: Tensor, tokens: Tokens, memory: Sequence[KeyValues], cache: DecoderCache | None = None
     ) -> Tensor:
         check_call(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(

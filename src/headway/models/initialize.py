@@ -13,7 +13,7 @@ from headway.models.encoder_decoder import EncoderDecoder
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
-def initialise_(model: Decoder | Encoder | EncoderDecoder, seed: int | None = None) -> None:
+def initialize_(model: Decoder | Encoder | EncoderDecoder, seed: int | None = None) -> None:
     """Fills every parameter, in place.
 
         parameter                                   value

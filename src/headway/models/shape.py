@@ -19,7 +19,7 @@ from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, PositionScheme, Rotary
 
 if TYPE_CHECKING:
-    from headway.attention.linear_attention import Linear
+    from headway.attention.linear_attention import LinearAttentionSpec
     from headway.models.spec import ModelSpec
 
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
@@ -105,7 +105,7 @@ class Shape:
     qk_norm: bool = False
     attention_scale: float | None = None
     global_projections: bool = False
-    linear: Linear | None = None
+    linear: LinearAttentionSpec | None = None
     activation: str = "silu"
     gated: bool = True
     tied: bool = False

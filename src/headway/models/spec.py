@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headway.attention.linear_attention import Linear
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, did_you_mean
 from headway.models.arithmetic import Arithmetic
 from headway.models.build import build
@@ -148,7 +148,7 @@ class ModelSpec(Arithmetic):
         """The same model seeing through other patterns; its weights fit unchanged."""
         return replace(self, patterns=expand_patterns(patterns, self.layers, self.causal))
 
-    def with_linear(self, linear: Linear) -> ModelSpec:
+    def with_linear(self, linear: LinearAttentionSpec) -> ModelSpec:
         """The same model with linear attention in every layer; its weights fit unchanged."""
         seen = Causal() if self.causal else Full()
         return replace(
@@ -168,7 +168,7 @@ class ModelSpec(Arithmetic):
         seed: int | None = None,
         backend: str = "auto",
     ) -> Decoder:
-        """A decoder with fresh weights (see `initialise_`), in training mode; `headway.models.build` makes any model.
+        """A decoder with fresh weights (see `initialize_`), in training mode; `headway.models.build` makes any model.
 
         Args:
             device: "meta" gives shapes without memory or weights.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headway.attention import Keys
-from headway.cache import DecoderCache, StateCache
+from headway.attention import KeyValues
+from headway.cache import DecoderCache, LinearAttentionCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError, DataError
 from headway.nn import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headway.nn.rotary_embedding import Table
 
 
-class Core(nn.Module):
+class TransformerStack(nn.Module):
     """A stack under the names that Hugging Face's LLaMA gives its parts.
 
         x = norm((E[ids] * scale + types + positions)) W          norm and W where the spec has them
@@ -88,7 +88,7 @@ class Core(nn.Module):
         *,
         types: Tensor | None = None,
         cache: DecoderCache | None = None,
-        memory: Sequence[Keys] | None = None,
+        memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
         checkpoint_blocks: bool = False,
     ) -> Tensor:
@@ -193,7 +193,7 @@ def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, bac
     )
 
 
-def make_past(
+def make_layer_cache(
     spec: ModelSpec,
     like: Tensor,
     batch: int,
@@ -220,7 +220,7 @@ def make_past(
             f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
             f"kind={kind!r}"
         )
-    return DecoderCache(StateCache(spec.linear, **shape) for _ in range(spec.layers))
+    return DecoderCache(LinearAttentionCache(spec.linear, **shape) for _ in range(spec.layers))
 
 
 def _cross(spec: ModelSpec, backend: str) -> Attention:

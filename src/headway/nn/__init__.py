@@ -8,7 +8,7 @@ from headway.nn.global_attention import GlobalAttention
 from headway.nn.linear_attention import LinearAttention
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
 from headway.nn.output import OutputLayer
-from headway.nn.rotary_embedding import Table, Turns
+from headway.nn.rotary_embedding import RotaryEmbedding, Table
 from headway.nn.scores import Scores
 
 __all__ = [
@@ -27,10 +27,10 @@ __all__ = [
     "OutputLayer",
     "PositionEmbedding",
     "RMSNorm",
+    "RotaryEmbedding",
     "Scores",
     "Table",
     "TokenEmbedding",
-    "Turns",
     "check_ids",
     "make_norm",
     "named_activation",

@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from headway.attention import Keys, attend
-from headway.cache import Cache, DecoderCache, Past
+from headway.attention import KeyValues, attend
+from headway.cache import Cache, DecoderCache, LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.norms import RMSNorm
-from headway.nn.rotary_embedding import Table, Turns
+from headway.nn.rotary_embedding import RotaryEmbedding, Table
 from headway.nn.scores import Scores
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotary
@@ -92,7 +92,7 @@ class Attention(nn.Module):
                 f"Attention: heads have 1 dim or more, got head_dim={self.head_dim}, value_dim={self.value_dim}"
             )
         self.pattern, self.backend, self.scale = pattern, backend, scale
-        self.turns = Turns(positions, self.head_dim)
+        self.turns = RotaryEmbedding(positions, self.head_dim)
         self.dropout = dropout
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(width, self.heads.kv_heads * self.head_dim, bias=qkv_bias)
@@ -113,8 +113,8 @@ class Attention(nn.Module):
         x_BTM: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: Past | None = None,
-        memory: Tensor | Keys | None = None,
+        cache: LayerCache | None = None,
+        memory: Tensor | KeyValues | None = None,
         memory_tokens: Tokens | None = None,
         rotation: Table | None = None,
         score: Sequence[Score] = (),
@@ -160,15 +160,15 @@ class Attention(nn.Module):
             k_BKSD = k_BKSD if late else rotation.apply(k_BKSD)
             v_BKSE = rotation.apply(v_BKSE) if rotation.turns_values else v_BKSE
         if cache is None:
-            return self._attend(q_BHTD, tokens, Keys(k_BKSD, v_BKSE, tokens), score)
+            return self._attend(q_BHTD, tokens, KeyValues(k_BKSD, v_BKSE, tokens), score)
         keys = cache.update(k_BKSD, v_BKSE, tokens)
         if late and rotary is not None:
-            keys = keys.dequantised(q_BHTD.dtype)
+            keys = keys.dequantized(q_BHTD.dtype)
             at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
             keys = replace(keys, k=rotary.rotate(keys.k, at, cache.length))
         return self._attend(q_BHTD, tokens, keys, score)
 
-    def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> Keys:
+    def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
         """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""
         if memory.dim() != 3 or memory.shape[-1] != self.width:
             raise ConfigError(
@@ -176,7 +176,7 @@ class Attention(nn.Module):
             )
         tokens = memory_tokens or Tokens.range(memory.shape[1], device=memory.device)
         k = self._heads(self.k_proj(memory), self.head_dim, self.k_norm)
-        return Keys(k, self._heads(self.v_proj(memory), self.value_dim), tokens)
+        return KeyValues(k, self._heads(self.v_proj(memory), self.value_dim), tokens)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self._heads(self.q_proj(x), self.head_dim, self.q_norm)
@@ -188,7 +188,7 @@ class Attention(nn.Module):
         x = x.unflatten(-1, (-1, size))
         return (x if norm is None else norm(x)).transpose(1, 2)
 
-    def _attend(self, q: Tensor, q_tokens: Tokens, keys: Keys, score: Sequence[Score]) -> Tensor:
+    def _attend(self, q: Tensor, q_tokens: Tokens, keys: KeyValues, score: Sequence[Score]) -> Tensor:
         out_BHTE = attend(
             q,
             keys.k,
@@ -215,8 +215,8 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         tokens: Tokens | None,
-        cache: Past | None,
-        memory: Tensor | Keys,
+        cache: LayerCache | None,
+        memory: Tensor | KeyValues,
         memory_tokens: Tokens | None,
         score: Sequence[Score],
     ) -> Tensor:
@@ -234,11 +234,11 @@ class Attention(nn.Module):
         at_x = Tokens.range(x.shape[1], device=x.device) if tokens is None else tokens
         return self._attend(self._heads(self.q_proj(x), self.head_dim, self.q_norm), at_x, keys, score)
 
-    def _memory_keys(self, memory: Tensor | Keys, tokens: Tokens | None, rows: int) -> Keys:
+    def _memory_keys(self, memory: Tensor | KeyValues, tokens: Tokens | None, rows: int) -> KeyValues:
         if isinstance(memory, Tensor):
             memory = self.keys(memory, tokens)
         elif tokens is not None:
-            raise ConfigError("Attention: memory is Keys, which have their tokens; drop memory_tokens=")
+            raise ConfigError("Attention: memory is KeyValues, which have their tokens; drop memory_tokens=")
         if memory.k.shape[0] != rows:
             raise ConfigError(f"Attention: memory has {memory.k.shape[0]} rows, x has {rows}")
         return memory

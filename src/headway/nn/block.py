@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from headway.attention import Keys
-from headway.cache import Past
+from headway.attention import KeyValues
+from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
 from headway.nn.rotary_embedding import Table
@@ -71,10 +71,10 @@ class Block(nn.Module):
         x_BTM: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: Past | None = None,
+        cache: LayerCache | None = None,
         rotation: Table | None = None,
         score: Sequence[Score] = (),
-        memory: Keys | None = None,
+        memory: KeyValues | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `Attention`."""
         if (memory is None) != (self.cross_attn is None):

@@ -9,9 +9,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headway.attention import Keys
-from headway.attention.linear_attention import Linear, check_form, check_pattern, forbid_weights, prepare
-from headway.cache import DecoderCache, Past, StateCache
+from headway.attention import KeyValues
+from headway.attention.linear_attention import (
+    LinearAttentionSpec,
+    check_form,
+    check_pattern,
+    forbid_weights,
+    prepare,
+)
+from headway.cache import DecoderCache, LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
 from headway.nn.rotary_embedding import Table
@@ -22,7 +28,7 @@ from headway.tokens import Tokens
 
 
 class LinearAttention(Attention):
-    """Attention in time linear in the length: `Attention` with a `Linear` in place of the softmax.
+    """Attention in time linear in the length: `Attention` with a `LinearAttentionSpec` in place of the softmax.
 
         q, k, v = x Wq, x Wk, x Wv               per head; q, k = norm(q), norm(k) where asked for
         y       = linear_attend(q, k, v, linear, pattern, rotation) Wo
@@ -48,7 +54,7 @@ class LinearAttention(Attention):
         heads: int,
         kv_heads: int | None = None,
         *,
-        linear: Linear = Linear(),  # noqa: B008  (a frozen value)
+        linear: LinearAttentionSpec = LinearAttentionSpec(),  # noqa: B008  (a frozen value)
         head_dim: int | None = None,
         value_dim: int | None = None,
         pattern: Pattern = Causal(),  # noqa: B008
@@ -87,8 +93,8 @@ class LinearAttention(Attention):
         x_BTM: Tensor,
         *,
         tokens: Tokens | None = None,
-        cache: Past | None = None,
-        memory: Tensor | Keys | None = None,
+        cache: LayerCache | None = None,
+        memory: Tensor | KeyValues | None = None,
         memory_tokens: Tokens | None = None,
         rotation: Table | None = None,
         score: Sequence[Score] = (),
@@ -98,7 +104,7 @@ class LinearAttention(Attention):
         Args:
             x_BTM: what queries are made of, and keys and values unless `memory` is given.
             tokens: of x; without them rows are numbered from 0, or from where `cache` ended.
-            cache: a `StateCache`, to which the chunk is added.
+            cache: a `LinearAttentionCache`, to which the chunk is added.
             memory: [B, S, M], what keys and values are made of: cross-attention (pattern Full(), no positions, no
                 cache). Or `keys(memory)`, which are the same at every step.
             memory_tokens: of memory; all of it unless given.
@@ -130,15 +136,15 @@ class LinearAttention(Attention):
         if rotation is not None and rotation.turns_values:
             v = rotation.apply(v)
         call = prepare(q, k, v, self.linear, self.pattern, tokens, tokens, rotation)
-        past = cache.update(call.state(), tokens) if isinstance(cache, StateCache) else None
+        past = cache.update(call.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
         return self._out(call.attend(past, self.form))
 
-    def _check_cache(self, cache: Past) -> None:
-        if not isinstance(cache, StateCache) or cache.linear != self.linear:
-            given = f"of {cache.linear}" if isinstance(cache, StateCache) else "of keys"
+    def _check_cache(self, cache: LayerCache) -> None:
+        if not isinstance(cache, LinearAttentionCache) or cache.linear != self.linear:
+            given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache) else "of keys"
             raise ConfigError(
-                f"LinearAttention: cache must be a StateCache of {self.linear}, got a {type(cache).__name__} {given}; "
-                "make it: StateCache(layer.linear, batch=..., kv_heads=..., head_dim=...)"
+                f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
+                f"{given}; make it: LinearAttentionCache(layer.linear, batch=..., kv_heads=..., head_dim=...)"
             )
         if not self.pattern.is_causal:
             raise ConfigError(
@@ -154,8 +160,8 @@ class LinearAttention(Attention):
         self,
         x: Tensor,
         tokens: Tokens | None,
-        cache: Past | None,
-        memory: Tensor | Keys,
+        cache: LayerCache | None,
+        memory: Tensor | KeyValues,
         memory_tokens: Tokens | None,
     ) -> Tensor:
         if cache is not None:
@@ -181,13 +187,13 @@ class LinearAttention(Attention):
         return f"{super().extra_repr()}, linear={self.linear}"
 
 
-def forbid_positions(linear: Linear, positions: PositionScheme) -> None:
+def forbid_positions(linear: LinearAttentionSpec, positions: PositionScheme) -> None:
     """Raises ConfigError for positions that `linear` cannot take."""
     if positions.marks == "scores":
         forbid_weights(positions.scores(1, 2, True), 0.0)
     if positions.marks == "queries and keys" and linear.rotary == "none":
         raise ConfigError(
-            f'LinearAttention: positions are {positions}, but Linear(rotary="none") turns nothing'
+            f'LinearAttention: positions are {positions}, but LinearAttentionSpec(rotary="none") turns nothing'
         )
     if linear.is_cosine and isinstance(positions, Rotary) and positions.amplitude != 1:
         raise ConfigError(

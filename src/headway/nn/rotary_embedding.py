@@ -12,7 +12,7 @@ from headway.tokens import Tokens
 Table = RotaryTable | MatrixTable
 
 
-class Turns(nn.Module):
+class RotaryEmbedding(nn.Module):
     """The turns of a scheme that marks queries and keys.
 
         turn = turns(tokens, x.dtype)        q, k = turn.apply(q), turn.apply(k)
@@ -34,7 +34,7 @@ class Turns(nn.Module):
         super().__init__()
         if isinstance(positions, PerLayer):
             raise ConfigError(
-                "Turns: layers have schemes of their own; make one for each different positions.at(layer)"
+                "RotaryEmbedding: layers have schemes of their own; make one for each different positions.at(layer)"
             )
         self.positions, self.head_dim = positions, head_dim
         self.drift: nn.Parameter | None = None
@@ -64,7 +64,7 @@ class Turns(nn.Module):
             angles: Tensor = torch.linalg.eigvalsh(1j * self.generator)
             return angles.flip(0)[: len(angles) // 2]
         if not isinstance(scheme, Rotary) or scheme.length_dependent:
-            raise ConfigError(f"Turns: {scheme} has no one set of frequencies")
+            raise ConfigError(f"RotaryEmbedding: {scheme} has no one set of frequencies")
         start = scheme.frequencies(self.head_dim)
         return start if self.drift is None else start.to(self.drift.device) + self.drift
 
@@ -72,7 +72,7 @@ class Turns(nn.Module):
     def generator(self) -> Tensor:
         """A of a `SpecialOrthogonal` now, float64 [d, d]. Raises ConfigError for other schemes."""
         if not isinstance(self.positions, SpecialOrthogonal) or self.drift is None:
-            raise ConfigError(f"Turns: {self.positions} has no generator A; SpecialOrthogonal has")
+            raise ConfigError(f"RotaryEmbedding: {self.positions} has no generator A; SpecialOrthogonal has")
         start = self.positions.generator(self.head_dim).to(self.drift.device)
         below = start.new_zeros(start.shape)
         row, column = torch.tril_indices(len(start), len(start), -1, device=start.device)

@@ -22,7 +22,7 @@ class SpecialOrthogonal(PositionScheme):
 
         R_m = exp(m A),  A^T = -A [d, d]            R_m^T R_n = R_(n-m),  R_m^T R_m = I
 
-    The exponential reaches every R_1, and A is trained freely below its diagonal (`nn.Turns`), from where R_m
+    The exponential reaches every R_1, and A is trained freely below its diagonal (`nn.RotaryEmbedding`), from where R_m
     equals `start`. One A serves all layers and heads.
 
     start   where training starts: a `Rotary`, which also says d and whether values are turned

@@ -32,7 +32,7 @@ class Rotary(PositionScheme):
     dims       d: only the first `dims` of D are turned (partial rotary); None = all of D
     scaling    rule that changes the frequencies for longer contexts, and their `amplitude`
     schedule   the frequencies, by the name of a rule or as d/2 numbers (`Schedule`); theta is that of "powers"
-    trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.Turns`)
+    trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.RotaryEmbedding`)
     values     whether values are turned, too, each by its own position (RoFormer's `rotary_value`); outputs are
                not turned back, so they depend on absolute positions
 
@@ -73,7 +73,9 @@ class Rotary(PositionScheme):
 
     def _check_scaling(self, scaling: Scaling) -> None:
         if not isinstance(scaling, Scaling):
-            raise ConfigError(f"Rotary: scaling must be a Scaling such as Linear(2.0), got {scaling!r}")
+            raise ConfigError(
+                f"Rotary: scaling must be a Scaling such as LinearScaling(2.0), got {scaling!r}"
+            )
         kind = type(scaling).__name__
         if self.schedule != "powers":
             raise ConfigError(
@@ -159,8 +161,8 @@ class Rotary(PositionScheme):
         with.
 
         One table serves the queries and keys of all layers that share positions. `length`: see `rotate`.
-        `frequencies` [d/2]: the trained ones, required where `trainable` (`nn.Turns` holds them), else refused;
-        gradients reach them.
+        `frequencies` [d/2]: the trained ones, required where `trainable` (`nn.RotaryEmbedding` holds them), else
+        refused; gradients reach them.
         """
         if position.dim() not in (1, 2):
             raise ConfigError(f"Rotary: positions must be [T] or [B, T], got shape {tuple(position.shape)}")
@@ -188,7 +190,7 @@ class Rotary(PositionScheme):
     def _trained(self, frequencies: Tensor | None, dims: int) -> Tensor:
         if frequencies is None:
             raise ConfigError(
-                "Rotary: its frequencies are trained; give frequencies=, as nn.Turns does, which holds them"
+                "Rotary: its frequencies are trained; give frequencies=, as nn.RotaryEmbedding does, which holds them"
             )
         if frequencies.shape != (dims // 2,):
             raise ConfigError(

@@ -40,7 +40,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """Position interpolation (Chen et al. 2023): f_i / factor."""
 
     factor: float

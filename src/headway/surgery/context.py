@@ -12,7 +12,16 @@ from torch import Tensor
 
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
-from headway.positions import DynamicNTK, Learned, Linear, Llama3, PerLayer, PositionScheme, Rotary, YaRN
+from headway.positions import (
+    DynamicNTK,
+    Learned,
+    LinearScaling,
+    Llama3,
+    PerLayer,
+    PositionScheme,
+    Rotary,
+    YaRN,
+)
 
 Method = Literal["linear", "ntk", "yarn", "llama3", "dynamic"]
 METHODS: Mapping[Method, str] = MappingProxyType(
@@ -77,7 +86,7 @@ def _stretched(
         )
     rotary = _checked(positions)
     if method == "linear":
-        return replace(rotary, scaling=Linear(factor))
+        return replace(rotary, scaling=LinearScaling(factor))
     if method == "yarn":
         return replace(rotary, scaling=YaRN(factor, trained))
     if method == "llama3":

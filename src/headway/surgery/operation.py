@@ -22,7 +22,7 @@ from headway.errors import DataError
 from headway.models import Decoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.microbatch_pool import Workers
+from headway.train.microbatch_pool import MicrobatchPool
 
 Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
 LONGEST_ROW = 2048
@@ -54,7 +54,7 @@ class Text:
 
     def evaluate(self, model: Decoder, context: int) -> Evaluation:
         """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
-        with Workers(torch.get_num_threads()) as workers:
+        with MicrobatchPool(torch.get_num_threads()) as workers:
             return evaluate(model, self.file, context, limit=self.limit, workers=workers)
 
     @property

@@ -17,7 +17,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 
-class Shield:
+class ControlTokens:
     """`specials`: the control tokens, name -> id."""
 
     def __init__(self, backend: Backend, specials: Mapping[str, int]) -> None:

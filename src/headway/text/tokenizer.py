@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from headway.errors import DataError
 from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
-from headway.text.control_tokens import Shield
+from headway.text.control_tokens import ControlTokens
 from headway.text.template import Encoded, Template, fill, roles
 from headway.text.tokenizer_config import naming
 from headway.text.vocabulary import ROLES, Vocabulary
@@ -223,8 +223,8 @@ class Tokenizer(Vocabulary):
         return copy
 
     @cached_property
-    def _shield(self) -> Shield:
-        return Shield(self.backend, {str(self._name(i)): i for i in self.special_ids})
+    def _shield(self) -> ControlTokens:
+        return ControlTokens(self.backend, {str(self._name(i)): i for i in self.special_ids})
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, bos={self.bos}, eos={self.eos})"

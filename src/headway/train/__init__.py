@@ -7,7 +7,7 @@ from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml, read_config
 
 if TYPE_CHECKING:
-    from headway.train.callbacks import Every, Interrupted, Moment, TrainResult
+    from headway.train.callbacks import CallbackContext, Interrupted, PeriodicCallback, TrainResult
     from headway.train.evaluation import Evaluation, evaluate
     from headway.train.loop import train
     from headway.train.step import TrainingError
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 _LATER = {
     "Evaluation": "evaluation",
     "evaluate": "evaluation",
-    "Every": "hooks",
-    "Interrupted": "hooks",
-    "Moment": "hooks",
-    "TrainResult": "hooks",
+    "PeriodicCallback": "callbacks",
+    "Interrupted": "callbacks",
+    "CallbackContext": "callbacks",
+    "TrainResult": "callbacks",
     "train": "loop",
     "TrainingError": "step",
 }
 
 __all__ = [
+    "CallbackContext",
     "Evaluation",
-    "Every",
     "Interrupted",
-    "Moment",
+    "PeriodicCallback",
     "TrainConfig",
     "TrainResult",
     "TrainingError",

@@ -33,7 +33,7 @@ class TrainResult:
 
 
 @dataclass(frozen=True)
-class Moment:
+class CallbackContext:
     """What a callback may look at. `model` computes (in the run's dtype) and must be left as it is."""
 
     step: int
@@ -46,11 +46,11 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Every:
+class PeriodicCallback:
     """Call `run(moment)` after a step when `seconds` have gone by since the last call (or the start), or every
     `steps` steps, and after the last step."""
 
-    run: Callable[[Moment], None]
+    run: Callable[[CallbackContext], None]
     seconds: float | None = None
     steps: int | None = None
 

@@ -28,7 +28,7 @@ BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand
 
 
 @dataclass(frozen=True)
-class Preview:
+class DryRun:
     """A run on paper. `tokens` is exact for token files and an estimate for text (`tokens_exact`)."""
 
     spec: ModelSpec
@@ -79,7 +79,7 @@ class Preview:
         return "\n\n".join(table((name, ""), rows) for name, rows in parts)
 
 
-def preview(config: TrainConfig) -> Preview:
+def describe_run(config: TrainConfig) -> DryRun:
     """Reads sizes and headers; trains, encodes and writes nothing."""
     precision = choose_precision(config.dtype)
     tokenizer = _tokenizer(config)
@@ -99,7 +99,7 @@ def preview(config: TrainConfig) -> Preview:
     )
     workers = choose_workers(config.workers, threads=threads, micro_batches=passes, spec=spec, dtype=low)
     plan = Plan.of(config, max(1, rows), int(workers.what))
-    return Preview(
+    return DryRun(
         spec=spec,
         precision=precision,
         groups={

@@ -12,7 +12,7 @@ from torch import Tensor
 from headway.data import TokenFile
 from headway.errors import DataError
 from headway.train.loss import IGNORED
-from headway.train.microbatch_pool import Workers
+from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.objective import HELD_OUT, NextToken, Objective, Trained, losses
 
 BATCH_TOKENS = 8192
@@ -101,7 +101,7 @@ def evaluate(
     context: int,
     *,
     limit: int | None = None,
-    workers: Workers | None = None,
+    workers: MicrobatchPool | None = None,
     objective: Objective | None = None,
 ) -> Evaluation:
     """Predict every token of `file` but the first of each document, in rows of `context` tokens; with `MaskedLM` as
@@ -116,7 +116,7 @@ def evaluate(
     objective = NextToken() if objective is None else objective
     rows = objective.examples(file, context, HELD_OUT)
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // context)))
-    workers = workers or Workers(1)
+    workers = workers or MicrobatchPool(1)
     per_batch = max(1, BATCH_TOKENS // context // workers.count)
 
     @torch.no_grad()

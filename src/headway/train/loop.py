@@ -18,13 +18,13 @@ import torch
 from headway.checkpoints.folder import save_folder
 from headway.hardware import gemm_peak, peak_rss
 from headway.report import cell
-from headway.train.callbacks import Every, Moment, TrainResult
+from headway.train.callbacks import CallbackContext, PeriodicCallback, TrainResult
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.inputs import Inputs, first_model, prepare
 from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
-from headway.train.microbatch_pool import Workers, choose_workers
+from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.objective import Trained
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
@@ -33,11 +33,15 @@ from headway.train.run import FINAL, Run, seeded
 from headway.train.sampling import prompt_sampler
 from headway.train.schedule import learning_rate
 from headway.train.state import Machine, describe, where_to_begin
-from headway.train.step import Window, compute_window
+from headway.train.step import StepStats, compute_window
 
 
 def train(
-    config: TrainConfig, *, resume: str = "never", callbacks: Sequence[Every] = (), quiet: bool = False
+    config: TrainConfig,
+    *,
+    resume: str = "never",
+    callbacks: Sequence[PeriodicCallback] = (),
+    quiet: bool = False,
 ) -> TrainResult:
     """Train as `config` says, in the folder `config.out`.
 
@@ -68,7 +72,12 @@ def train(
 
 class _TextRun(Run[Trained, TrainResult]):
     def __init__(
-        self, config: TrainConfig, inputs: Inputs, dtype: torch.dtype, callbacks: Sequence[Every], quiet: bool
+        self,
+        config: TrainConfig,
+        inputs: Inputs,
+        dtype: torch.dtype,
+        callbacks: Sequence[PeriodicCallback],
+        quiet: bool,
     ) -> None:
         self.config, self.inputs = config, inputs
         self.objective = inputs.objective
@@ -80,7 +89,7 @@ class _TextRun(Run[Trained, TrainResult]):
         side_by_side = choose_workers(
             config.workers, threads=threads, micro_batches=passes, spec=model.spec, dtype=dtype
         )
-        workers = Workers(int(side_by_side.what))
+        workers = MicrobatchPool(int(side_by_side.what))
         self.plan = Plan.of(config, len(self.rows), workers.count)
         super().__init__(
             config,
@@ -128,7 +137,7 @@ class _TextRun(Run[Trained, TrainResult]):
         progress.trained_tokens += window.tokens
         return self._record(window, factor, time.monotonic() - begin)
 
-    def _record(self, window: Window, factor: float, seconds: float) -> dict[str, Any]:
+    def _record(self, window: StepStats, factor: float, seconds: float) -> dict[str, Any]:
         progress = self.state.progress
         rate = window.read / seconds
         measured: dict[str, float | None] = {"accuracy": window.accuracy}
@@ -166,13 +175,13 @@ class _TextRun(Run[Trained, TrainResult]):
                 self._called[number] = now
                 self._call(callback, record, last)
 
-    def _call(self, callback: Every, record: dict[str, Any], last: bool) -> None:
+    def _call(self, callback: PeriodicCallback, record: dict[str, Any], last: bool) -> None:
         model, kept = self.twin.compute, torch.get_rng_state()
         model.eval()
         try:
             with torch.no_grad():
                 callback.run(
-                    Moment(
+                    CallbackContext(
                         step=self.state.progress.step,
                         seconds=self.elapsed,
                         last=last,

@@ -38,7 +38,7 @@ def choose_precision(asked: str) -> Choice:
     return Choice("fp32", "this CPU has no bf16 instructions", rejected=(("bf16", "emulated here"),))
 
 
-class Twin(Generic[M_co]):
+class MasterWeights(Generic[M_co]):
     """fp32 weights that are trained, and the module that computes: the same one, or a copy in bf16.
 
     A bf16 copy rather than autocast: under autocast every activation is cast on its way into every product

@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Workers:
+class MicrobatchPool:
     """`count` threads, each with one CPU thread of torch; one worker is the caller itself, with all of torch's.
 
     A context manager: while it is open with several workers, torch in the calling thread has one CPU thread too.
@@ -37,7 +37,7 @@ class Workers:
         """`run` of every item, results in the order of the items whoever is done first."""
         return map(run, items) if self._pool is None else self._pool.map(run, items)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> MicrobatchPool:
         if self.count > 1:
             self._before = torch.get_num_threads()
             self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
 from headway.train.config import TrainConfig
-from headway.train.microbatch_pool import Workers
+from headway.train.microbatch_pool import MicrobatchPool
 
 
 @dataclass(frozen=True)
@@ -78,18 +78,22 @@ class Optimizer:
         self,
         parameters: Mapping[str, nn.Parameter],
         parts: Sequence[tuple[float, torch.optim.Optimizer]],
-        workers: Workers | None = None,
+        workers: MicrobatchPool | None = None,
     ) -> None:
-        self.parameters, self._parts, self.workers = dict(parameters), list(parts), workers or Workers(1)
+        self.parameters, self._parts, self.workers = (
+            dict(parameters),
+            list(parts),
+            workers or MicrobatchPool(1),
+        )
 
     @staticmethod
-    def of(groups: Groups, config: TrainConfig, workers: Workers | None = None) -> Optimizer:
+    def of(groups: Groups, config: TrainConfig, workers: MicrobatchPool | None = None) -> Optimizer:
         """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
         AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,
         orthogonalised by five Newton-Schulz steps (`torch.optim.Muon`), scaled by sqrt(max(1, rows/columns)).
         """
-        workers = workers or Workers(1)
+        workers = workers or MicrobatchPool(1)
         rest = [*groups.embeddings.values(), *groups.vectors.values()]
         matrices = list(groups.matrices.values())
         adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]

@@ -19,9 +19,9 @@ from headway.models import Decoder, Encoder, EncoderDecoder
 from headway.text import Tokenizer
 from headway.train.callbacks import Interrupted, StopRequest
 from headway.train.config_io import config_yaml
-from headway.train.master_weights import Twin
+from headway.train.master_weights import MasterWeights
 from headway.train.metrics import METRICS, MetricsLog
-from headway.train.microbatch_pool import Workers
+from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.progress import Reporter
 from headway.train.settings import Settings
@@ -52,7 +52,7 @@ class Run(ABC, Generic[M, R]):
     Args:
         config: the settings.
         model: fp32 weights, which `optimizer` steps.
-        dtype: of the module that computes (`Twin`).
+        dtype: of the module that computes (`MasterWeights`).
         machine: what bits depend on besides.
         tokenizer, generation: saved with every checkpoint.
         data: what tells the training data from another.
@@ -72,14 +72,14 @@ class Run(ABC, Generic[M, R]):
         tokenizer: Tokenizer,
         data: Mapping[str, Any],
         steps: int | None,
-        workers: Workers | None = None,
+        workers: MicrobatchPool | None = None,
         generation: Mapping[str, Any] | None = None,
         quiet: bool = False,
     ) -> None:
         self.model, self.dtype, self.steps = model, dtype, steps
         self.tokenizer, self.generation = tokenizer, generation
         self.state = State(model, optimizer, Progress())
-        self.workers = workers or Workers(1)
+        self.workers = workers or MicrobatchPool(1)
         self.out = Path(config.out)
         self._settings, self._machine, self._data = config, machine, data
         self.reporter = Reporter(steps, config.log_every, quiet=quiet)
@@ -106,7 +106,7 @@ class Run(ABC, Generic[M, R]):
 
         Raises what `load_checkpoint` does; Interrupted after a signal, when the running step is done and saved."""
         progress = self._restore(start)
-        self.twin = Twin(self.model, self.dtype)
+        self.twin = MasterWeights(self.model, self.dtype)
         self.twin.compute.train()
         self.out.mkdir(parents=True, exist_ok=True)
         atomic_write(self.out / CONFIG, config_yaml(self._settings))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.attention.linear_attention import Linear
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, PatternError
 from headway.models import FAMILIES, ModelSpec
 from headway.patterns import Pattern, parse
@@ -47,7 +47,7 @@ def changed(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
     """With the dropout and the linear attention that the settings ask for."""
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
-    return spec if config.linear is None else spec.with_linear(Linear(config.linear))
+    return spec if config.linear is None else spec.with_linear(LinearAttentionSpec(config.linear))
 
 
 def trained_tokenizer(texts: Iterable[str], units: str, vocab: int, *, masked: bool) -> Tokenizer:

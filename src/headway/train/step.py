@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headway.errors import HeadwayError
 from headway.train.loss import IGNORED
-from headway.train.master_weights import Twin
-from headway.train.microbatch_pool import Workers
+from headway.train.master_weights import MasterWeights
+from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.objective import Batch, Examples, Trained, losses
 
 
@@ -22,7 +22,7 @@ class TrainingError(HeadwayError):
 
 
 @dataclass(frozen=True)
-class Window:
+class StepStats:
     """What one step saw: summed loss in nats, trained tokens, norm of the gradient before clipping; tokens that were
     read, trained or not; trained tokens that the model found most probable, None where that is not counted."""
 
@@ -51,7 +51,9 @@ class Sums(NamedTuple):
     hits: int | None
 
 
-def accumulate(twin: Twin[Trained], batches: Sequence[Batch], workers: Workers | None = None) -> Sums:
+def accumulate(
+    twin: MasterWeights[Trained], batches: Sequence[Batch], workers: MicrobatchPool | None = None
+) -> Sums:
     """Add the window's gradient to `.grad` of the fp32 weights.
 
         gradient of (sum of losses over all micro batches) / (count of trained tokens over all micro batches)
@@ -59,7 +61,7 @@ def accumulate(twin: Twin[Trained], batches: Sequence[Batch], workers: Workers |
     however the rows are cut into micro batches. They are added up in their order, whoever computes them. A window
     without a trained token has no gradient.
     """
-    workers = workers or Workers(1)
+    workers = workers or MicrobatchPool(1)
     count = sum(int((targets != IGNORED).sum()) for _, targets, _ in batches)
     if not count:
         return Sums(0.0, 0, None)
@@ -81,14 +83,14 @@ def accumulate(twin: Twin[Trained], batches: Sequence[Batch], workers: Workers |
 
 
 def compute_window(
-    twin: Twin[Trained],
+    twin: MasterWeights[Trained],
     rows: Examples,
     micro_batches: Sequence[Sequence[int]],
     *,
     clip: float,
     step: int,
-    workers: Workers | None = None,
-) -> Window:
+    workers: MicrobatchPool | None = None,
+) -> StepStats:
     """Accumulate and clip. Raises TrainingError, before anything is changed by it, for a loss or a gradient that
     is not finite: the message has the step, its rows and their documents."""
     batches = [rows.batch(part) for part in micro_batches]
@@ -107,7 +109,7 @@ def compute_window(
         )
     nn.utils.clip_grads_with_norm_(parameters, clip, total)
     read = sum(int(described.valid.expand(ids.shape).sum()) for ids, _, described in batches)
-    return Window(nats, tokens, norm, read, hits)
+    return StepStats(nats, tokens, norm, read, hits)
 
 
 def _finite(grad: Tensor | None) -> bool:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.attention import Keys, attend
+from headway.attention import KeyValues, attend
 from headway.patterns import Causal
-from headway.quantization import dequantise
+from headway.quantization import dequantize
 from headway.tokens import Tokens
 from headway_lab.bench.cases import Case
 from headway_lab.bench.peers import quickest
@@ -38,18 +38,18 @@ def decode_sides(case: Case, dtype: str, backend: str) -> tuple[dict[str, Side],
     shape = (1, case.kv_heads, past, width)
     last, all_keys = Tokens.range(1, start=past - 1), Tokens.range(past)
 
-    def cache() -> Keys:
+    def cache() -> KeyValues:
         k, v = (torch.empty(shape, dtype=kind).normal_(generator=noise) for _ in range(2))
-        return Keys(k, v, all_keys).quantised() if int8 else Keys(k, v, all_keys)
+        return KeyValues(k, v, all_keys).quantized() if int8 else KeyValues(k, v, all_keys)
 
     first = cache()
     one = sum(t.nbytes for t in first.tensors)
     caches = [first, *(cache() for _ in range(max(2, min(MOST_CACHES, -(-COLD_BYTES // one))) - 1))]
-    plain = [part.dequantised(kind) for part in caches]
+    plain = [part.dequantized(kind) for part in caches]
     rows = q.view(case.kv_heads, case.heads // case.kv_heads, width)
     scaled = rows * width**-0.5
 
-    def ours(part: Keys) -> Tensor:
+    def ours(part: KeyValues) -> Tensor:
         k, v, *scales = part.tensors
         k_scale, v_scale = scales or (None, None)
         return attend(
@@ -64,35 +64,35 @@ def decode_sides(case: Case, dtype: str, backend: str) -> tuple[dict[str, Side],
             v_scale=v_scale,
         )
 
-    def gqa(part: Keys) -> Tensor:
+    def gqa(part: KeyValues) -> Tensor:
         return F.scaled_dot_product_attention(q, part.k, part.v, enable_gqa=True)
 
-    def rows_sdpa(part: Keys) -> Tensor:
+    def rows_sdpa(part: KeyValues) -> Tensor:
         return F.scaled_dot_product_attention(rows.unsqueeze(0), part.k, part.v).view_as(q)
 
-    def rows_first(part: Keys) -> Tensor:
+    def rows_first(part: KeyValues) -> Tensor:
         weights = torch.softmax(scaled @ part.k[0].transpose(1, 2), -1, dtype=torch.float32).to(kind)
         return (weights @ part.v[0]).view_as(q)
 
-    def keys_first(part: Keys) -> Tensor:
+    def keys_first(part: KeyValues) -> Tensor:
         scores = (part.k[0] @ scaled.transpose(1, 2)).transpose(1, 2)
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(kind)
         return (weights @ part.v[0]).view_as(q)
 
     def exact(t: Tensor, scale: Tensor) -> Tensor:
-        return dequantise(t, scale, kind)
+        return dequantize(t, scale, kind)
 
     def short(t: Tensor, scale: Tensor) -> Tensor:
         return t.to(kind).mul_(scale.to(kind).unsqueeze(-1))
 
-    def dequantised(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Keys], Tensor]:
-        def step(part: Keys) -> Tensor:
+    def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[[KeyValues], Tensor]:
+        def step(part: KeyValues) -> Tensor:
             k, v, k_scale, v_scale = part.tensors
-            return rows_sdpa(Keys(how(k, k_scale), how(v, v_scale), part.tokens))
+            return rows_sdpa(KeyValues(how(k, k_scale), how(v, v_scale), part.tokens))
 
         return step
 
-    def turns(step: Callable[[Keys], Tensor], over: list[Keys] = plain) -> Side:
+    def turns(step: Callable[[KeyValues], Tensor], over: list[KeyValues] = plain) -> Side:
         endless = itertools.cycle(over)
 
         def call() -> Sequence[Tensor]:
@@ -107,7 +107,7 @@ def decode_sides(case: Case, dtype: str, backend: str) -> tuple[dict[str, Side],
             case "rows":
                 found[name] = turns(quickest([rows_first, keys_first], turns))
             case "dequantised":
-                ways = [dequantised(exact), dequantised(short)]
+                ways = [dequantized(exact), dequantized(short)]
                 found[name] = turns(quickest(ways, lambda step: turns(step, caches)), caches)
             case _:
                 found[name] = turns({"rows-sdpa": rows_sdpa, "gqa": gqa}[name])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.attention.linear_attention import Linear, linear_attend
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend
 from headway.attention.linear_attention.attend import choose_form
 from headway.patterns import Causal
 from headway.positions import Rotary
@@ -42,7 +42,7 @@ class Growth:
     """What is measured: both passes of `linear` at each of `lengths`. Inputs are float32: whatever they are,
     linear attention computes in it."""
 
-    linear: Linear
+    linear: LinearAttentionSpec
     lengths: Sequence[int] = LENGTHS
     passes: Sequence[str] = (FORWARD, TRAIN)
     effort: Effort = USUAL
@@ -62,7 +62,7 @@ def linear(growth: Growth, say: Say) -> Iterator[Row]:
         yield fitted(direction, times)
 
 
-def sides(linear: Linear, n: int, direction: str) -> Sides:
+def sides(linear: LinearAttentionSpec, n: int, direction: str) -> Sides:
     """Ours, and softmax attention with the same rotation where the row is not too long for it."""
     noise = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.empty(1, HEADS, n, WIDTH).normal_(generator=noise) for _ in range(4))
@@ -99,7 +99,7 @@ def product() -> Limit:
     return Limit("torch's matrix product", measure)
 
 
-def flops(linear: Linear, n: int, direction: str) -> float:
+def flops(linear: LinearAttentionSpec, n: int, direction: str) -> float:
     """The products that the form makes: those of every block, above the diagonal too, and of the sums. The backward
     makes five of each kind where the forward makes two."""
     forward = choose_form(Causal(), n, n, linear.features(WIDTH), WIDTH).flops
@@ -107,7 +107,7 @@ def flops(linear: Linear, n: int, direction: str) -> float:
     return HEADS * forward * (3.5 if direction == TRAIN else 1.0)
 
 
-def row_of(linear: Linear, n: int, direction: str, samples: Samples, limit: str) -> Row:
+def row_of(linear: LinearAttentionSpec, n: int, direction: str, samples: Samples, limit: str) -> Row:
     """The row of one length."""
     work, ours = flops(linear, n, direction), samples.milliseconds(OURS)
     peers = [side for side in samples.seconds if side != OURS]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway import hardware
 from headway.attention import attend
-from headway.attention.linear_attention import Linear, linear_attend
+from headway.attention.linear_attention import LinearAttentionSpec, linear_attend
 from headway.patterns import parse
 from headway.positions import Rotary
 from headway_lab.bench.cases import TRAIN, Case, named
@@ -80,7 +80,11 @@ def _attention(ask: Ask, case: Case) -> tuple[Callable[[], object], int, int]:
     if ask.kind == "linear" and ask.side == "headway":
         rotation = Rotary(pairing="halves").table(torch.arange(case.tokens), case.width, dtype=at.dtype)
         return (
-            at.run(lambda: linear_attend(at.q, at.k, at.v, Linear(), case.pattern, rotation=rotation)),
+            at.run(
+                lambda: linear_attend(
+                    at.q, at.k, at.v, LinearAttentionSpec(), case.pattern, rotation=rotation
+                )
+            ),
             inputs,
             outputs,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from headway.attention import ABILITIES
+from headway.attention import CAPABILITIES
 from headway.errors import BackendError, did_you_mean
 from headway.hardware import cores, gemm_peak
 from headway_lab.bench import mkl_full_path
@@ -44,9 +44,9 @@ class Wish:
 
 def check_backend(name: str) -> None:
     """Raises BackendError for a backend that does not exist."""
-    if name != "auto" and name not in ABILITIES:
+    if name != "auto" and name not in CAPABILITIES:
         raise BackendError(
-            f"bench: unknown backend {name!r}{did_you_mean(name, ABILITIES)}; known: auto, {', '.join(ABILITIES)}"
+            f"bench: unknown backend {name!r}{did_you_mean(name, CAPABILITIES)}; known: auto, {', '.join(CAPABILITIES)}"
         )
 
 
@@ -109,7 +109,7 @@ def _forced(case: Case, dtype: str, direction: str, wish: Wish) -> Row:
     """A row of another CPU level, in a process of its own. Its peers are torch's, at torch's own level."""
     assert case.level is not None
     try:
-        if "native" not in ABILITIES or wish.backend not in ("auto", "native"):
+        if "native" not in CAPABILITIES or wish.backend not in ("auto", "native"):
             raise BackendError(f"level {case.level} is one of backend native, which is not what is measured")
         with Child({"HEADWAY_NATIVE": case.level}) as child:
             return child.measure(case, dtype, direction, "native", wish.effort)

@@ -102,7 +102,7 @@ def linear(
     threads: ThreadsOption = None,
 ) -> int:
     """Linear attention at growing lengths, beside softmax attention, and the power that its time grows with."""
-    from headway.attention.linear_attention import Linear
+    from headway.attention.linear_attention import LinearAttentionSpec
     from headway_lab.bench.linear import USUAL, Growth
     from headway_lab.bench.linear import linear as rows_of
     from headway_lab.bench.memory import powers
@@ -112,7 +112,7 @@ def linear(
     set_threads(threads)
     most = tokens or (8192 if quick else 131072)
     growth = Growth(
-        linear=Linear(feature),
+        linear=LinearAttentionSpec(feature),
         lengths=powers(min(2048, most // 4), most),
         passes=(direction,) if direction else PASSES,
         effort=QUICK if quick else USUAL,

@@ -10,11 +10,11 @@ from typing import Any
 from headway.checkpoints.restore import as_decoder
 from headway.data import Piece, TokenFile, encode_corpus
 from headway.draw import BLUE, GREY, ORANGE, saved_figure
-from headway.generate import Sampling, Settings, generate
+from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import ModelSpec
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
-from headway.train import Every, Moment, TrainConfig, TrainResult, train
+from headway.train import CallbackContext, PeriodicCallback, TrainConfig, TrainResult, train
 from headway.train.inputs import make_spec
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 
@@ -141,11 +141,11 @@ def learn(
     left = max(3.0, seconds * (1 - SHARE_FOR_EVALUATION) - (time.monotonic() - began))
     samples: list[Sample] = []
 
-    def look(moment: Moment) -> None:
+    def look(moment: CallbackContext) -> None:
         samples.append(sample(moment, prompt))
         say(show(samples[-1], prompt))
 
-    every = [Every(look, seconds=min(SAMPLE_SECONDS, left / 2))]
+    every = [PeriodicCallback(look, seconds=min(SAMPLE_SECONDS, left / 2))]
     config = settings(out, left, quick)
     say(about_model(make_spec(config, tokenizer.vocab_size)))
     result = train(config, callbacks=every)
@@ -161,12 +161,12 @@ def about_model(spec: ModelSpec) -> str:
     )
 
 
-def sample(moment: Moment, prompt: str) -> Sample:
+def sample(moment: CallbackContext, prompt: str) -> Sample:
     """Continue the prompt with the model as it is; the same noise every time."""
     room = moment.model.spec.trained_context
     ids = moment.tokenizer.encode(prompt)[: room // 2]
     end = () if moment.tokenizer.eos is None else (moment.tokenizer.eos,)
-    how = Settings(
+    how = GenerationConfig(
         max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)), sampling=Sampling(temperature=0.7), eos=end
     )
     made = generate(as_decoder(moment.model), [ids], how, tokenizer=moment.tokenizer)[0]

@@ -12,7 +12,7 @@ from headway.draw import INK
 from headway.models import ModelSpec
 from headway.models.build import build
 from headway.patterns import Window
-from headway.positions import DynamicNTK, Linear, Rotary, YaRN
+from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
 from headway_lab.explain import TOPICS, Report
 from headway_lab.explain.positions import schemes
 from headway_lab.explain.runs import Budget, Run, contend, gap, held_out_rows, one_thread, small, told
@@ -33,7 +33,7 @@ def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
     if isinstance(spec.positions, Rotary):
         length, rotary = BUDGET.tokens, spec.positions
         scalings = {
-            "linear": Linear(times),
+            "linear": LinearScaling(times),
             "NTK": DynamicNTK(1.0, length),
             "YaRN": YaRN(times, length),
         }

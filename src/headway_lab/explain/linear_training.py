@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention import Linear
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.draw import BLUE, GREEN, GREY, ORANGE
 from headway.models import ModelSpec
 from headway.models.build import build
@@ -59,9 +59,9 @@ def contenders() -> dict[str, ModelSpec]:
     softmax = small(**shape, positions=rotary)
     return {
         "softmax": softmax,
-        "linear": softmax.with_linear(Linear()),
-        "linear, cosine": softmax.with_linear(Linear("cosine")),
-        "linear, no positions": small(**shape, positions=NoPositions()).with_linear(Linear()),
+        "linear": softmax.with_linear(LinearAttentionSpec()),
+        "linear, cosine": softmax.with_linear(LinearAttentionSpec("cosine")),
+        "linear, no positions": small(**shape, positions=NoPositions()).with_linear(LinearAttentionSpec()),
     }
 
 

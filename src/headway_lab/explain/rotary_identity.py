@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headway.draw import GREY
-from headway.nn import Turns
+from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
 from headway.positions.forms import complex_form, matrix_form, rotation_matrix
 from headway.tokens import Tokens
@@ -98,7 +98,7 @@ def matrix(position: int) -> Tensor:
 def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """<R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at positions
     below 512 (powers of a matrix are rounded more often than angles)."""
-    turns = Turns(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
+    turns = RotaryEmbedding(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
     assert turns.drift is not None
     m, n = m[: len(q)] % 512, n[: len(q)] % 512
     with torch.no_grad():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.partial import Partial, merge_all
 
 
@@ -15,7 +15,7 @@ def run(call: Call) -> Partial:
     return merge_all([_one(call, part, slot) for part, slot in zip(call.keys, call.slots, strict=True)])
 
 
-def _one(call: Call, part: Keys, slot: int) -> Partial:
+def _one(call: Call, part: KeyValues, slot: int) -> Partial:
     scores, mask = _scores(call, part, slot)
     dtype = call.work_dtype
     top = (
@@ -45,7 +45,7 @@ def weights(call: Call) -> Tensor:
     return torch.softmax(scores, -1).nan_to_num(0.0) if part.tokens.count else scores
 
 
-def _scores(call: Call, part: Keys, slot: int) -> tuple[Tensor, Tensor]:
+def _scores(call: Call, part: KeyValues, slot: int) -> tuple[Tensor, Tensor]:
     """Scores [B, H, T, S] with -inf where masked, and the mask [B|1, H|1, T, S]."""
     mask = call.visible(call.q_tokens, part.tokens)
     if call.keep is not None:

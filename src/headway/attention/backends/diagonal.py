@@ -21,7 +21,7 @@ from headway.patterns import And, GlobalKeys, GlobalQueries, Or, Pattern, Sink, 
 from headway.tokens import Tokens
 
 
-def obstacle(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why the diagonals of this call are not diagonals of its pattern; None if they are."""
     if len(call.keys) > 1:
         return "it takes one set of keys"

@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from headway.attention.backends.banded import Side, finite
 from headway.attention.backends.flex_mods import Slots, can_score, mask_mod, score_mod
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.attention.plan import simplified
 from headway.partial import Partial, merge_all
 from headway.patterns import Pattern, classify, visible
@@ -35,7 +35,7 @@ BLOCK = 128
 """Slots of a tile on either side: what torch's kernels take as they are."""
 
 
-def obstacle(call: Call, device: str) -> str | None:
+def unsupported_reason(call: Call, device: str) -> str | None:
     """Why this call cannot run on `device`, beside what the table of abilities says; None if it can."""
     widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
     for step in call.score:
@@ -55,7 +55,7 @@ def run(call: Call, with_lse: bool = True) -> Partial:
     return merge_all([_one(call, part, with_lse or len(call.keys) > 1) for part in call.keys])
 
 
-def _one(call: Call, part: Keys, with_lse: bool) -> Partial:
+def _one(call: Call, part: KeyValues, with_lse: bool) -> Partial:
     if not (call.q.numel() and part.k.numel()):
         return Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
@@ -130,7 +130,7 @@ def _clean_queries(call: Call) -> Tensor:
     return call.q.masked_fill(~call.q_tokens.valid[:, None, :, None], 0.0)
 
 
-def _clean_keys(pattern: Pattern, call: Call, part: Keys) -> tuple[Tensor, Tensor]:
+def _clean_keys(pattern: Pattern, call: Call, part: KeyValues) -> tuple[Tensor, Tensor]:
     """k and v, with the slots that no query sees set to 0 where any slot holds NaN or infinity."""
     if finite(part.k.detach()) and finite(part.v.detach()):
         return part.k, part.v
@@ -166,7 +166,7 @@ def _attend(
     return out, aux.lse
 
 
-def _form(call: Call, part: Keys, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
+def _form(call: Call, part: KeyValues, pattern: Pattern, mask: BlockMask, with_lse: bool) -> Hashable:
     """What one compiled kernel serves; T and S are torch's to guard (fixed at first, symbols once they vary)."""
     sides = tuple(Slots.form(t) for t in (call.q_tokens, part.tokens))
     steps = tuple(

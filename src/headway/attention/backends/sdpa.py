@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention.call import Call, split
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.attention.plan import simplified
 from headway.attention.twice import no_second
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
 
 
-def form(call: Call, part: Keys) -> str:
+def form(call: Call, part: KeyValues) -> str:
     """How this key set is lowered: "full", "causal", "chunk" or "mask"."""
     if call.keep is not None or any(s.by_slot for s in call.score):
         return "mask"
@@ -37,7 +37,7 @@ def form(call: Call, part: Keys) -> str:
     return "mask"
 
 
-def obstacle(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why torch's kernels cannot run this call, beside what the table of abilities says; None if they can."""
     return "a causal mask with a scale of 0 or less gives NaN there" if call.scale <= 0 else None
 
@@ -51,7 +51,7 @@ def run(call: Call, with_lse: bool = True) -> Partial:
     return merge_all([p for part in call.keys for p in _partials(call, part)])
 
 
-def _output(call: Call, part: Keys) -> Tensor:
+def _output(call: Call, part: KeyValues) -> Tensor:
     q, k, v = call.q, part.k, part.v
     shape = form(call, part)
     gqa = call.heads.group > 1
@@ -88,7 +88,7 @@ def _refuse(grads: Sequence[Tensor | None]) -> None:
     raise no_second("sdpa")
 
 
-def _partials(call: Call, part: Keys) -> list[Partial]:
+def _partials(call: Call, part: KeyValues) -> list[Partial]:
     q, k, v = call.q, part.k, part.v
     shape = form(call, part)
     if shape == "full" and call.heads.group > 1:
@@ -122,7 +122,7 @@ def _flash(
     return Partial(out, lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32))
 
 
-def _masked(call: Call, part: Keys) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _masked(call: Call, part: KeyValues) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(mask, k, v, some): a mask without empty rows, keys with unseen slots set to 0, which rows see any."""
     mask = call.visible(call.q_tokens, part.tokens)
     if call.keep is not None:

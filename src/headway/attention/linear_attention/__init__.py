@@ -11,14 +11,14 @@ from headway.attention.linear_attention.attend import (
     prepare,
 )
 from headway.attention.linear_attention.features import FEATURES
-from headway.attention.linear_attention.spec import Linear
+from headway.attention.linear_attention.spec import LinearAttentionSpec
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_pattern, forbid_weights
 
 __all__ = [
     "FEATURES",
     "FORMS",
-    "Linear",
+    "LinearAttentionSpec",
     "LinearState",
     "Prepared",
     "check_form",

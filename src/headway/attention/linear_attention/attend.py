@@ -16,7 +16,7 @@ from torch import Tensor
 from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
 from headway.attention.linear_attention.features import Rotation, marked
 from headway.attention.linear_attention.order import Order, order_of
-from headway.attention.linear_attention.spec import Linear
+from headway.attention.linear_attention.spec import LinearAttentionSpec
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
 from headway.choice import Choice
@@ -25,14 +25,14 @@ from headway.patterns import Causal, Full, Pattern
 from headway.scores import Score
 from headway.tokens import Tokens
 
-_LINEAR, _FULL, _CAUSAL = Linear(), Full(), Causal()
+_LINEAR, _FULL, _CAUSAL = LinearAttentionSpec(), Full(), Causal()
 
 
 def linear_attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    linear: Linear = _LINEAR,
+    linear: LinearAttentionSpec = _LINEAR,
     pattern: Pattern = _FULL,
     *,
     q_tokens: Tokens | None = None,
@@ -52,8 +52,8 @@ def linear_attend(
         q_tokens, k_tokens: what is known of the slots of either side; numbered from 0 unless given. Causal
             queries and keys are the same tokens, in any order of slots.
         rotation: turns features by position (`RotaryTable` of these tokens); it must keep lengths for "cosine".
-        past: the state of earlier keys of each row (`linear_state`, `StateCache`), for Causal() without documents;
-            it has no gradient.
+        past: the state of earlier keys of each row (`linear_state`, `LinearAttentionCache`), for Causal() without
+            documents; it has no gradient.
         form: "parallel" (all products: the specification), "chunked" (linear time; memory linear in T with the
             backward too), "recurrent" (token by token; causal), or "auto" (`choose_form`).
         score, dropout: there are no weights that these could act on: an error.
@@ -74,7 +74,7 @@ def linear_attend(
 def linear_state(
     k: Tensor,
     v: Tensor,
-    linear: Linear = _LINEAR,
+    linear: LinearAttentionSpec = _LINEAR,
     *,
     tokens: Tokens | None = None,
     rotation: Rotation | None = None,
@@ -87,7 +87,7 @@ def linear_state(
 def linear_weights(
     q: Tensor,
     k: Tensor,
-    linear: Linear = _LINEAR,
+    linear: LinearAttentionSpec = _LINEAR,
     pattern: Pattern = _FULL,
     *,
     q_tokens: Tokens | None = None,
@@ -147,7 +147,7 @@ def choose_form(
 class Prepared:
     """A call with its features computed, in the order of its slots."""
 
-    linear: Linear
+    linear: LinearAttentionSpec
     q: Tensor
     zq: Tensor
     k: Tensor
@@ -213,7 +213,7 @@ def prepare(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    linear: Linear,
+    linear: LinearAttentionSpec,
     pattern: Pattern,
     q_tokens: Tokens | None,
     k_tokens: Tokens | None,

@@ -14,7 +14,7 @@ ROTARY = ("numerator", "both", "none")
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearAttentionSpec:
     """Attention whose weights are products of features, so that sums over the keys replace them:
 
         out_i = sum_j sim(q_i, k_j) v_j / sum_j sim(q_i, k_j)         sim(q, k) = phi(q) . phi'(k) >= 0
@@ -55,25 +55,29 @@ class Linear:
         ):
             if value not in known:
                 raise ConfigError(
-                    f"Linear: {name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(str(value), known)}"
+                    f"linear attention: {name} must be one of {', '.join(known)}, "
+                    f"got {value!r}{did_you_mean(str(value), known)}"
                 )
         if (self.feature == COSINE) != (keys == COSINE):
             raise ConfigError(
-                f'Linear: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; got feature={self.feature!r} '
-                f"and key_feature={keys!r}"
+                f'linear attention: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; '
+                f"got feature={self.feature!r} and key_feature={keys!r}"
             )
         rotary = ("both" if self.is_cosine else "numerator") if self.rotary is None else self.rotary
         if rotary not in ROTARY:
             raise ConfigError(
-                f"Linear: rotary must be one of {', '.join(ROTARY)}, got {rotary!r}{did_you_mean(str(rotary), ROTARY)}"
+                f"linear attention: rotary must be one of {', '.join(ROTARY)}, "
+                f"got {rotary!r}{did_you_mean(str(rotary), ROTARY)}"
             )
         if self.is_cosine and rotary == "numerator":
             raise ConfigError(
-                'Linear: "cosine" keeps its meaning as a distribution with rotary in numerator and denominator, and '
-                'loses it in the numerator alone; use rotary="both", or another feature'
+                'linear attention: "cosine" keeps its meaning as a distribution with rotary in numerator and '
+                'denominator, and loses it in the numerator alone; use rotary="both", or another feature'
             )
         if not 0 < self.eps < float("inf"):
-            raise ConfigError(f"Linear: eps is the least denominator, greater than 0, got {self.eps}")
+            raise ConfigError(
+                f"linear attention: eps is the least denominator, greater than 0, got {self.eps}"
+            )
         object.__setattr__(self, "key_feature", keys)
         object.__setattr__(self, "rotary", rotary)
 

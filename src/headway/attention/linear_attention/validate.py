@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.linear_attention.features import TOKENS, Rotation
-from headway.attention.linear_attention.spec import Linear
+from headway.attention.linear_attention.spec import LinearAttentionSpec
 from headway.attention.linear_attention.state import LinearState
 from headway.errors import PatternError
 from headway.heads import Heads
@@ -37,7 +37,7 @@ def forbid_weights(score: Score | Sequence[Score], dropout: float) -> None:
         raise PatternError(f"dropout={dropout}: {NO_WEIGHTS.format('dropout of weights')}")
 
 
-def check_pattern(linear: Linear, pattern: Pattern) -> None:
+def check_pattern(linear: LinearAttentionSpec, pattern: Pattern) -> None:
     """Raises PatternError for a pattern that sums cannot express."""
     if pattern not in (Full(), Causal()):
         raise PatternError(
@@ -55,7 +55,7 @@ def check_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    linear: Linear,
+    linear: LinearAttentionSpec,
     pattern: Pattern,
     q_tokens: Tokens | None,
     k_tokens: Tokens | None,
@@ -87,10 +87,12 @@ def check_call(
         what = "Causal()" if pattern == Causal() else "a rotation"
         raise PatternError(
             f"linear attention: under {what} queries and keys are of the same tokens, since the sums run along one "
-            "sequence; give q_tokens = k_tokens, and what came before as past= (linear_state, StateCache)"
+            "sequence; give q_tokens = k_tokens, and what came before as past= (linear_state, LinearAttentionCache)"
         )
     if rotation is not None and linear.rotary == "none":
-        raise PatternError('linear attention: a rotation is given, but Linear(rotary="none") turns nothing')
+        raise PatternError(
+            'linear attention: a rotation is given, but LinearAttentionSpec(rotary="none") turns nothing'
+        )
     return heads, q_tokens, k_tokens
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.families import FAMILIES, HARMLESS, ONLY, OURS, Family
 from headway.checkpoints.hf.headway_config import own_facts, spec_from_own
 from headway.checkpoints.hf.layouts import LAYOUTS, layout_of
@@ -40,7 +40,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     family = FAMILIES[family_name]
     _check_keys(config, family_name, family)
     facts = own_facts(config)
-    given = Given(config, family.defaults)
+    given = ConfigReader(config, family.defaults)
     shape = _shape(given)
     rope = read_rope(config, max_positions=given.whole("max_position_embeddings"), head_dim=shape["head_dim"])
     return ModelSpec(
@@ -106,7 +106,7 @@ def _check_keys(config: Mapping[str, Any], name: str, family: Family) -> None:
             )
 
 
-def _shape(given: Given) -> dict[str, Any]:
+def _shape(given: ConfigReader) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     if given.get("head_dim") is None and width % heads:
         raise ConfigError(
@@ -128,7 +128,7 @@ def _shape(given: Given) -> dict[str, Any]:
     return checked_sizes(sizes)
 
 
-def _patterns(given: Given, family: Family, layers: int) -> tuple[Pattern, ...]:
+def _patterns(given: ConfigReader, family: Family, layers: int) -> tuple[Pattern, ...]:
     if family.windows == "none":
         return (Causal(),) * layers
     if family.windows == "late" and not given.flag("use_sliding_window"):

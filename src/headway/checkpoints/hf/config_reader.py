@@ -10,7 +10,7 @@ from headway.checkpoints.hf.size_limits import checked_sizes
 from headway.errors import ConfigError
 
 
-class Given:
+class ConfigReader:
     """Typed access to a config, with the family's defaults for what is absent."""
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from headway.attention.linear_attention import Linear as LinearAttention
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.families import OURS
 from headway.checkpoints.hf.size_limits import checked_sizes
 from headway.errors import ConfigError, did_you_mean
@@ -20,8 +20,8 @@ from headway.patterns import Pattern, parse
 from headway.positions import (
     DynamicNTK,
     Learned,
-    Linear,
     LinearBias,
+    LinearScaling,
     Llama3,
     LongRope,
     NoPositions,
@@ -51,7 +51,7 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
 _VALUES: Mapping[str, tuple[type, ...]] = {
     "encoder": (ModelSpec,),
     "head": (Head,),
-    "linear": (LinearAttention,),
+    "linear": (LinearAttentionSpec,),
     "positions": (PositionScheme,),
 }
 SCHEMES = (
@@ -65,9 +65,10 @@ SCHEMES = (
     LinearBias,
     PerLayer,
 )
-SCALINGS = (Linear, DynamicNTK, YaRN, Llama3, LongRope)
-KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS, Head, ModelSpec)} | {
-    "LinearAttention": LinearAttention
+SCALINGS = (LinearScaling, DynamicNTK, YaRN, Llama3, LongRope)
+KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS[1:], Head, ModelSpec)} | {
+    "Linear": LinearScaling,
+    "LinearAttention": LinearAttentionSpec,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
 
@@ -144,7 +145,7 @@ def _write(value: Any) -> Any:
         return value
     if isinstance(value, Pattern):
         return {"pattern": str(value)}
-    if isinstance(value, PositionScheme | Scaling | Head | LinearAttention | ModelSpec):
+    if isinstance(value, PositionScheme | Scaling | Head | LinearAttentionSpec | ModelSpec):
         kind: Any = type(value)
         return {"kind": NAMES[kind], **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
     if isinstance(value, tuple | list):

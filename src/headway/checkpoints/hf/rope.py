@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean
-from headway.positions import DynamicNTK, Linear, Llama3, LongRope, Rotary, Scaling, YaRN
+from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, YaRN
 
 DEFAULT_THETA = 10000.0
 TRAINED = "original_max_position_embeddings"
@@ -39,7 +39,7 @@ class RopeKind:
 KINDS: Mapping[str, RopeKind] = MappingProxyType(
     {
         "default": RopeKind(None),
-        "linear": RopeKind(Linear, ("factor",), (TRAINED,)),
+        "linear": RopeKind(LinearScaling, ("factor",), (TRAINED,)),
         "dynamic": RopeKind(DynamicNTK, ("factor",), (TRAINED,)),
         "yarn": RopeKind(
             YaRN,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headway.attention.backends.native.arguments import Layout, layout, program
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.native import library, threads, why_missing
@@ -25,7 +25,7 @@ from headway.scores import ALiBi, RelativeBias, Score, SoftCap, alibi_slopes
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def obstacle(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why the kernels cannot run this call; None if they can."""
     if call.q.dtype not in DTYPES:
         return f"its kernels take float32 and bfloat16, not {str(call.q.dtype).removeprefix('torch.')}"
@@ -123,7 +123,7 @@ class Prepared:
         request.call.out = c.TensorRef.of(empty_out(call.q, self._width))
         self._call, self._layout = bytes(request.call), request.layout
 
-    def run(self, q: Tensor, part: Keys) -> Partial:
+    def run(self, q: Tensor, part: KeyValues) -> Partial:
         """The partial of q over these keys."""
         out, lse = empty_out(q, self._width), torch.empty(q.shape[:3])
         call = c.Call.from_buffer_copy(self._call)

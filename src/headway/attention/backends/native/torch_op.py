@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headway.attention.backends.native import backend as native
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.attention.twice import no_second
 from headway.errors import BackendError
 from headway.heads import Heads
@@ -30,7 +30,7 @@ from headway.tokens import Tokens
 
 def takes(call: Call) -> bool:
     """Whether the operator can stand for this call; asked while a graph is traced, where library() is a constant."""
-    return call.keep is None and call.q.device.type == "cpu" and native.obstacle(call) is None
+    return call.keep is None and call.q.device.type == "cpu" and native.unsupported_reason(call) is None
 
 
 # What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
@@ -124,7 +124,7 @@ def _call(
     sides = [_side(*side, rest) for side in zip(counts, known[::2], known[1::2], strict=True)]
     of_int8 = iter(scales)
     keys = tuple(
-        Keys(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
+        KeyValues(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
         for part in zip(k, v, sides[1:], strict=True)
     )
     rest = list(tables)
@@ -132,7 +132,7 @@ def _call(
     heads, shape = Heads.of(q.shape[1], k[0].shape[1]), _pattern(pattern)
     assert isinstance(shape, Pattern)
     call = Call(q, sides[0], keys, shape, heads, scale, steps, None, dropout, seed, head_ids)
-    reason = native.obstacle(call)
+    reason = native.unsupported_reason(call)
     if reason is not None:
         raise BackendError(f"headway::attend cannot run this call: {reason}")
     return call

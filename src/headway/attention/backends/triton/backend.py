@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
-from headway.attention.key_values import Keys
+from headway.attention.key_values import KeyValues
 from headway.attention.plan import simplified
 from headway.partial import Partial, merge_all
 from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
@@ -35,7 +35,7 @@ Terms = tuple[tuple[tuple[int, int, int, int], ...], ...]
 """A pattern as "some term holds"; a term is "all its leaves hold"; a leaf is (kind, first, last, step)."""
 
 
-def obstacle(call: Call) -> str | None:
+def unsupported_reason(call: Call) -> str | None:
     """Why this call cannot run here, beside what the table of abilities says; None if it can."""
     count, width = call.q.shape[2:]
     widest = max(width, *(part.v.shape[-1] for part in call.keys))
@@ -61,7 +61,7 @@ def run(call: Call, chunk: int | None = None) -> Partial:
     return merge_all([part for keys in call.keys for part in _chunks(call, keys, chunk)])
 
 
-def _chunks(call: Call, part: Keys, chunk: int | None) -> list[Partial]:
+def _chunks(call: Call, part: KeyValues, chunk: int | None) -> list[Partial]:
     launch = import_module("headway.attention.backends.triton.kernel").launch
     if not (call.q.numel() and part.k.numel()):
         return [Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))]

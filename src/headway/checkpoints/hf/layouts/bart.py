@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.pairs import (
     DECODER,
@@ -28,7 +28,7 @@ def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     return pair_aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     place = Learned(given.whole("max_position_embeddings"), offset=2)
     return {**read_pair(given), "positions": place, "shared_embedding": given.flag("tie_word_embeddings")}
 

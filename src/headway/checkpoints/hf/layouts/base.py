@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.families import HARMLESS
-from headway.checkpoints.hf.layouts.field_map import Keys, names, read_keys, write_keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap, names, read_fields, write_fields
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.size_limits import checked_sizes
 from headway.errors import ConfigError, did_you_mean
@@ -51,11 +51,11 @@ class Layout:
 
     family: str
     architectures: Mapping[str, str]
-    keys: Keys
-    read: Callable[[Given, str], dict[str, Any]]
+    keys: FieldMap
+    read: Callable[[ConfigReader, str], dict[str, Any]]
     write: Callable[[ModelSpec], dict[str, Any]]
     rules: Callable[[ModelSpec], Sequence[Rule]]
-    encoder_keys: Keys | None = None
+    encoder_keys: FieldMap | None = None
     translated: Sequence[str] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     harmless: Sequence[str] = ()
@@ -78,13 +78,13 @@ class Layout:
                 f"config.json: architectures {classes} is not one of model_type {self.family!r}"
                 f"{did_you_mean(str(classes), self.architectures)}; known are {', '.join(self.architectures)}"
             )
-        given = Given(config, self.defaults)
-        sizes = checked_sizes(read_keys(given, self.keys))
+        given = ConfigReader(config, self.defaults)
+        sizes = checked_sizes(read_fields(given, self.keys))
         fields = {**sizes, **self.read(given, self.architectures[classes[0]])}
         checked_sizes({"head_dim": fields["width"] // fields["heads"], **fields})
         if self.encoder_keys is None:
             return ModelSpec.of(self.family, **fields)
-        encoder = checked_sizes(read_keys(given, self.encoder_keys))
+        encoder = checked_sizes(read_fields(given, self.encoder_keys))
         return ModelSpec.of_pair(self.family, encoder=encoder, **fields)
 
     def config(self, spec: ModelSpec) -> dict[str, Any] | None:
@@ -94,9 +94,9 @@ class Layout:
         if spec.head.task not in kinds or (spec.encoder is None) != (self.encoder_keys is None):
             return None
         said: dict[str, Any] = {"architectures": [kinds[spec.head.task]], "model_type": self.family}
-        said |= write_keys(spec, self.keys)
+        said |= write_fields(spec, self.keys)
         if spec.encoder is not None and self.encoder_keys is not None:
-            said |= {"is_encoder_decoder": True, **write_keys(spec.encoder, self.encoder_keys)}
+            said |= {"is_encoder_decoder": True, **write_fields(spec.encoder, self.encoder_keys)}
         return {**said, **self.write(spec)}
 
     def _check_keys(self, config: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     CLS,
@@ -20,7 +20,7 @@ from headway.models import ModelSpec
 from headway.positions import Learned
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     size = given.whole("max_position_embeddings")
     return {**read_encoder(given, kind), "positions": Learned(size), "trained_context": size}
 

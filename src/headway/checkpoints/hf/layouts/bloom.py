@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
 from headway.models import ModelSpec
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "n_layer",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys, activation, gelu_new
+from headway.checkpoints.hf.layouts.field_map import FieldMap, activation, gelu_new
 from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, same, sublayers
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.positions import Learned
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -96,7 +96,7 @@ LM_HEAD = {
 def encoder_layout(
     family: str,
     name: str,
-    read: Callable[[Given, str], dict[str, Any]],
+    read: Callable[[ConfigReader, str], dict[str, Any]],
     write: Callable[[ModelSpec], dict[str, Any]],
     rules: Callable[[ModelSpec], Sequence[Rule]],
     masked: Mapping[str, str],
@@ -130,7 +130,7 @@ def encoder_layout(
 
 
 def read_encoder(
-    given: Given, kind: str, *, dense: str = "tanh", masked: str | None = None
+    given: ConfigReader, kind: str, *, dense: str = "tanh", masked: str | None = None
 ) -> dict[str, Any]:
     """The head of a kind, and what goes with it; `dense` is the activation in front of a classifier, `masked` that of
     the masked-lm head, hidden_act unless given."""
@@ -158,7 +158,7 @@ def write_encoder(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def read_table(given: Given, family: str) -> dict[str, Any]:
+def read_table(given: ConfigReader, family: str) -> dict[str, Any]:
     """Learned positions that begin behind the row of padding, and the context.
 
     Raises ConfigError for a padding id that leaves no rows."""
@@ -179,7 +179,7 @@ def write_table(spec: ModelSpec) -> dict[str, Any]:
     return {"max_position_embeddings": table.size + offset, "pad_token_id": offset - 1}
 
 
-def labels(given: Given) -> tuple[str, ...]:
+def labels(given: ConfigReader) -> tuple[str, ...]:
     """Names of the classes by `id2label`, or LABEL_0, ... for `num_labels` (2 unless given), as in transformers."""
     names = given.get("id2label")
     if names is None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.bloom import NAMES
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
 from headway.checkpoints.hf.rope import read_rope
@@ -20,7 +20,7 @@ from headway.models import ModelSpec
 from headway.positions import LinearBias
 from headway.scores import alibi_slopes
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -41,7 +41,7 @@ NORMS = {
 }
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     head_dim = max(width // heads, 1)
     size, alibi = given.whole("max_position_embeddings"), given.flag("alibi")
@@ -54,7 +54,7 @@ def _read(given: Given, kind: str) -> dict[str, Any]:
     }
 
 
-def _blocks(given: Given, heads: int) -> dict[str, Any]:
+def _blocks(given: ConfigReader, heads: int) -> dict[str, Any]:
     """Norms and kv heads, of the first kind or the second; what transformers builds and cannot run is refused."""
     new, parallel = given.flag(NEW), given.flag("parallel_attn")
     norms = given.whole("num_ln_in_parallel_attn", 2 if new else 1)

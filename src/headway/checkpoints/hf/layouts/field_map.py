@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
-Keys = Mapping[str, str | tuple[str, ...]]
+FieldMap = Mapping[str, str | tuple[str, ...]]
 """Field of `ModelSpec` -> its key, or several keys that must agree. Where one key stands for several fields, it is
 written from the first."""
 
@@ -19,18 +19,18 @@ ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""
 
 
-def names(keys: Keys) -> tuple[str, ...]:
+def names(keys: FieldMap) -> tuple[str, ...]:
     """All keys of a table."""
     return tuple(name for key in keys.values() for name in ((key,) if isinstance(key, str) else key))
 
 
-def read_keys(given: Given, keys: Keys) -> dict[str, Any]:
+def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
     """The fields of a table. Raises ConfigError for a key that is absent, of another type than its field, or
     contradicts its like."""
     return {field: _value(given, KINDS[field], key) for field, key in keys.items()}
 
 
-def _value(given: Given, kind: Any, key: str | tuple[str, ...]) -> Any:
+def _value(given: ConfigReader, kind: Any, key: str | tuple[str, ...]) -> Any:
     if not isinstance(key, str):
         return one_number(given, *key)
     if kind == "str":
@@ -39,7 +39,7 @@ def _value(given: Given, kind: Any, key: str | tuple[str, ...]) -> Any:
     return read[kind](key)
 
 
-def write_keys(spec: ModelSpec, keys: Keys) -> dict[str, Any]:
+def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
     """The keys of a table; what they cannot say is noticed by reading them again."""
     found: dict[str, Any] = {}
     for field, key in keys.items():
@@ -48,7 +48,7 @@ def write_keys(spec: ModelSpec, keys: Keys) -> dict[str, Any]:
     return found
 
 
-def activation(given: Given, key: str) -> str:
+def activation(given: ConfigReader, key: str) -> str:
     """The name here of an activation."""
     name = given.text(key)
     return ACTIVATIONS.get(name, name)
@@ -59,7 +59,7 @@ def gelu_new(name: str) -> str:
     return "gelu_new" if name == "gelu_pytorch_tanh" else name
 
 
-def one_number(given: Given, *keys: str) -> float:
+def one_number(given: ConfigReader, *keys: str) -> float:
     """The number that all these keys have. Raises ConfigError where they differ, since a spec has one for all."""
     values = {key: given.number(key) for key in keys}
     if len(set(values.values())) > 1:

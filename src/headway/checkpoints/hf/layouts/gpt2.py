@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys, gelu_new
+from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, same, sublayers, transposed
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import Learned
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "n_embd",
     "layers": "n_layer",
@@ -56,7 +56,7 @@ DEFAULTS = {
 }
 
 
-def read_gpt2(given: Given, kind: str) -> dict[str, Any]:
+def read_gpt2(given: ConfigReader, kind: str) -> dict[str, Any]:
     """What the table does not say of GPT-2 and GPTBigCode."""
     size = given.whole("n_positions")
     if given.get("n_ctx") not in (None, size):

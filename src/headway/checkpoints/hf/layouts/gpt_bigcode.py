@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.gpt2 import (
     DEFAULTS,
@@ -28,7 +28,7 @@ RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", 
 """How BigCode's own program ran them."""
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     fields = read_gpt2(given, kind)
     kv_heads = 1 if given.flag("multi_query") else given.whole("n_head")
     if given.get("num_key_value_heads") not in (None, kv_heads):

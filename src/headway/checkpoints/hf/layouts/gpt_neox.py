@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, read_partial, rope_parameters, write_partial
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
 from headway.models import ModelSpec
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -37,7 +37,7 @@ NAMES = {
 }
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     theta = given.get("rotary_emb_base")
     base = {} if theta is None or "rope_theta" in given.config else {"rope_theta": theta}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.pairs import (
     DECODER,
@@ -29,7 +29,7 @@ from headway.positions import Sinusoidal
 POSITIONS = Sinusoidal(pairing="halves")
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     shared = given.flag("share_encoder_decoder_embeddings") and given.flag("tie_word_embeddings")
     vocab = given.whole("vocab_size")
     return {

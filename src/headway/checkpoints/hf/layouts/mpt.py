@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.families import HARMLESS
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import LinearBias
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "d_model",
     "layers": "n_layers",
@@ -50,7 +50,7 @@ RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decod
 """Keys of `attn_config` that say how it is computed, or that every config of transformers has."""
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     attention = given.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
@@ -63,7 +63,7 @@ def _read(given: Given, kind: str) -> dict[str, Any]:
                 f'config.json: "attn_config.{key}" is {value!r}, which headway does not have for model_type mpt; '
                 f"accepted is {ATTENTION[key][0]!r}"
             )
-    inner = Given(attention, {})
+    inner = ConfigReader(attention, {})
     scaled = inner.get("softmax_scale") is not None
     return {
         "hidden": 4 * given.whole("d_model"),

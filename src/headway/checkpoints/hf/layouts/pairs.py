@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
-from headway.checkpoints.hf.layouts.field_map import Keys, gelu_new
+from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, output, same, sublayers
 from headway.models import ModelSpec
 from headway.positions import Learned
@@ -31,7 +31,7 @@ CROSS = {
 }
 SIDES = ("encoder", "decoder")
 SHARED = "model.shared.weight"
-DECODER: Keys = {
+DECODER: FieldMap = {
     "vocab": "vocab_size",
     "width": "d_model",
     "layers": "decoder_layers",
@@ -45,7 +45,7 @@ DECODER: Keys = {
     "init_std": "init_std",
     "tied": "tie_word_embeddings",
 }
-ENCODER: Keys = {
+ENCODER: FieldMap = {
     "vocab": "vocab_size",
     "layers": "encoder_layers",
     "heads": "encoder_attention_heads",
@@ -81,7 +81,7 @@ DEFAULTS = {
 }
 
 
-def read_pair(given: Given) -> dict[str, Any]:
+def read_pair(given: ConfigReader) -> dict[str, Any]:
     """What the tables do not say of both stacks."""
     return {"embedding_scale": given.whole("d_model") ** 0.5 if given.flag("scale_embedding") else 1.0}
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys, gelu_new
+from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, same, sublayers
 from headway.models import ModelSpec
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -35,7 +35,7 @@ NAMES = {
 }
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     rope = read_partial(given, given.number(PARTIAL), max(width // heads, 1), partial_rotary_factor=None)
     return {

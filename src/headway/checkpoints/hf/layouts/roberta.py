@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     DEFAULTS,
     LM_HEAD,
@@ -21,7 +21,7 @@ from headway.checkpoints.hf.layouts.rules import Rule
 from headway.models import ModelSpec
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     head = read_encoder(given, kind, masked="gelu")  # whatever hidden_act says
     return {**head, **read_table(given, "roberta")}
 

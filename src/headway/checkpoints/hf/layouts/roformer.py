@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     CLS,
     DEFAULTS,
@@ -27,7 +27,7 @@ TABLE = "roformer.encoder.embed_positions.weight"
 LARGEST_TABLE = 2**26  # numbers
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width = given.whole("hidden_size")
     columns = given.whole("embedding_size", width)
     return {

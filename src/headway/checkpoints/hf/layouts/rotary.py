@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.rope import Rope, read_rope, write_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -22,7 +22,7 @@ ROPE = (
 )
 
 
-def rope_parameters(given: Given) -> Mapping[str, Any]:
+def rope_parameters(given: ConfigReader) -> Mapping[str, Any]:
     """What `rope_parameters` holds, {} where there are none. Raises ConfigError for what is no object."""
     found = given.get("rope_parameters") or {}
     if not isinstance(found, Mapping):
@@ -30,12 +30,12 @@ def rope_parameters(given: Given) -> Mapping[str, Any]:
     return found
 
 
-def read_partial(given: Given, share: float, head_dim: int, **more: Any) -> Rope:
+def read_partial(given: ConfigReader, share: float, head_dim: int, **more: Any) -> Rope:
     """Rotary positions that turn a share of each head, unless `rope_parameters` say another; `more` are keys of a
     config that `read_rope` knows."""
     config: dict[str, Any] = {**given.config, **more}
     parameters = rope_parameters(given)
-    share = Given(parameters, {}).number(PARTIAL, share)
+    share = ConfigReader(parameters, {}).number(PARTIAL, share)
     if share > 1:
         raise ConfigError(f"config.json: {share:g} of each head is to be turned, and at most 1 can be")
     config["rope_parameters"] = {k: v for k, v in parameters.items() if k != PARTIAL} or None

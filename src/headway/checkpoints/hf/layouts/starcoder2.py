@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, sublayers
 from headway.checkpoints.hf.rope import read_rope
@@ -16,7 +16,7 @@ from headway.checkpoints.hf.windows import from_foreign
 from headway.models import ModelSpec
 from headway.patterns import Window
 
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -38,7 +38,7 @@ FORWARD = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     head_dim = given.whole("head_dim", max(width // heads, 1))
     rope = read_rope(given.config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import Given
+from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import Keys
+from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rules import Rule, layered, output, same
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
@@ -20,7 +20,7 @@ PROJECTIONS = {"relu": ("relu", False), "gelu": ("gelu", False), "gelu_new": ("g
                "silu": ("silu", False), "gated-gelu": ("gelu_pytorch_tanh", True), "gated-relu": ("relu", True),
                "gated-silu": ("silu", True)}  # fmt: skip
 ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
-KEYS: Keys = {
+KEYS: FieldMap = {
     "vocab": "vocab_size",
     "width": "d_model",
     "heads": "num_heads",
@@ -39,7 +39,7 @@ DEFAULTS = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_
 UNIT = 0.02  # init_std where initializer_factor is 1
 
 
-def _read(given: Given, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     act, gated = _projection(given)
     tied = given.flag("tie_word_embeddings")
     scaled = tied if given.get("scale_decoder_outputs") is None else given.flag("scale_decoder_outputs")
@@ -56,7 +56,7 @@ def _read(given: Given, kind: str) -> dict[str, Any]:
     }
 
 
-def _projection(given: Given) -> tuple[str, bool]:
+def _projection(given: ConfigReader) -> tuple[str, bool]:
     """The activation and whether it gates. Raises ConfigError for those that are not known, or said twice and
     differently."""
     said = given.text("feed_forward_proj")
