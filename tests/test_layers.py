@@ -12,7 +12,18 @@ CONTRACTS = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 }
-PURE = {"patterns", "tokens", "heads", "positions", "scores", "partial", "choice", "errors", "similarity"}
+PURE = {
+    "patterns",
+    "tokens",
+    "heads",
+    "positions",
+    "scores",
+    "partial",
+    "choice",
+    "errors",
+    "similarity",
+    "quantization",
+}
 
 
 def lazy(path: Path) -> bool:

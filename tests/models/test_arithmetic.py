@@ -247,7 +247,7 @@ def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
 
 def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
     spec = spec_of(Causal())
-    few = spec.activation_bytes(64, 2, checkpoint_blocks=True)
+    few = spec.activation_bytes(64, 2, gradient_checkpointing=True)
     one = spec_of(Causal(), layers=1).activation_bytes(64, 2)
     assert {k: v for k, v in few.items() if k != "inputs"} == one
     assert few["inputs"] == 5 * 2 * 64 * 40 * 4

@@ -250,7 +250,7 @@ def test_checkpointed_blocks_give_the_same_gradients(dropout: float) -> None:
     model = spec.build(seed=0)
     found = []
     for again in (False, True):
-        model.checkpoint_blocks = again
+        model.gradient_checkpointing = again
         model.zero_grad()
         torch.manual_seed(5)
         model(ids_of(2)).pow(2).sum().backward()
@@ -264,7 +264,7 @@ def test_checkpointed_blocks_keep_less() -> None:
     model = ModelSpec.of_depth(4, VOCAB, context=64).build(seed=0)
     kept = []
     for again in (False, True):
-        model.checkpoint_blocks = again
+        model.gradient_checkpointing = again
         storages: dict[int, int] = {}
 
         def count(t: Tensor, into: dict[int, int] = storages) -> Tensor:

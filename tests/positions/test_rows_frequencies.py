@@ -170,7 +170,7 @@ def test_row_62_training_the_frequencies_hardly_changes_the_loss():
         (lambda: Rotary(pairing="halves", schedule=(1.0,), dims=4), r"lists 1 frequencies, but 4 rotated"),
         (
             lambda: Rotary(pairing="halves", schedule="linear", scaling=LinearScaling(2)),
-            r"Linear is a rule for frequencies",
+            r"LinearScaling is a rule for frequencies",
         ),
         (
             lambda: Rotary(pairing="halves", trainable=True, scaling=LinearScaling(2)),

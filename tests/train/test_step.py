@@ -61,7 +61,7 @@ def gradients(
     batches: list[Batch], dtype: torch.dtype = torch.float32, redo: bool = False
 ) -> dict[str, Tensor]:
     twin = MasterWeights(model(), dtype)
-    twin.compute.checkpoint_blocks = redo
+    twin.compute.gradient_checkpointing = redo
     accumulate(twin, batches)
     return {n: p.grad for n, p in twin.master.named_parameters() if p.grad is not None}
 
@@ -178,7 +178,7 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
 
     def saved(redo: bool) -> int:
         twin = MasterWeights(model(), torch.float32)
-        twin.compute.checkpoint_blocks = redo
+        twin.compute.gradient_checkpointing = redo
         ids, _, tokens = joined(ragged(8), 8)[0]
         sizes: dict[int, int] = {}
 

@@ -48,7 +48,7 @@ def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, red
     found = []
     for count in (1, 2, 3):
         twin = MasterWeights(model(), dtype)
-        twin.compute.checkpoint_blocks = redo
+        twin.compute.gradient_checkpointing = redo
         with MicrobatchPool(count) as workers:
             result = accumulate(twin, rows, workers)
         found.append((result, [p.grad for p in twin.master.parameters()]))

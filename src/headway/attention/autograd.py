@@ -23,6 +23,7 @@ from headway.partial import Partial
 class _Plain:
     """The call without its tensors, so that autograd alone holds them."""
 
+    name: str
     backend: ModuleType
     call: Call
 
@@ -45,7 +46,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise no_second(ctx.plain.backend.__name__.rpartition(".")[2])
+            raise no_second(ctx.plain.name)
         d_out, d_lse = grads
         q, out, lse, *tensors = ctx.saved_tensors
         call = ctx.plain.call_with(q, tuple(tensors))
@@ -55,12 +56,12 @@ class _Blocked(torch.autograd.Function):
         return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(made, given, strict=True))
 
 
-def run(backend: ModuleType, call: Call) -> Partial:
+def run(name: str, backend: ModuleType, call: Call) -> Partial:
     """The partial of `call` by a backend that has `run_forward` and `run_backward`; differentiable once."""
     if not call.needs_grad:
         with torch.no_grad():
             part: Partial = backend.run_forward(call)
             return part
     tensors = [*(s.k for s in call.keys), *(s.v for s in call.keys), *call.parameters]
-    out, lse = _Blocked.apply(_Plain(backend, call), call.q, *tensors)  # type: ignore[no-untyped-call]
+    out, lse = _Blocked.apply(_Plain(name, backend, call), call.q, *tensors)  # type: ignore[no-untyped-call]
     return Partial(out, lse)

@@ -244,4 +244,4 @@ def run(call: Call, backend: str, lse: bool, form: Hashable | None = None) -> Pa
         return flex.run(call, with_lse=lse)
     if backend == "triton":
         return split_decode.run(call)
-    return autograd.run(BLOCKED[backend], call)
+    return autograd.run(backend, BLOCKED[backend], call)

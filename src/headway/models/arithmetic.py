@@ -76,7 +76,7 @@ class Arithmetic(Counts):
         dtype: torch.dtype = torch.float32,
         *,
         scores: Scores = "recomputed",
-        checkpoint_blocks: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> dict[str, int]:
         """What a forward pass keeps for the backward, in bytes, by cause.
 
@@ -100,14 +100,14 @@ class Arithmetic(Counts):
             scores         L (8 H n^2)  + L n^2                  exp(scores) and weights, in float32; one mask
                            and q, k, v in float32 whatever e is
 
-        With `checkpoint_blocks`, one block at a time is computed again: of L layers one counts, and the others
+        With `gradient_checkpointing`, one block at a time is computed again: of L layers one counts, and the others
         keep their input, L e M per token ("inputs"). Parameters, gradients and optimizer come on top
         (`training_bytes`). The backend "banded" keeps one more copy of the output, e H D.
         """
         self._must_be_counted("activation_bytes")
         m, h, k, d, f = self.width, self.heads, self.kv_heads, self.head_dim, self.hidden
         e, n, tokens = dtype.itemsize, context, context * batch
-        full = 1 if checkpoint_blocks else self.layers
+        full = 1 if gradient_checkpointing else self.layers
         norms = full * (1 if self.order == "joint" else 2) + 1
         inputs = norms - full * (self.order == "parallel") + self.embedding_norm
         rms = norms * ((4 + 2 * e) * m + 4)
@@ -125,7 +125,7 @@ class Arithmetic(Counts):
         }
         if self.dropout:
             found["dropout"] = tokens * (2 * full + 1 + self.final_dropout) * e * m
-        return {**found, "inputs": tokens * self.layers * e * m} if checkpoint_blocks else found
+        return {**found, "inputs": tokens * self.layers * e * m} if gradient_checkpointing else found
 
     def _must_be_counted(self, what: str) -> None:
         usual = {"final_norm": True, "causal": True, "embedding_width": None, "encoder": None,
@@ -148,14 +148,14 @@ class Arithmetic(Counts):
         dtype: torch.dtype = torch.float32,
         *,
         scores: Scores = "recomputed",
-        checkpoint_blocks: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> dict[str, int]:
         """Bytes that training holds at the end of a forward pass, by cause: parameters, gradients and AdamW's
         two moments (all in `dtype`), and `activation_bytes`."""
         own = self.weight_bytes(dtype)
         held = {"parameters": own, "gradients": own, "optimizer": 2 * own}
         kept = self.activation_bytes(
-            context, batch, dtype, scores=scores, checkpoint_blocks=checkpoint_blocks
+            context, batch, dtype, scores=scores, gradient_checkpointing=gradient_checkpointing
         )
         return held | kept
 

@@ -30,14 +30,14 @@ class Decoder(nn.Module):
         backend: of attention, in every layer ("auto" chooses by layer and call).
 
     Attributes:
-        checkpoint_blocks: in training, keep only each block's input and compute the rest again in the
+        gradient_checkpointing: in training, keep only each block's input and compute the rest again in the
             backward: less memory, one forward more.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
         super().__init__()
         self.spec = spec
-        self.checkpoint_blocks = False
+        self.gradient_checkpointing = False
         self.model = TransformerStack(spec, backend)
         self.lm_head = OutputLayer(
             spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
@@ -78,8 +78,8 @@ class Decoder(nn.Module):
             count = ids.shape[1]
             tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
         check_call(self.spec, ids, tokens, cache)
-        redo = self.checkpoint_blocks and cache is None and self.training and torch.is_grad_enabled()
-        hidden: Tensor = self.model(ids, tokens, cache=cache, checkpoint_blocks=redo)
+        redo = self.gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
+        hidden: Tensor = self.model(ids, tokens, cache=cache, gradient_checkpointing=redo)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

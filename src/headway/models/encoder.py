@@ -32,7 +32,7 @@ class Encoder(nn.Module):
         backend: of attention, in every layer.
 
     Attributes:
-        checkpoint_blocks: in training, keep only each block's input and compute the rest again in the backward.
+        gradient_checkpointing: in training, keep only each block's input and compute the rest again in the backward.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         if spec.causal or spec.encoder is not None:
             raise ConfigError("Encoder: this spec is a decoder's; build it with headway.models.build(spec)")
         self.spec = spec
-        self.checkpoint_blocks = False
+        self.gradient_checkpointing = False
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec)
 
@@ -81,8 +81,8 @@ class Encoder(nn.Module):
         check_ids(ids)
         tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         check_call(self.spec, ids, tokens)
-        redo = self.checkpoint_blocks and self.training and torch.is_grad_enabled()
-        states: Tensor = self.model(ids, tokens, types=types, checkpoint_blocks=redo)
+        redo = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        states: Tensor = self.model(ids, tokens, types=types, gradient_checkpointing=redo)
         return states
 
 

@@ -45,7 +45,7 @@ class EncoderDecoder(nn.Module):
         backend: of attention, in every layer.
 
     Attributes:
-        checkpoint_blocks: in training, keep only each block's input and compute the rest again in the backward.
+        gradient_checkpointing: in training, keep only each block's input and compute the rest again in the backward.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
@@ -53,7 +53,7 @@ class EncoderDecoder(nn.Module):
         if spec.encoder is None:
             raise ConfigError("EncoderDecoder: the spec has no encoder; give ModelSpec(encoder=...)")
         self.spec = spec
-        self.checkpoint_blocks = False
+        self.gradient_checkpointing = False
         self.encoder = TransformerStack(spec.encoder, backend, embedding=not spec.shared_embedding)
         self.decoder = TransformerStack(spec, backend)
         self.lm_head = OutputLayer(
@@ -95,7 +95,7 @@ class EncoderDecoder(nn.Module):
         tokens = Tokens.range(source.shape[1], device=source.device) if tokens is None else tokens
         check_call(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
-        states = self.encoder(source, tokens, embedding=table, checkpoint_blocks=self._redo)
+        states = self.encoder(source, tokens, embedding=table, gradient_checkpointing=self._redo)
         return Memory(states, tokens)
 
     def memory_keys(self, memory: Memory) -> list[KeyValues]:
@@ -127,10 +127,10 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         check_call(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(
-            ids, tokens, cache=cache, memory=memory, checkpoint_blocks=self._redo and cache is None
+            ids, tokens, cache=cache, memory=memory, gradient_checkpointing=self._redo and cache is None
         )
         return states
 
     @property
     def _redo(self) -> bool:
-        return self.checkpoint_blocks and self.training and torch.is_grad_enabled()
+        return self.gradient_checkpointing and self.training and torch.is_grad_enabled()

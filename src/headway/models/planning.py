@@ -198,7 +198,7 @@ def _training(
     """Bytes that training holds, their sum with blocks computed again, and why they are not counted if they are not."""
     try:
         whole = spec.training_bytes(context, batch, dtype)
-        again = spec.training_bytes(context, batch, dtype, checkpoint_blocks=True)
+        again = spec.training_bytes(context, batch, dtype, gradient_checkpointing=True)
     except ConfigError as error:
         return {}, 0, [f"training memory: {error}"]
     return whole, sum(again.values()), []

@@ -90,7 +90,7 @@ class TransformerStack(nn.Module):
         cache: DecoderCache | None = None,
         memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
-        checkpoint_blocks: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> Tensor:
         """The last states [B, T, M].
 
@@ -101,7 +101,7 @@ class TransformerStack(nn.Module):
             cache: past keys and values, one cache per layer.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
-            checkpoint_blocks: keep only each block's input and compute the rest again in the backward.
+            gradient_checkpointing: keep only each block's input and compute the rest again in the backward.
         """
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores()
@@ -109,7 +109,7 @@ class TransformerStack(nn.Module):
             given: dict[str, Any] = {"tokens": tokens, "rotation": rotation, "score": score}
             if memory is not None:
                 given["memory"] = memory[i]
-            if checkpoint_blocks:
+            if gradient_checkpointing:
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
                 x_BTM = block(x_BTM, cache=None if cache is None else cache[i], **given)

@@ -84,7 +84,7 @@ class _TextRun(Run[Trained, TrainResult]):
         self.rows = self.objective.examples(inputs.train, config.context, 0)
         model = first_model(config, inputs.tokenizer.vocab_size)
         inputs.tokenizer.require_fits(model.spec.vocab)
-        model.checkpoint_blocks = config.gradient_checkpointing
+        model.gradient_checkpointing = config.gradient_checkpointing
         threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
         side_by_side = choose_workers(
             config.workers, threads=threads, micro_batches=passes, spec=model.spec, dtype=dtype
