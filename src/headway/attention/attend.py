@@ -86,12 +86,14 @@ def attend_keys(
     dropout: float = 0.0,
     seed: int | None = None,
     backend: str = "auto",
+    lse: bool = True,
 ) -> Partial:
     """Attention over several disjoint sets of keys, merged: what `attend` wraps, with its logsumexp.
 
     Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`.
+    `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
     """
-    return _attend(q, q_tokens, keys, pattern, None, score, scale, dropout, seed, backend, lse=True)
+    return _attend(q, q_tokens, keys, pattern, None, score, scale, dropout, seed, backend, lse)
 
 
 def attention_weights(
@@ -157,11 +159,12 @@ def _attend(
     backend: str,
     lse: bool,
 ) -> Partial:
-    more = keep is not None or score != () or dropout != 0
+    steps = (score,) if isinstance(score, Score) else tuple(score)
+    more = keep is not None or len(steps) or dropout != 0
     form = None if more else call_cache.form(q, q_tokens, keys, pattern, scale, backend, lse)
     if form is not None and (prepared := call_cache.known(form)) is not None:
         return prepared.run(q, keys[0])
-    call = validate(q, q_tokens, keys, pattern, keep, score, scale, dropout, seed)
+    call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
     return (
         select.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
     )

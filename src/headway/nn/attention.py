@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from headway.attention import KeyValues, attend
+from headway.attention import KeyValues, attend_keys
 from headway.cache import Cache, DecoderCache, LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
@@ -189,21 +189,18 @@ class Attention(nn.Module):
         return (x if norm is None else norm(x)).transpose(1, 2)
 
     def _attend(self, q: Tensor, q_tokens: Tokens, keys: KeyValues, score: Sequence[Score]) -> Tensor:
-        out_BHTE = attend(
+        part = attend_keys(
             q,
-            keys.k,
-            keys.v,
+            q_tokens,
+            [keys],
             self.asked,
-            q_tokens=q_tokens,
-            k_tokens=keys.tokens,
-            k_scale=keys.k_scale,
-            v_scale=keys.v_scale,
-            score=[*score, *self.score()],
+            score=(*score, *self.score()),
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
+            lse=False,
         )
-        y: Tensor = self.drop_output(self.o_proj(out_BHTE.transpose(1, 2).flatten(2)))
+        y: Tensor = self.drop_output(self.o_proj(part.out.transpose(1, 2).flatten(2)))
         return y
 
     @property
