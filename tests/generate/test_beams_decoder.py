@@ -125,12 +125,12 @@ def test_beams_share_one_reading_of_the_prompt() -> None:
     assert read == [(4, 20), (12, 1), (12, 1), (12, 1)]
 
 
-def test_rows_of_a_reader_may_be_taken_more_than_once() -> None:
+def test_rows_of_a_session_may_be_taken_more_than_once() -> None:
     for use_cache in (True, False):
-        reader = DecoderSession(MODEL, 2, use_cache=use_cache)
-        logits = reader.read([[0, 5], [1, 2, 3]])
-        reader.reorder([1, 0, 1])
-        again = reader.step(torch.tensor([[4], [4], [6]]))
+        session = DecoderSession(MODEL, [[0, 5], [1, 2, 3]], use_cache=use_cache)
+        logits = session.start()
+        session.reorder([1, 0, 1])
+        again = session.step([4, 4, 6])
         for row, ids in zip(again, ([1, 2, 3, 4], [0, 5, 4], [1, 2, 3, 6]), strict=True):
             with torch.inference_mode():
                 assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)
@@ -158,11 +158,13 @@ def test_a_language_model_takes_a_number_or_beams() -> None:
         ({"stop": ["a"]}, r"ends texts by eos alone, but stop strings \['a'\] were given"),
         ({"beams": 4}, r"beams must be a Beams, got 4; write Beams\(4\)"),
         (
-            {"beams": Beams(min_new_tokens=9), "max_new_tokens": 8},
+            {"min_new_tokens": 9, "max_new_tokens": 8},
             "min_new_tokens is 9, but max_new_tokens 8",
         ),
-        ({"beams": Beams(forced_last=330)}, "beams: forced_last: token id 330 is outside"),
-        ({"beams": Beams(forced_first=-1)}, "beams: forced_first: token id -1 is outside"),
+        ({"forced_last": 330}, "forced_last: token id 330 is outside"),
+        ({"forced_first": -1}, "forced_first: token id -1 is outside"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be 0 or more, got -1"),
+        ({"min_new_tokens": True}, "min_new_tokens must be 0 or more, got True; it counts tokens"),
     ],
 )
 def test_settings_that_cannot_be(given: dict[str, object], match: str) -> None:

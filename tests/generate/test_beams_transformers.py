@@ -1,5 +1,6 @@
 """Beam search is that of `transformers`: equal ids, equal scores, for every setting that both have."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoModelForCausalLM.from_pretrained(path).eval()
 
 
-def asked(theirs: Any, beams: Beams, eos: list[int]) -> list[list[tuple[list[int], float]]]:
+def asked(theirs: Any, config: GenerationConfig) -> list[list[tuple[list[int], float]]]:
     """(new ids, score) of each hypothesis of each prompt, by transformers."""
+    beams, eos = config.beams, list(config.eos)
+    assert beams is not None
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in PROMPTS])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in PROMPTS])
@@ -49,8 +52,8 @@ def asked(theirs: Any, beams: Beams, eos: list[int]) -> list[list[tuple[list[int
         out = theirs.generate(
             ids, attention_mask=mask, num_beams=beams.width, num_return_sequences=beams.n_best,
             length_penalty=beams.length_penalty, early_stopping=beams.early_stopping, do_sample=False,
-            max_new_tokens=12, min_new_tokens=beams.min_new_tokens or None, forced_eos_token_id=beams.forced_last,
-            no_repeat_ngram_size=beams.no_repeat_ngram or None, eos_token_id=eos or None, pad_token_id=VOCAB - 1,
+            max_new_tokens=12, min_new_tokens=config.min_new_tokens or None, forced_eos_token_id=config.forced_last,
+            no_repeat_ngram_size=config.no_repeat_ngram or None, eos_token_id=eos or None, pad_token_id=VOCAB - 1,
             output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
     found = []
@@ -60,22 +63,27 @@ def asked(theirs: Any, beams: Beams, eos: list[int]) -> list[list[tuple[list[int
     return [found[i : i + beams.n_best] for i in range(0, len(found), beams.n_best)]
 
 
-def agree(model: Decoder, theirs: Any, beams: Beams, eos: list[int]) -> None:
-    settings = GenerationConfig(max_new_tokens=12, eos=eos, beams=beams)
-    expected = asked(theirs, beams, eos)
-    for found, texts in zip(generate(model, PROMPTS, settings), expected, strict=True):
+def how(given: dict[str, Any], eos: list[int], **beams: Any) -> GenerationConfig:
+    """The settings `given` over those of a search of `beams`; what is not about the search is of the request."""
+    names = {field.name for field in fields(Beams)}
+    search = {**beams, **{k: v for k, v in given.items() if k in names}}
+    rest = {k: v for k, v in given.items() if k not in names}
+    return GenerationConfig(max_new_tokens=12, eos=eos, beams=Beams(**search), **rest)
+
+
+def agree(model: Decoder, theirs: Any, config: GenerationConfig) -> None:
+    expected = asked(theirs, config)
+    for found, texts in zip(generate(model, PROMPTS, config), expected, strict=True):
         assert [list(h.ids) for h in found.hypotheses] == [ids for ids, _ in texts]
         scores = [h.score for h in found.hypotheses]
         assert scores == pytest.approx([score for _, score in texts], abs=1e-5, rel=1e-5)
 
 
 @pytest.mark.parametrize("eos", EOS)
-@pytest.mark.parametrize("how", HOW)
-def test_ids_and_scores(theirs: Any, how: str, eos: str) -> None:
-    beams = Beams(**{"width": 4, "n_best": 3, "with_greedy": False, **HOW[how]})
-    if how == "rules" and not EOS[eos]:
-        beams = Beams(beams.width, n_best=beams.n_best, with_greedy=False, no_repeat_ngram=1)
-    agree(OURS, theirs, beams, EOS[eos])
+@pytest.mark.parametrize("name", HOW)
+def test_ids_and_scores(theirs: Any, name: str, eos: str) -> None:
+    given = {"no_repeat_ngram": 1} if name == "rules" and not EOS[eos] else HOW[name]
+    agree(OURS, theirs, how(given, EOS[eos], width=4, n_best=3, with_greedy=False))
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
@@ -102,9 +110,8 @@ def test_repetition_penalty(theirs: Any, penalty: float) -> None:
 def test_the_settings_above_tell_the_searches_apart() -> None:
     """Settings that all gave one text would show nothing."""
     told = set()
-    for how in HOW.values():
-        beams = Beams(**{"width": 4, "n_best": 1, "with_greedy": False, **how, "forced_last": None})
-        settings = GenerationConfig(max_new_tokens=12, eos=EOS["many"], beams=beams)
+    for given in HOW.values():
+        settings = how({**given, "n_best": 1, "forced_last": None}, EOS["many"], width=4, with_greedy=False)
         told.add(tuple(tuple(g.ids) for g in generate(OURS, PROMPTS, settings)))
     assert len(told) >= 6
 
@@ -124,5 +131,5 @@ def test_more_weights(tmp_path: Path, seed: int) -> None:
     for width in (2, 3, 5):
         for penalty in (-1.0, 0.0, 1.0, 2.0):
             for stop in (True, False, "never"):
-                beams = Beams(width, n_best=2, length_penalty=penalty, early_stopping=stop, with_greedy=False)
-                agree(model, theirs, beams, EOS["many"])
+                given = {"length_penalty": penalty, "early_stopping": stop}
+                agree(model, theirs, how(given, EOS["many"], width=width, n_best=2, with_greedy=False))

@@ -54,10 +54,10 @@ def test_chunks_and_company_change_no_text(sampling: Sampling) -> None:
 
 def test_the_cache_is_in_int8_when_it_is_asked_for() -> None:
     for name, dtype in (("auto", torch.float32), ("int8", torch.int8)):
-        reader = DecoderSession(MODEL, 2, kv_dtype=kv_dtype(name))
-        reader.read([[1, 2, 3], [4]])
-        assert reader.cache is not None
-        assert {layer.dtype for layer in reader.cache.layers} == {dtype}
+        session = DecoderSession(MODEL, [[1, 2, 3], [4]], kv_dtype=kv_dtype(name))
+        session.start()
+        assert session.cache is not None
+        assert {layer.dtype for layer in session.cache.layers} == {dtype}
 
 
 def test_what_is_not_there_is_refused() -> None:

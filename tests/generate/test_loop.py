@@ -1,6 +1,8 @@
 """The loop: a row of a batch is the row alone, cached is uncached, streamed is collected."""
 
 import functools
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError, HeadwayError
-from headway.generate import Generation, GenerationConfig, Sampling, generate, stream, uniform
+from headway.generate import Beams, Generation, GenerationConfig, Sampling, generate, stream, uniform
 from headway.models import Decoder
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
@@ -16,6 +18,7 @@ from tests.text.conftest import byte_level, sentencepiece
 
 MODEL, TOKENIZER = small(MIXED), byte_level()
 PROMPTS = [[0, 5, 9], [0], [0, *range(20, 39)], [0, 7, 7, 7, 7, 7, 7]]
+EOS = [3, *range(40, 110)]
 HOT = Sampling(temperature=1.2, top_k=50, top_p=0.95, repetition_penalty=1.1)
 
 
@@ -56,6 +59,45 @@ def test_a_row_of_a_batch_is_the_row_alone(sampling: Sampling) -> None:
         ]
     for i, prompt in enumerate(PROMPTS):
         assert generate(MODEL, [prompt], settings, requests=[i])[0].ids == together[i].ids
+
+
+def test_settings_belong_to_a_request() -> None:
+    """A batch of requests with settings of their own, searches among them, is each request alone."""
+    configs = [
+        GenerationConfig(max_new_tokens=9, sampling=HOT, seed=3),
+        GenerationConfig(max_new_tokens=12, beams=Beams(3, n_best=2), eos=EOS),
+        GenerationConfig(max_new_tokens=0),
+        GenerationConfig(max_new_tokens=7, no_repeat_ngram=1, eos=EOS, stop=["e"]),
+    ]
+    together = generate(MODEL, PROMPTS, configs, tokenizer=TOKENIZER)
+    for i, (config, found) in enumerate(zip(configs, together, strict=True)):
+        (alone,) = generate(MODEL, [PROMPTS[i]], config, tokenizer=TOKENIZER, requests=[i])
+        assert (found.ids, found.text, found.finish_reason) == (alone.ids, alone.text, alone.finish_reason)
+        assert [h.ids for h in found.hypotheses] == [h.ids for h in alone.hypotheses]
+    assert len(together[1].hypotheses) == 2
+    with pytest.raises(
+        ConfigError, match="config: 3 of them for 4 prompts; give one for all, or one for each"
+    ):
+        generate(MODEL, PROMPTS, configs[:3])
+    with pytest.raises(
+        ConfigError, match="use_cache, kv_cache_dtype and prefill_chunk are of the whole call"
+    ):
+        generate(MODEL, PROMPTS[:2], [GenerationConfig(), GenerationConfig(prefill_chunk=2)])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+def test_constraints_hold_for_what_is_sampled(sampling: Sampling) -> None:
+    free = GenerationConfig(max_new_tokens=30, eos=EOS, sampling=sampling, seed=1)
+    held = replace(free, min_new_tokens=20, no_repeat_ngram=2)
+    assert any(len(text.ids) < 20 for text in generate(MODEL, PROMPTS, free)), "else nothing is shown"
+    for prompt, text in zip(PROMPTS, generate(MODEL, PROMPTS, held), strict=True):
+        whole = [*prompt, *text.ids]
+        new = [pair for i, pair in enumerate(pairwise(whole)) if i + 1 >= len(prompt)]
+        assert all(pair not in [*pairwise(whole)][: len(prompt) - 1 + i] for i, pair in enumerate(new))
+        assert not set(text.ids[:20]) & set(EOS)
+        assert len(text.ids) >= 20
+    forced = generate(MODEL, PROMPTS, replace(free, eos=(), forced_first=9, forced_last=4))
+    assert all((text.ids[0], text.ids[-1], len(text.ids)) == (9, 4, 30) for text in forced)
 
 
 def test_the_request_number_and_the_seed_decide_the_noise() -> None:

@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
     beams: search for the text of the highest score instead, with so many beams, or as `Beams` says.
     seed: equal seeds give equal text.   stop: strings that end the text.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
-    use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
+    min_new_tokens, no_repeat_ngram, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
     """
 
     max_new_tokens: int | None
@@ -39,6 +39,8 @@ class Options(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     beams: Beams | int | None
+    min_new_tokens: int
+    no_repeat_ngram: int
     seed: int
     stop: Sequence[str]
     eos: Sequence[int]

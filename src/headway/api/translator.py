@@ -18,9 +18,10 @@ from headway.text import MarianTokenizer, Tokenizer
 class Search(TypedDict, total=False):
     """How to translate. Whatever is not given: 4 beams, length_penalty 1, the best text, 32 texts at once.
 
-    beams: texts that are followed at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
-    length_penalty, early_stopping, no_repeat_ngram, min_new_tokens, with_greedy: see `Beams`.
-    max_new_tokens, use_cache, kv_cache_dtype: see `GenerationConfig`.   batch_size: texts at once; it changes no text.
+    beams: unfinished texts that continue at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
+    length_penalty, early_stopping, with_greedy: see `Beams`.
+    no_repeat_ngram, min_new_tokens, max_new_tokens, use_cache, kv_cache_dtype: see `GenerationConfig`.
+    batch_size: texts at once; it changes no text.
     """
 
     beams: int
@@ -34,6 +35,9 @@ class Search(TypedDict, total=False):
     use_cache: bool
     kv_cache_dtype: str
     batch_size: int
+
+
+_BEAMS = ("length_penalty", "n_best", "early_stopping", "with_greedy")
 
 
 class Translator:
@@ -90,13 +94,15 @@ class Translator:
                 )
         given: dict[str, Any] = dict(options)
         size = given.pop("batch_size", BATCH)
-        how = {n: given.pop(n) for n in ("max_new_tokens", "use_cache", "kv_cache_dtype") if n in given}
+        search = {name: given.pop(name) for name in _BEAMS if name in given}
         unused = self.tokenizer.unused_ids(self.spec.vocab) if isinstance(self.tokenizer, Tokenizer) else []
-        settings = GenerationConfig(**how, beams=Beams(given.pop("beams", 4), **given), forbidden=unused)
+        config = GenerationConfig(
+            **{**given, "beams": Beams(given.get("beams", 4), **search)}, forbidden=unused
+        )
         sources = self.tokenizer.encode_batch(texts)
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
-            self.model, [sources[i] for i in numbers], settings, generation=self.generation,
+            self.model, [sources[i] for i in numbers], config, generation=self.generation,
             tokenizer=self.tokenizer, requests=numbers, batch_size=size,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)

@@ -1,7 +1,7 @@
-"""From prompts to text: sampling, beam search, stop strings, the loop, batched and streamed."""
+"""From prompts to text: sampling, beam search, stop strings; one loop, batched and streamed."""
 
-from headway.generate.beams import Beams, Steps, search
-from headway.generate.config import GenerationConfig
+from headway.generate.config import Beams, GenerationConfig
+from headway.generate.constraints import TokenConstraints
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import (
@@ -13,10 +13,12 @@ from headway.generate.sampling import (
     TopP,
     uniform,
 )
+from headway.generate.session import DecoderSession, Seq2SeqSession, Session
 from headway.generate.stop import StopScanner
 
 __all__ = [
     "Beams",
+    "DecoderSession",
     "Delta",
     "Generation",
     "GenerationConfig",
@@ -24,13 +26,14 @@ __all__ = [
     "MinP",
     "RepetitionPenalty",
     "Sampling",
-    "Steps",
+    "Seq2SeqSession",
+    "Session",
     "StopScanner",
     "Temperature",
+    "TokenConstraints",
     "TopK",
     "TopP",
     "generate",
-    "search",
     "stream",
     "uniform",
 ]

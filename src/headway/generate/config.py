@@ -1,37 +1,82 @@
-"""What is asked of a generation, checked before anything runs."""
+"""What is asked of a generation, validated before anything runs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-
-from torch import Tensor
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 from headway.cache import kv_dtype
-from headway.errors import ConfigError, DataError
-from headway.generate.beams import Beams
+from headway.errors import ConfigError
+from headway.generate.constraints import TokenConstraints
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
-from headway.models import ModelSpec
 
-USUAL_NEW_TOKENS = 128
+LARGEST_LENGTH_PENALTY = 10  # lengths to this power are still finite
+
+
+@dataclass(frozen=True)
+class Beams:
+    """A beam search.
+
+    width: unfinished texts of a prompt that continue after each step, and finished ones that are kept. 1 is greedy.
+    length_penalty: the exponent a in score = log p / length^a. 0 ranks by probability; more favours long texts.
+    early_stopping: when `width` texts have finished, stop at once (True), or when the best unfinished text could
+        not improve on the worst of them: if it ended now (False: a heuristic for length_penalty > 0, where longer
+        texts may still score higher), or at whichever length serves it best ("never": certain).
+    n_best: hypotheses that are returned, at most `width`.
+    with_greedy: follow the greedy text as well when it leaves the beams, so that no score is below greedy's. False
+        is the plain algorithm, which may miss it.
+    Raises ConfigError for values outside their range, naming them.
+    """
+
+    width: int = 4
+    _: KW_ONLY
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    n_best: int = 1
+    with_greedy: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("width", "n_best"):
+            value = getattr(self, name)
+            if not _whole(value) or value < 1:
+                raise ConfigError(f"beams: {name} must be a whole number, 1 or more, got {value!r}")
+        if self.n_best > self.width:
+            raise ConfigError(
+                f"beams: n_best is {self.n_best}, but {self.width} beams keep {self.width} texts; "
+                f"ask for {self.n_best} beams or more"
+            )
+        if not abs(self.length_penalty) <= LARGEST_LENGTH_PENALTY:
+            raise ConfigError(
+                f"beams: length_penalty must lie between -{LARGEST_LENGTH_PENALTY} and {LARGEST_LENGTH_PENALTY} "
+                f"(0 ranks by probability), got {self.length_penalty}"
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise ConfigError(f'beams: early_stopping is True, False or "never", got {self.early_stopping!r}')
+
+    def score(self, log_prob: float, length: int) -> float:
+        """The score of `length` tokens whose log probabilities sum to `log_prob`; 0 for no tokens."""
+        return log_prob / length**self.length_penalty if length else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Everything about a generation but model and prompts.
+    """Everything about a generation but model and prompts. Every request may have its own, but for the last line of
+    fields, which all requests of a call share.
 
-    max_new_tokens: at most so many; None is 128, or what the context has room for if that is less.
-    sampling, seed: how tokens are chosen; equal settings, seed and request number give equal text.
-    beams: look for the texts of the highest score instead of sampling; see `Beams`.
+    max_new_tokens: at most so many; None is 128, or what remains of the context if that is less.
+    sampling, seed: how tokens are chosen; equal configs, seed and request number give equal text.
+    beams: search for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
     stop: strings that end a text (and are not part of it), also when they are split across tokens.
-    forbidden: ids that are never chosen.
+    forbidden, min_new_tokens, no_repeat_ngram, forced_first, forced_last: see `TokenConstraints`.
+    beyond_context: allow more tokens than the model was trained on.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
         quarter of float32, half of bfloat16, and nearly the same text).
     prefill_chunk: prompts are read in chunks of so many tokens (less memory); None reads them at once.
-    beyond_context: allow more tokens than the model was trained on.
     """
 
     max_new_tokens: int | None = None
@@ -41,13 +86,18 @@ class GenerationConfig:
     eos: Sequence[int] = ()
     stop: Sequence[str] = ()
     forbidden: Sequence[int] = ()
+    min_new_tokens: int = 0
+    no_repeat_ngram: int = 0
+    forced_first: int | None = None
+    forced_last: int | None = None
+    beyond_context: bool = False
     use_cache: bool = True
     kv_cache_dtype: str = "auto"
     prefill_chunk: int | None = None
-    beyond_context: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 0), ("prefill_chunk", 1)):
+        counts = {"max_new_tokens": 0, "prefill_chunk": 1, "min_new_tokens": 0, "no_repeat_ngram": 0}
+        for name, least in counts.items():
             value = getattr(self, name)
             if value is not None and not (_whole(value) and value >= least):
                 more = "" if _whole(value) else "; it counts tokens, in whole numbers"
@@ -67,6 +117,10 @@ class GenerationConfig:
                 f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]"
             )
         StopScanner(self.stop)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}"
+            )
         if self.beams is not None:
             self._check_beams(self.beams)
 
@@ -84,61 +138,29 @@ class GenerationConfig:
                 f"beams: a beam search ends texts by eos alone, but stop strings {list(self.stop)} were given; "
                 "leave out either"
             )
-        if self.max_new_tokens is not None and beams.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"beams: min_new_tokens is {beams.min_new_tokens}, but max_new_tokens {self.max_new_tokens}"
-            )
+
+    @cached_property
+    def constraints(self) -> TokenConstraints:
+        """Which tokens may be taken. The repetition penalty is `sampling`'s business unless there are beams."""
+        return TokenConstraints(
+            eos=frozenset(self.eos),
+            forbidden=tuple(self.forbidden),
+            repetition_penalty=1.0 if self.beams is None else self.sampling.repetition_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
+            min_new_tokens=self.min_new_tokens,
+            forced_first=self.forced_first,
+            forced_last=self.forced_last,
+        )
+
+    @property
+    def session_options(self) -> dict[str, Any]:
+        """What all requests of a call share: arguments of a session."""
+        return {
+            "use_cache": self.use_cache,
+            "kv_dtype": kv_dtype(self.kv_cache_dtype),
+            "prefill_chunk": self.prefill_chunk,
+        }
 
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list[list[int]]:
-    """The prompts as lists of ids; DataError names the first that is empty or has an id outside the vocab."""
-    if isinstance(prompts, (str, bytes)) or prompts is None:
-        raise DataError(f"prompts are lists of token ids, got {type(prompts).__name__}")
-    if len(prompts) == 0:
-        raise DataError("no prompts: the batch is empty")
-    checked: list[list[int]] = []
-    for i, prompt in enumerate(prompts):
-        if isinstance(prompt, Tensor) and prompt.dim() == 1:
-            prompt = prompt.tolist()
-        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
-            raise DataError(f"prompt {i} must be a list of token ids, got {type(prompt).__name__}")
-        if not prompt:
-            raise DataError(f"prompt {i} is empty: a model continues at least one token; begin with BOS")
-        for place, token in enumerate(prompt):
-            if not _whole(token):
-                raise DataError(f"prompt {i}: token {place} must be an integer id, got {token!r}")
-            if not 0 <= token < vocab:
-                raise DataError(
-                    f"prompt {i}: token id {token} at place {place} is outside the model's vocabulary of {vocab} "
-                    f"(0..{vocab - 1}); was it made by another tokenizer?"
-                )
-        checked.append(list(prompt))
-    return checked
-
-
-def rooms(prompts: list[list[int]], settings: GenerationConfig, spec: ModelSpec) -> list[int]:
-    """How many new tokens each prompt may get; ConfigError when the context has no room for what is asked."""
-    hard = spec.context_limit
-    limit = hard if settings.beyond_context else min(spec.trained_context, hard or spec.trained_context)
-    found = []
-    for i, prompt in enumerate(prompts):
-        asked = settings.max_new_tokens
-        room = None if limit is None else limit - len(prompt)
-        need = asked or 0
-        if room is not None and (room < need or room < 0):
-            what = "can take" if limit == hard else "was trained on"
-            more = (
-                "" if limit == hard else ", or beyond_context=True (--beyond-context) to go on all the same"
-            )
-            fewer = f"at most {room} new tokens" if room > 0 else "a shorter prompt"
-            raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens, {need} more were asked for: {len(prompt) + need} in all, but "
-                f"this model {what} {limit}; ask for {fewer}{more}"
-            )
-        usual = USUAL_NEW_TOKENS if room is None else min(USUAL_NEW_TOKENS, room)
-        found.append(usual if asked is None else asked)
-    return found

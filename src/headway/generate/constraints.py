@@ -1,4 +1,4 @@
-"""Which tokens a search may take next, and at what price.
+"""Which tokens may come next, and at what price.
 
     repetition penalty -> forbidden -> no repeated n-gram -> no early end -> forced first and last token
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,11 +19,11 @@ from headway.generate.sampling import RepetitionPenalty
 
 @dataclass(frozen=True)
 class Text:
-    """Where a row stands: its prompt, its new tokens so far, and how many new tokens it may have in all."""
+    """A row so far: its prompt, its new tokens, and how many new tokens it may have in all."""
 
     prompt: Sequence[int]
     ids: Sequence[int]
-    room: int
+    max_new_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class TokenConstraints:
     repetition_penalty: as in `RepetitionPenalty`, over prompt and text.
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     min_new_tokens: no EOS among so many first tokens.
-    forced_first, forced_last: this id is the first new token, or the last one when the room is used up; it is
-        certain then, so that its log probability is 0.
+    forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
+        is certain then, so that its log probability is 0.
     """
 
     eos: frozenset[int] = frozenset()
@@ -46,36 +47,52 @@ class TokenConstraints:
     forced_last: int | None = None
 
     def __call__(self, values: Tensor, texts: Sequence[Text]) -> Tensor:
-        """Logits or log probabilities [R, V] of the next token -> the same, -inf where a token may not be taken."""
-        values = values.clone()
+        """Logits or log probabilities [R, V] of the next token -> the same, -inf where a token may not be taken.
+
+        The argument is not changed; it is returned itself where nothing constrains."""
         if self.repetition_penalty != 1:
             seen = torch.zeros_like(values, dtype=torch.bool)
             for row, text in zip(seen, texts, strict=True):
                 row[torch.tensor([*text.prompt, *text.ids], device=values.device)] = True
             values = RepetitionPenalty(self.repetition_penalty)(values, seen)
-        vocab = values.shape[-1]
-        for row, text in zip(values, texts, strict=True):
-            forced = self.forced(text)
-            if forced is not None:
-                row.fill_(float("-inf"))
-                row[forced] = 0.0
-            elif banned := self.banned(text, vocab):
-                row[torch.tensor(sorted(banned), device=values.device)] = float("-inf")
+        if self.forbidden:
+            values = values.index_fill(
+                -1, _index(self.forbidden, values.shape[-1], values.device), float("-inf")
+            )
+        forced = [self.forced(text) for text in texts]
+        banned = [
+            set() if one is not None else self.banned(text) for one, text in zip(forced, texts, strict=True)
+        ]
+        if any(one is not None for one in forced) or any(banned):
+            values = values.clone()
+            for row, one, taken in zip(values, forced, banned, strict=True):
+                if one is not None:
+                    row.fill_(float("-inf"))
+                    row[one] = 0.0
+                elif ids := [i for i in sorted(taken) if 0 <= i < values.shape[-1]]:
+                    row[torch.tensor(ids, device=values.device)] = float("-inf")
         return values
 
     def forced(self, text: Text) -> int | None:
         """The only token that may come next, if there is but one."""
-        if self.forced_last is not None and len(text.ids) == text.room - 1:
+        if self.forced_last is not None and len(text.ids) == text.max_new_tokens - 1:
             return self.forced_last
         return self.forced_first if not text.ids else None
 
-    def banned(self, text: Text, vocab: int) -> set[int]:
-        """Tokens that may not come next."""
-        banned = set(self.forbidden)
+    def banned(self, text: Text) -> set[int]:
+        """Tokens that may not come next, beside those that are always forbidden."""
+        banned: set[int] = set()
         n = self.no_repeat_ngram
         if n and n <= len(past := [*text.prompt, *text.ids]):
             end = past[len(past) - n + 1 :]
             banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
         if len(text.ids) < self.min_new_tokens:
             banned |= self.eos
-        return {i for i in banned if 0 <= i < vocab}
+        return banned
+
+
+@lru_cache(maxsize=16)
+def _index(ids: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
+    """The ids of the vocab as an index."""
+    with torch.inference_mode(False):
+        return torch.tensor([i for i in ids if 0 <= i < vocab], dtype=torch.int64, device=device)

@@ -1,126 +1,155 @@
-"""The generation loop.
+"""The generation loop: one for decoders and encoder-decoders, for sampling and for beams.
 
 A batch of ragged prompts is read together; each step feeds every live row its last token. Rows that end leave
-the batch. Row i of a batch is what row i is alone: positions and masks belong to the row, and noise to
-(seed, request, step).
+the batch. Row i of a batch is what row i is alone: positions and masks belong to the row, noise to
+(seed, request, step), and settings to the request.
 
-Legend: B live rows, V vocab.
+Legend: R live rows, V vocab.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
-import torch
 from torch import Tensor
 
-from headway.cache import kv_dtype
 from headway.errors import ConfigError
-from headway.generate.beams import Beams, search
-from headway.generate.config import GenerationConfig, check_prompts, rooms
-from headway.generate.results import Delta, Generation, Hypothesis, Reason
-from headway.generate.sampling import check_logits, uniform
-from headway.generate.session import DecoderSession
-from headway.generate.stop import StopScanner
+from headway.generate.beams import BeamSearch, expand_beams
+from headway.generate.config import GenerationConfig
+from headway.generate.requests import Request, check_prompts, make_requests
+from headway.generate.results import Delta, Generation, Hypothesis
+from headway.generate.sampling import check_logits
+from headway.generate.sequences import SampledText, choose_tokens
+from headway.generate.session import DecoderSession, Session
 from headway.models import Decoder
-from headway.text import StreamDecoder, Tokenizer
+from headway.text import Tokenizer
+
+Text = SampledText | BeamSearch
+Decode = Callable[[Request, Sequence[int]], str]
+"""The text of the new ids of a request, without EOS."""
+Open = Callable[[Sequence[Request]], Session]
+"""A session whose rows are those requests."""
 
 
-class _Row:
-    """A request in progress."""
+def run(session: Session, texts: Sequence[Text]) -> Iterator[None]:
+    """Adds a token to every text, step by step, until each has ended; yields after every step.
 
-    def __init__(
-        self,
-        request: int,
-        prompt: list[int],
-        room: int,
-        settings: GenerationConfig,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self.request, self.room, self.settings = request, room, settings
-        self.last, self.count = -1, 0
-        self.decoder: StreamDecoder | None = tokenizer.stream(after=prompt) if tokenizer else None
-        self.scanner = StopScanner(settings.stop)
+    The session has one row for each text, in their order. Raises HeadwayError for logits that are no numbers,
+    ConfigError when constraints leave no token to choose.
+    """
+    begun = time.perf_counter()
+    logits, live = session.start(), [(one, range(i, i + 1)) for i, one in enumerate(texts)]
+    while live:
+        check_logits(logits, [(one.request.number, one.count) for one, rows in live for _ in rows])
+        _advance(logits, live, begun)
+        yield
+        parents = [rows[row] for one, rows in live for row, _ in one.rows]
+        ids = [token for one, _ in live for _, token in one.rows]
+        ended, live = live, []
+        for one, _ in ended:
+            if one.rows:
+                first = live[-1][1].stop if live else 0
+                live.append((one, range(first, first + len(one.rows))))
+        if live:
+            if parents != list(range(len(logits))):
+                session.reorder(parents)
+            logits = session.step(ids)
 
-    def take(self, token: int) -> tuple[str, Reason | None]:
-        """Adds a token; returns the text that may be shown, and why the row ends if it does."""
-        self.last, self.count = token, self.count + 1
-        reason: Reason | None = None
-        text = ""
-        if token in self.settings.eos:
-            reason = "eos"
+
+def _advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
+    """Texts of one config are advanced together; each has its rows of the logits [R, V]."""
+    groups: dict[int, list[tuple[Text, range]]] = {}
+    for one, rows in live:
+        groups.setdefault(id(one.request.config), []).append((one, rows))
+    for group in groups.values():
+        values = logits if len(groups) == 1 else logits[[row for _, rows in group for row in rows]]
+        sampled = [one for one, _ in group if isinstance(one, SampledText)]
+        if sampled:
+            chosen = choose_tokens(values.float(), sampled)
+            for one, token in zip(sampled, chosen, strict=True):
+                one.advance(token, time.perf_counter() - begun)
         else:
-            if self.decoder is not None:
-                text = self.scanner.push(self.decoder.push(token))
-            if self.scanner.hit is not None:
-                return text, "stop"
-            if self.count == self.room:
-                reason = "length"
-        if reason is not None and self.decoder is not None:
-            text += self.scanner.push(self.decoder.flush())
-            if self.scanner.hit is not None:
-                return text, "stop"
-            text += self.scanner.flush()
-        return text, reason
+            expand_beams(values, [one for one, _ in group if isinstance(one, BeamSearch)])
 
 
 def stream(
     model: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
-    settings: GenerationConfig | None = None,
+    config: GenerationConfig | Sequence[GenerationConfig] | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
 ) -> Iterator[Delta]:
     """Generates for all prompts together, one Delta per new token, as they come.
 
-    `requests` number the prompts (0, 1, ... unless given): the number decides a prompt's noise. Arguments are
-    checked when this is called, before the first delta is asked for.
+    `config` is one for all, or one for each prompt. `requests` number the prompts (0, 1, ... unless given): the
+    number decides a prompt's noise. Arguments are validated when this is called, before the first delta is asked for.
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
     naming the step when the model returns logits that are no numbers.
     """
-    settings = settings or GenerationConfig()
-    if settings.beams is not None:
+    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=requests)
+    _check_stops(asked, tokenizer)
+    if any(request.config.beams is not None for request in asked):
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    return _run(model, *_checked(model, prompts, settings, tokenizer, requests), settings, tokenizer)
+    return _deltas(partial(_open, model), asked, tokenizer)
 
 
 def generate(
     model: Decoder,
     prompts: Sequence[Sequence[int] | Tensor],
-    settings: GenerationConfig | None = None,
+    config: GenerationConfig | Sequence[GenerationConfig] | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> list[Generation]:
-    """One Generation per prompt, in their order: `stream`, collected, or the outcome of a search with
-    `settings.beams`.
+    """One Generation per prompt, in their order: `stream`, collected, or the result of a search with beams.
 
-    `batch_size`: at most so many prompts at once (all unless given); it does not change any text.
+    Arguments and errors as in `stream`. `batch_size`: at most so many prompts at once (all unless given); it does
+    not change any text.
     """
+    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=requests)
+    _check_stops(asked, tokenizer)
+
+    def decode(request: Request, ids: Sequence[int]) -> str:
+        return "" if tokenizer is None else tokenizer.decode(ids, after=request.prompt)
+
+    return complete(partial(_open, model), asked, decode, tokenizer=tokenizer, batch_size=batch_size)
+
+
+def complete(
+    open_session: Open,
+    requests: Sequence[Request],
+    decode: Decode,
+    *,
+    tokenizer: Tokenizer | None = None,
+    batch_size: int | None = None,
+) -> list[Generation]:
+    """One Generation per request, in their order, `batch_size` at once. With a tokenizer that can stream, sampled
+    texts are decoded token by token; others, and those of beams, at the end."""
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
-    settings = settings or GenerationConfig()
-    ids, numbers, room = _checked(model, prompts, settings, tokenizer, requests)
-    size = batch_size or len(ids)
-    found: list[Generation] = []
-    for at in range(0, len(ids), size):
-        part, names = ids[at : at + size], numbers[at : at + size]
-        if len(set(names)) != len(part):
-            raise ConfigError(f"requests must differ from each other, one per prompt, got {names}")
-        work = (model, part, names, room[at : at + size], settings, tokenizer)
-        if settings.beams is not None:
-            found += _search(*work, settings.beams)
-            continue
-        deltas: dict[int, list[Delta]] = {n: [] for n in names}
-        for delta in _run(*work):
-            deltas[delta.request].append(delta)
-        found += [collect(deltas[n], len(prompt)) for n, prompt in zip(names, part, strict=True)]
+    size, found = batch_size or len(requests), []
+    for at in range(0, len(requests), size):
+        begun = time.perf_counter()
+        texts = [_begin(request, tokenizer) for request in requests[at : at + size]]
+        for _ in _run_all(open_session, texts):
+            pass
+        seconds = time.perf_counter() - begun
+        for one in texts:
+            if isinstance(one, BeamSearch):
+                found.append(_of_beams(one, decode, seconds))
+            elif tokenizer is None:
+                made = collect(one.deltas, one.request.prompt_tokens)
+                found.append(replace(made, text=_decoded(one.request, made.ids, decode)))
+            else:
+                found.append(collect(one.deltas, one.request.prompt_tokens))
     return found
 
 
@@ -140,155 +169,52 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
     )
 
 
-def _checked(
-    model: Decoder,
-    prompts: Sequence[Sequence[int] | Tensor],
-    settings: GenerationConfig,
-    tokenizer: Tokenizer | None,
-    requests: Sequence[int] | None,
-) -> tuple[list[list[int]], list[int], list[int]]:
-    """The prompts' ids, their numbers, and how many new tokens each may get."""
-    vocab = model.spec.vocab
-    ids = check_prompts(prompts, vocab)
-    numbers = list(range(len(ids))) if requests is None else list(requests)
-    if len(numbers) != len(ids):
-        raise ConfigError(f"requests: {len(numbers)} numbers for {len(ids)} prompts")
-    if settings.stop and tokenizer is None:
+def _open(model: Decoder, requests: Sequence[Request]) -> Session:
+    config = requests[0].config
+    return DecoderSession(model, [request.prompt for request in requests], **config.session_options)
+
+
+def _check_stops(requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
+    if tokenizer is None and any(request.config.stop for request in requests):
         raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
-    named = {"forbidden": settings.forbidden}
-    if settings.beams is not None:
-        for name in ("forced_first", "forced_last"):
-            token = getattr(settings.beams, name)
-            named[f"beams: {name}"] = () if token is None else (token,)
-    for name, tokens in named.items():
-        bad = [i for i in tokens if not 0 <= i < vocab]
-        if bad:
-            raise ConfigError(f"{name}: token id {bad[0]} is outside the model's vocabulary of {vocab}")
-    return ids, numbers, rooms(ids, settings, model.spec)
 
 
-def _reader(model: Decoder, rows: int, settings: GenerationConfig) -> DecoderSession:
-    stored = kv_dtype(settings.kv_cache_dtype)
-    return DecoderSession(model, rows, use_cache=settings.use_cache, kv_dtype=stored)
+def _begin(request: Request, tokenizer: Tokenizer | None) -> Text:
+    beams = request.config.beams
+    return SampledText(request, tokenizer) if beams is None else BeamSearch(request, beams)
 
 
-def _search(
-    model: Decoder,
-    prompts: list[list[int]],
-    requests: list[int],
-    room: list[int],
-    settings: GenerationConfig,
-    tokenizer: Tokenizer | None,
-    beams: Beams,
-) -> list[Generation]:
-    begun = time.perf_counter()
-    texts = [[Hypothesis((), (), 0.0, "length")] for _ in prompts]
-    live = [i for i, n in enumerate(room) if n > 0]
-    if live:
-        started = [prompts[i] for i in live]
-        reader = _reader(model, len(live), settings)
-        found = search(
-            reader,
-            reader.read(started, settings.prefill_chunk),
-            started,
-            beams,
-            room=[room[i] for i in live],
-            eos=settings.eos,
-            forbidden=settings.forbidden,
-            repetition_penalty=settings.sampling.repetition_penalty,
-            requests=[requests[i] for i in live],
-        )
-        for i, best in zip(live, found, strict=True):
-            texts[i] = [_told(text, prompts[i], settings, tokenizer) for text in best]
-    seconds = time.perf_counter() - begun
-    return [
-        Generation(
-            request=request,
-            prompt_tokens=len(prompt),
-            ids=list(best[0].ids),
-            text=best[0].text,
-            finish_reason=best[0].finish_reason,
-            seconds_to_first_token=None,
-            seconds=seconds,
-            hypotheses=tuple(best),
-        )
-        for request, prompt, best in zip(requests, prompts, texts, strict=True)
-    ]
+def _run_all(open_session: Open, texts: Sequence[Text]) -> Iterator[None]:
+    """`run` for the texts that get any token."""
+    some = [one for one in texts if one.request.max_new_tokens > 0]
+    if some:
+        yield from run(open_session([one.request for one in some]), some)
 
 
-def _told(
-    text: Hypothesis, prompt: list[int], settings: GenerationConfig, tokenizer: Tokenizer | None
-) -> Hypothesis:
-    """With its text."""
-    if tokenizer is None:
-        return text
-    ids = [i for i in text.ids if i not in settings.eos]
-    return replace(text, text=tokenizer.decode(ids, after=prompt))
+def _deltas(open_session: Open, requests: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[Delta]:
+    texts = [SampledText(request, tokenizer) for request in requests]
+    sent = [0] * len(texts)
+    for _ in chain([None], _run_all(open_session, texts)):
+        for i, one in enumerate(texts):
+            yield from one.deltas[sent[i] :]
+            sent[i] = len(one.deltas)
 
 
-def _run(
-    model: Decoder,
-    prompts: list[list[int]],
-    requests: list[int],
-    room: list[int],
-    settings: GenerationConfig,
-    tokenizer: Tokenizer | None,
-) -> Iterator[Delta]:
-    begun = time.perf_counter()
-    every = zip(requests, prompts, room, strict=True)
-    for request, _, n in every:
-        if n == 0:
-            yield Delta(request, None, "", "length", time.perf_counter() - begun)
-    live = [i for i, n in enumerate(room) if n > 0]
-    if not live:
-        return
-    rows = [_Row(requests[i], prompts[i], room[i], settings, tokenizer) for i in live]
-    history = _History(model, [prompts[i] for i in live], settings)
-    reader = _reader(model, len(rows), settings)
-    logits = reader.read([prompts[i] for i in live], settings.prefill_chunk)
-    while True:
-        tokens = history.choose(logits, rows)
-        going = []
-        for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            text, reason = row.take(token)
-            yield Delta(row.request, token, text, reason, time.perf_counter() - begun)
-            if reason is None:
-                going.append(i)
-        if not going:
-            return
-        if len(going) < len(rows):
-            rows = [rows[i] for i in going]
-            reader.reorder(going)
-            history.keep(going)
-        logits = reader.read([[row.last] for row in rows])
+def _of_beams(search: BeamSearch, decode: Decode, seconds: float) -> Generation:
+    request = search.request
+    best = search.best() if request.max_new_tokens else (Hypothesis((), (), 0.0, "length"),)
+    best = tuple(replace(one, text=_decoded(request, one.ids, decode)) for one in best)
+    return Generation(
+        request=request.number,
+        prompt_tokens=request.prompt_tokens,
+        ids=list(best[0].ids),
+        text=best[0].text,
+        finish_reason=best[0].finish_reason,
+        seconds_to_first_token=None,
+        seconds=seconds,
+        hypotheses=best,
+    )
 
 
-class _History:
-    """Chooses tokens, and remembers which each row has when the sampling needs it."""
-
-    def __init__(self, model: Decoder, prompts: list[list[int]], settings: GenerationConfig) -> None:
-        self.settings = settings
-        device = model.model.embedding.device
-        self.forbidden = torch.tensor(list(settings.forbidden), dtype=torch.int64, device=device)
-        needed = settings.sampling.needs_history
-        self.seen = torch.zeros(
-            len(prompts) if needed else 0, model.spec.vocab, dtype=torch.bool, device=device
-        )
-        for seen, prompt in zip(self.seen, prompts, strict=False):
-            seen[torch.tensor(prompt, device=device)] = True
-
-    def choose(self, logits: Tensor, rows: list[_Row]) -> list[int]:
-        check_logits(logits, [(row.request, row.count) for row in rows])
-        logits = logits.index_fill(-1, self.forbidden, float("-inf"))
-        if bool((logits.amax(-1) == float("-inf")).any()):
-            raise ConfigError("forbidden: no token is left to choose")
-        noise = [uniform(self.settings.seed, row.request, row.count) for row in rows]
-        chosen = self.settings.sampling.choose(logits, self.seen, noise)
-        if len(self.seen):
-            self.seen.scatter_(1, chosen.unsqueeze(1), True)
-        tokens: list[int] = chosen.tolist()
-        return tokens
-
-    def keep(self, rows: list[int]) -> None:
-        if len(self.seen):
-            self.seen = self.seen[rows]
+def _decoded(request: Request, ids: Sequence[int], decode: Decode) -> str:
+    return decode(request, [i for i in ids if i not in request.config.eos])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Reason = Literal["stop", "length", "eos"]
+FinishReason = Literal["stop", "length", "eos"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Delta:
     request: int
     token: int | None
     text: str
-    finish_reason: Reason | None
+    finish_reason: FinishReason | None
     seconds: float
 
 
@@ -36,13 +36,13 @@ class Hypothesis:
     ids: tuple[int, ...]
     log_probs: tuple[float, ...] = field(repr=False)
     score: float
-    finish_reason: Reason
+    finish_reason: FinishReason
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What became of one prompt.
+    """The result of one request.
 
     ids: all new tokens, an EOS included.   text: without EOS and stop string ("" without a tokenizer).
     seconds_to_first_token: None when there is no token, and for a beam search, where none is certain before the
@@ -54,7 +54,7 @@ class Generation:
     prompt_tokens: int
     ids: list[int]
     text: str
-    finish_reason: Reason
+    finish_reason: FinishReason
     seconds_to_first_token: float | None
     seconds: float = field(repr=False)
     hypotheses: tuple[Hypothesis, ...] = field(default=(), repr=False)

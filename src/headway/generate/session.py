@@ -1,77 +1,182 @@
-"""Feeding tokens to a model and getting the logits of what comes next, with a cache or without.
+"""A model that is generating: texts that grow together, by a decoder or by an encoder-decoder.
 
 Legend: B rows, T slots of a call, V vocab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headway.cache import DecoderCache
-from headway.models import Decoder
+from headway.cache import DecoderCache, EncoderDecoderCache
+from headway.models import Decoder, EncoderDecoder
 from headway.tokens import Tokens
 
 
+class Session(Protocol):
+    """What the generation loop asks of a model."""
+
+    def start(self) -> Tensor:
+        """Logits [B, V] of the first new token of each row; called once, before `step`."""
+        ...
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """Logits [B, V] of the token after the next one of each row."""
+        ...
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was; there may be more rows or fewer than before."""
+        ...
+
+
 class DecoderSession:
-    """`read(pieces)` continues each row by its piece. The model is in evaluation mode during the call only, so
-    that a model in training can be sampled from. `kv_dtype`: what the cache stores, the weights' dtype unless
-    given."""
+    """Continues prompts by a decoder.
+
+    Args:
+        model: in evaluation mode during the calls only, so that a model in training can be sampled from.
+        prompts: ids, one list per row.
+        use_cache: False computes every step from the whole text.
+        kv_dtype: what the cache stores; the weights' dtype unless given.
+        prefill_chunk: prompts are read so many tokens at a time; at once unless given.
+    """
 
     def __init__(
-        self, model: Decoder, batch: int, *, use_cache: bool = True, kv_dtype: torch.dtype | None = None
+        self,
+        model: Decoder,
+        prompts: Sequence[Sequence[int]],
+        *,
+        use_cache: bool = True,
+        kv_dtype: torch.dtype | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.prefill_chunk = model, prefill_chunk
         self.device = model.model.embedding.device
-        self.cache: DecoderCache | None = model.make_cache(batch, dtype=kv_dtype) if use_cache else None
-        self._texts: list[list[int]] = [[] for _ in range(batch)]
+        self.texts = [list(prompt) for prompt in prompts]
+        self.cache: DecoderCache | None = None
+        if use_cache:
+            self.cache = model.make_cache(len(self.texts), dtype=kv_dtype)
 
-    def read(self, pieces: Sequence[Sequence[int]], chunk: int | None = None) -> Tensor:
-        """Logits [B, V] of the token after each row's piece, read `chunk` tokens at a time."""
-        longest = max(map(len, pieces))
-        size = chunk or longest
+    def start(self) -> Tensor:
+        """See `Session`."""
+        longest = max(map(len, self.texts))
+        size = self.prefill_chunk or longest
         logits: Tensor | None = None
         for at in range(0, longest, size):
-            part = [list(piece[at : at + size]) for piece in pieces]
-            now = self._forward(part)
-            ends = torch.tensor([at < len(p) <= at + size for p in pieces], device=self.device)
+            now = self._read([text[at : at + size] for text in self.texts])
+            ends = torch.tensor([at < len(text) <= at + size for text in self.texts], device=self.device)
             logits = now if logits is None else torch.where(ends.unsqueeze(1), now, logits)
         assert logits is not None
         return logits
 
-    def step(self, ids: Tensor) -> Tensor:
-        """Logits [B, V] of the token after ids [B, T]."""
-        return self.read(ids.tolist())
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """See `Session`."""
+        if self.cache is None:
+            self.texts = [[*text, token] for text, token in zip(self.texts, ids, strict=True)]
+            return self._read(self.texts)
+        given = torch.tensor(ids, dtype=torch.int64, device=self.device).unsqueeze(1)
+        with evaluating(self.model):
+            logits: Tensor = self.model(given, cache=self.cache)
+        return logits[:, 0]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row rows[i] was; there may be more rows or fewer than before."""
+        """See `Session`."""
+        if self.cache is None:
+            self.texts = [self.texts[i] for i in rows]
+            return
         with torch.inference_mode():
-            if self.cache is not None:
-                self.cache.reorder(rows)
-        self._texts = [self._texts[i] for i in rows]
+            self.cache.reorder(rows)
 
-    def _forward(self, pieces: list[list[int]]) -> Tensor:
+    def _read(self, pieces: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, V] of the token after each piece, which goes on where its row ended."""
+        ids, lengths = padded(pieces)
         if self.cache is None:
-            self._texts = [text + piece for text, piece in zip(self._texts, pieces, strict=True)]
-            pieces = self._texts
-        lengths = [len(piece) for piece in pieces]
-        total = max(lengths)
-        ids = torch.zeros(len(pieces), total, dtype=torch.int64)
-        for row, piece in zip(ids, pieces, strict=True):
-            row[: len(piece)] = torch.tensor(piece, dtype=torch.int64)
-        ids = ids.to(self.device)
-        if self.cache is None:
-            tokens = Tokens.from_lengths(lengths, total).to(self.device)
+            tokens = Tokens.from_lengths(lengths).to(self.device)
         else:
-            tokens = self.cache.next_tokens(total, lengths)
+            tokens = self.cache.next_tokens(ids.shape[1], lengths)
         last = torch.tensor([[max(n - 1, 0)] for n in lengths], device=self.device)
-        training = self.model.training
-        try:
-            self.model.train(False) if training else None
-            with torch.inference_mode():
-                logits: Tensor = self.model(ids, tokens=tokens, cache=self.cache, logits_for=last)
-        finally:
-            self.model.train(True) if training else None
+        with evaluating(self.model):
+            logits: Tensor = self.model(ids.to(self.device), tokens=tokens, cache=self.cache, logits_for=last)
         return logits[:, 0]
+
+
+class Seq2SeqSession:
+    """Writes a target for each source, by an encoder-decoder: sources are encoded once, and every layer's keys of
+    them are computed once.
+
+    Args:
+        model: as in `DecoderSession`.
+        sources: ids that the encoder reads, one list per row.
+        start: the id that targets begin with.
+        use_cache, kv_dtype: as in `DecoderSession`.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        sources: Sequence[Sequence[int]],
+        start: int,
+        *,
+        use_cache: bool = True,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.device, self.dtype = model, model.decoder.embedding.device, kv_dtype
+        ids, lengths = padded(sources)
+        with evaluating(model):
+            self.memory = model.encode(
+                ids.to(self.device), tokens=Tokens.from_lengths(lengths).to(self.device)
+            )
+            self.cache: EncoderDecoderCache | None = self._empty_cache() if use_cache else None
+        self.rows = list(range(len(sources)))
+        self.begin = start
+        self.texts = ids.new_zeros(len(sources), 0)
+
+    def start(self) -> Tensor:
+        """See `Session`."""
+        return self.step([self.begin] * len(self.rows))
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """See `Session`."""
+        given = torch.tensor(ids, dtype=torch.int64, device=self.device).unsqueeze(1)
+        with evaluating(self.model):
+            if self.cache is not None:
+                return self.model.decode(given, self.cache)[:, -1]
+            self.texts = torch.cat((self.texts.to(self.device), given), 1)
+            cache = self._empty_cache()
+            cache.reorder(self.rows)
+            return self.model.decode(self.texts, cache)[:, -1]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """See `Session`."""
+        self.rows = [self.rows[i] for i in rows]
+        self.texts = self.texts[list(rows)]
+        if self.cache is not None:
+            with torch.inference_mode():
+                self.cache.reorder(rows)
+
+    def _empty_cache(self) -> EncoderDecoderCache:
+        return self.model.make_cache(self.memory, dtype=self.dtype)
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    """Rows of ids as one tensor [B, T], 0 where a row has ended, and their lengths."""
+    lengths = [len(row) for row in rows]
+    ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
+    for to, row in zip(ids, rows, strict=True):
+        to[: len(row)] = torch.tensor(row, dtype=torch.int64)
+    return ids, lengths
+
+
+@contextmanager
+def evaluating(model: Decoder | EncoderDecoder) -> Iterator[None]:
+    """While open, the model is in evaluation mode and nothing is recorded for gradients."""
+    training = model.training
+    try:
+        model.train(False) if training else None
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(True) if training else None

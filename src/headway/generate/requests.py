@@ -1,0 +1,136 @@
+"""Requests: prompts with their settings, validated and numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from headway.errors import ConfigError, DataError
+from headway.generate.config import GenerationConfig
+from headway.models import ModelSpec
+
+USUAL_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One text to generate.
+
+    number: what its noise is keyed by, and its name in errors.
+    prompt: ids that the decoder reads first; its new tokens follow them.
+    config: its own settings.
+    max_new_tokens: how many new tokens it gets at most.
+    source: ids that the encoder reads, where there is one.
+    """
+
+    number: int
+    prompt: list[int]
+    config: GenerationConfig
+    max_new_tokens: int
+    source: list[int] | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that were given: those of the source where there is one."""
+        return len(self.prompt if self.source is None else self.source)
+
+
+def check_prompts(prompts: Sequence[Sequence[int] | Tensor], vocab: int) -> list[list[int]]:
+    """The prompts as lists of ids; DataError names the first that is empty or has an id outside the vocab."""
+    if isinstance(prompts, (str, bytes)) or prompts is None:
+        raise DataError(f"prompts are lists of token ids, got {type(prompts).__name__}")
+    if len(prompts) == 0:
+        raise DataError("no prompts: the batch is empty")
+    checked: list[list[int]] = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, Tensor) and prompt.dim() == 1:
+            prompt = prompt.tolist()
+        if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence):
+            raise DataError(f"prompt {i} must be a list of token ids, got {type(prompt).__name__}")
+        if not prompt:
+            raise DataError(f"prompt {i} is empty: a model continues at least one token; begin with BOS")
+        for place, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise DataError(f"prompt {i}: token {place} must be an integer id, got {token!r}")
+            if not 0 <= token < vocab:
+                raise DataError(
+                    f"prompt {i}: token id {token} at place {place} is outside the model's vocabulary of {vocab} "
+                    f"(0..{vocab - 1}); was it made by another tokenizer?"
+                )
+        checked.append(list(prompt))
+    return checked
+
+
+def make_requests(
+    prompts: Sequence[list[int]],
+    config: GenerationConfig | Sequence[GenerationConfig] | None,
+    spec: ModelSpec,
+    *,
+    numbers: Sequence[int] | None = None,
+    sources: Sequence[list[int]] | None = None,
+) -> list[Request]:
+    """A request for each prompt (`check_prompts`), or for each source where the prompt is what targets begin with.
+
+    `config` is one for all, or one for each. Raises ConfigError for numbers or configs that are not as many, numbers
+    that repeat, ids outside the vocabulary, a context that is too short, and configs that differ in what the requests
+    of a call share."""
+    count = len(prompts)
+    numbers = list(range(count)) if numbers is None else list(numbers)
+    if len(numbers) != count:
+        kind = "prompts" if sources is None else "sources"
+        raise ConfigError(f"requests: {len(numbers)} numbers for {count} {kind}")
+    if len(set(numbers)) != count:
+        raise ConfigError(f"requests must differ from each other, one per prompt, got {numbers}")
+    configs = [config or GenerationConfig()] * count if not isinstance(config, Sequence) else list(config)
+    if len(configs) != count:
+        raise ConfigError(
+            f"config: {len(configs)} of them for {count} prompts; give one for all, or one for each"
+        )
+    if any(one.session_options != configs[0].session_options for one in configs):
+        raise ConfigError(
+            "config: use_cache, kv_cache_dtype and prefill_chunk are of the whole call; give all its prompts the same"
+        )
+    for one in {id(one): one for one in configs}.values():
+        _check_ids(one, spec.vocab)
+    most = [_max_new_tokens(i, *given, spec) for i, given in enumerate(zip(prompts, configs, strict=True))]
+    given = zip(numbers, prompts, configs, most, strict=True)
+    asked = [Request(*fields) for fields in given]
+    if sources is None:
+        return asked
+    return [replace(request, source=source) for request, source in zip(asked, sources, strict=True)]
+
+
+def _check_ids(config: GenerationConfig, vocab: int) -> None:
+    for name in ("forbidden", "forced_first", "forced_last"):
+        value = getattr(config, name)
+        ids = () if value is None else (value,) if isinstance(value, int) else value
+        bad = [i for i in ids if not 0 <= i < vocab]
+        if bad:
+            raise ConfigError(f"{name}: token id {bad[0]} is outside the model's vocabulary of {vocab}")
+
+
+def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:
+    """The longest row that may be read, in tokens; None is no limit."""
+    hard = spec.context_limit
+    return hard if config.beyond_context else min(spec.trained_context, hard or spec.trained_context)
+
+
+def _max_new_tokens(i: int, prompt: list[int], config: GenerationConfig, spec: ModelSpec) -> int:
+    """How many new tokens prompt i may get; ConfigError when the context is too short for what is asked."""
+    limit, asked = context_limit(spec, config), config.max_new_tokens
+    rest = None if limit is None else limit - len(prompt)
+    need = asked or 0
+    if rest is not None and (rest < need or rest < 0):
+        hard = limit == spec.context_limit
+        what = "can take" if hard else "was trained on"
+        more = "" if hard else ", or beyond_context=True (--beyond-context) to go on all the same"
+        fewer = f"at most {rest} new tokens" if rest > 0 else "a shorter prompt"
+        raise ConfigError(
+            f"prompt {i} has {len(prompt)} tokens, {need} more were asked for: {len(prompt) + need} in all, but "
+            f"this model {what} {limit}; ask for {fewer}{more}"
+        )
+    if asked is not None:
+        return asked
+    return USUAL_NEW_TOKENS if rest is None else min(USUAL_NEW_TOKENS, rest)
