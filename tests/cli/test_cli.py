@@ -1,17 +1,19 @@
 """The command line itself: the overview, exit codes, and who hears of what."""
 
 import os
+import re
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 
 from headway import cli
-from headway.cli import COMMANDS, run
+from headway.cli import COMMANDS, Command, commands, run
 from headway.errors import ConfigError
 
 
@@ -23,7 +25,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         module = types.ModuleType("probe_command")
         module.command = function  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "probe_command", module)
-        monkeypatch.setitem(COMMANDS, "probe", ("probe_command", "a probe"))
+        monkeypatch.setitem(COMMANDS, "probe", Command("a probe", "probe_command"))
 
     return put
 
@@ -32,7 +34,7 @@ def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[st
     for ask in ([], ["--help"], ["-h"], ["help"]):
         assert run(ask) == 0
         text = capsys.readouterr().out
-        for name, (_, line) in COMMANDS.items():
+        for name, (line, _) in commands().items():
             assert f"  {name}" in text
             assert line in text
         assert max(map(len, text.splitlines())) <= 100
@@ -61,7 +63,7 @@ def test_an_unknown_command_is_wrong_usage_and_told(
     assert out == ""
     assert f"there is no {kind} {name!r}" in err
     assert hint in err
-    assert "demo, train" in err
+    assert "the commands are train, " in err
 
 
 def test_what_a_command_returns_is_the_exit_code(command: Callable[[Any], None]) -> None:
@@ -149,6 +151,52 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == "Causal()\n"
     assert done.stderr == ""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a package `other` that registers one command."""
+
+    def install(entry_point: str) -> None:
+        info = tmp_path / "other-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[headway.commands]\n{entry_point}\n")
+        (tmp_path / "other.py").write_text(
+            "from headway.cli import Command\n\nCOUNT = Command('Count to ten', 'other')\n\n\n"
+            "def command(start: int = 1) -> int:\n    print(*range(start, 11))\n    return 1\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "other", raising=False)
+
+    return install
+
+
+def test_another_package_adds_a_command(
+    plugin: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin("count = other:COUNT")
+    assert run(["--help"]) == 0
+    assert "  count               Count to ten\n" in capsys.readouterr().out
+    assert run(["count", "--start", "9"]) == 1
+    assert capsys.readouterr().out == "9 10\n"
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "error"),
+    [
+        ("count = other:NONE", r"command 'count' of the package other cannot be loaded \(other:NONE"),
+        ("count = othr:COUNT", r"cannot be loaded .*No module named 'othr'.*uninstall that package"),
+        ("train = other:COUNT", r"command 'train' of the package other exists already \(headway.cli.train\)"),
+    ],
+)
+def test_a_command_that_cannot_be_added_is_an_error(
+    entry_point: str, error: str, plugin: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin(entry_point)
+    assert run(["--help"]) == 1
+    assert re.search(error, capsys.readouterr().err)
+    assert run(["show", "Causal()", "--tokens", "2"]) == 0, "headway's own commands do not depend on it"
 
 
 def test_main_exits_with_the_code() -> None:

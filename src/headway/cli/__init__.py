@@ -1,12 +1,14 @@
 """The command line: `headway COMMAND ...`.
 
-One table names the commands. A command's module is imported when that command is run, and torch by the
-command's own function, so `headway --help` answers at once.
+`COMMANDS` are headway's own; installed packages add theirs by entry points of the group `headway.commands`:
 
-A module `headway.cli.NAME` defines `command`: a function whose signature `typer` reads (or a click command).
-What it returns is the exit code (None is 0).
+    [project.entry-points."headway.commands"]
+    name = "package.module:VALUE"                  # VALUE = Command("one line of help", "package.module_of_command")
 
-Exit codes: 0 done, 1 an error (said on stderr), 2 wrong usage, 130 interrupted. Results go to stdout,
+A command's module is imported when that command runs, and torch by the command's own function, so that
+`headway --help` answers at once.
+
+Exit codes: 0 done, 1 an error (reported on stderr), 2 wrong usage, 130 interrupted. Results go to stdout,
 progress and notes to stderr.
 """
 
@@ -15,47 +17,53 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, NamedTuple
 
-from headway.errors import HeadwayError, did_you_mean
+from headway.errors import ConfigError, HeadwayError, did_you_mean
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": (
-        "headway_lab.cli.demo",
-        "Three minutes here: patterns drawn, a model trained, the claims checked",
+GROUP = "headway.commands"
+
+
+class Command(NamedTuple):
+    """One command.
+
+    help    its line of `headway --help`
+    module  defines `command`: a function whose signature `typer` reads (or a click command). What it returns is
+            the exit code (None is 0)
+    """
+
+    help: str
+    module: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("Train a language model or an encoder; resumes bit for bit", "headway.cli.train"),
+    "train-translation": Command(
+        "Train a translator on pairs of sentences; resumes bit for bit", "headway.cli.train_translation"
     ),
-    "train": ("headway.cli.train", "Train a language model or an encoder; resumes bit for bit"),
-    "train-translation": (
-        "headway.cli.train_translation",
-        "Train a translator on pairs of sentences; resumes bit for bit",
+    "generate": Command("Continue a prompt", "headway.cli.generate"),
+    "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
+    "fill-mask": Command("Find words for masked places", "headway.cli.fill_mask"),
+    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.classify"),
+    "answer": Command("Find the answer to a question in a text", "headway.cli.answer"),
+    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.embed"),
+    "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
+    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.eval"),
+    "convert": Command(
+        "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),
-    "generate": ("headway.cli.generate", "Continue a prompt"),
-    "translate": ("headway.cli.translate", "Translate texts, by beam search; BLEU against references"),
-    "fill-mask": ("headway.cli.fill_mask", "Find words for masked places"),
-    "classify": ("headway.cli.classify", "Label texts, pairs of texts, or stretches of texts"),
-    "answer": ("headway.cli.answer", "Find the answer to a question in a text"),
-    "embed": ("headway.cli.embed", "One vector for each text, or how alike texts are"),
-    "chat": ("headway.cli.chat", "Talk with a model in the terminal"),
-    "eval": ("headway.cli.eval", "Bits per byte and perplexity of a model on a text"),
-    "convert": (
-        "headway.cli.convert",
-        "Turn a checkpoint into another format, and show that they are equal",
+    "surgery": Command(
+        "Change a model: fewer kv heads, windows, longer rows; before and after", "headway.cli.surgery"
     ),
-    "surgery": (
-        "headway.cli.surgery",
-        "Change a model: fewer kv heads, windows, longer rows; before and after",
-    ),
-    "show": ("headway.cli.show", "Draw an attention pattern and say what it costs"),
-    "models": ("headway.cli.models", "The published sizes by name, and how Chinese encoders compare"),
-    "inspect": ("headway.cli.inspect", "What a checkpoint is: sizes, positions, pairing, patterns"),
-    "tokenize": ("headway.cli.tokenize", "Which pieces a text is cut into, with ids and places"),
-    "plan": ("headway.cli.plan", "Does it fit, what does it move, how fast: before anything runs"),
-    "explain": ("headway_lab.cli.explain", "Answer a question about attention by a run"),
-    "bench": ("headway_lab.cli.bench", "What attention costs on this machine, beside its peers"),
-    "doctor": ("headway.cli.doctor", "What is usable on this machine, and why not"),
+    "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),
+    "models": Command("The published sizes by name, and how Chinese encoders compare", "headway.cli.models"),
+    "inspect": Command("What a checkpoint is: sizes, positions, pairing, patterns", "headway.cli.inspect"),
+    "tokenize": Command("The tokens of a text, with ids and offsets", "headway.cli.tokenize"),
+    "plan": Command("Does it fit, what does it move, how fast: before anything runs", "headway.cli.plan"),
+    "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
 }
 
-USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help says more)"
+USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,41 +77,75 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; returns the exit code, never raises for what a user can cause."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
-    name, rest = argv[0], list(argv[1:])
+    name, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if name in ("-V", "--version"):
         print(f"headway {version()}")
         return 0
-    if name not in COMMANDS:
-        kind = "option" if name.startswith("-") else "command"
-        known = ", ".join(COMMANDS)
-        say(f"there is no {kind} {name!r}{did_you_mean(name, COMMANDS)}; the commands are {known}")
-        return 2
     try:
-        return _invoke(name, rest)
+        if name in ("-h", "--help", "help"):
+            print(overview())
+            return 0
+        command = COMMANDS.get(name) or commands().get(name)
+        if command is None:
+            kind, known = "option" if name.startswith("-") else "command", commands()
+            report_error(
+                f"there is no {kind} {name!r}{did_you_mean(name, known)}; the commands are {', '.join(known)}"
+            )
+            return 2
+        return _invoke(name, command, rest)
     except KeyboardInterrupt:
         print("\nheadway: interrupted", file=sys.stderr)
         return 130
     except HeadwayError as error:
-        say(str(error))
+        report_error(str(error))
         return 1
     except BrokenPipeError:
         return 1
     except OSError as error:
-        say(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        report_error(
+            f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        )
         return 1
 
 
-def _invoke(name: str, arguments: list[str]) -> int:
+def commands() -> dict[str, Command]:
+    """All commands by name: headway's own, then those of installed packages.
+
+    Raises ConfigError where a package's command cannot be loaded, or two commands have one name."""
+    from importlib.metadata import entry_points
+
+    found = dict(COMMANDS)
+    for point in entry_points(group=GROUP):
+        owner = point.dist.name if point.dist is not None else point.value
+        try:
+            command: Command = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"command {point.name!r} of the package {owner} cannot be loaded ({point.value}: {error}); "
+                "repair or uninstall that package"
+            ) from error
+        if point.name in found:
+            raise ConfigError(
+                f"command {point.name!r} of the package {owner} exists already ({found[point.name].module}); "
+                "uninstall one of the two"
+            )
+        found[point.name] = command
+    return found
+
+
+def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
     import typer
 
-    given: Any = importlib.import_module(COMMANDS[name][0]).command
-    command: Any = given if hasattr(given, "make_context") else _click_command(given)
+    from headway.cli._shared import application
+
+    given: Any = importlib.import_module(entry.module).command
+    if not hasattr(given, "make_context"):
+        app = application()
+        app.command()(given)
+        given = typer.main.get_command(app)
     try:
-        with command.make_context(f"headway {name}", arguments) as context:
-            result = command.invoke(context)
+        with given.make_context(f"headway {name}", arguments) as context:
+            result = given.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.Abort as stop:
@@ -119,26 +161,16 @@ def _invoke(name: str, arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _click_command(function: Any) -> Any:
-    import typer
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-    app.command()(function)
-    return typer.main.get_command(app)
-
-
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
-
-def say(message: str) -> None:
-    """An error, on stderr, in the one form that the command line uses."""
+def report_error(message: str) -> None:
+    """Print an error on stderr, in the one form that the command line uses."""
     print(f"headway: error: {message}", file=sys.stderr)
 
 
 def overview() -> str:
     """What `headway --help` prints."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}   {line}" for name, (_, line) in COMMANDS.items()]
+    known = commands()
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}   {command.help}" for name, command in known.items()]
     return "\n".join(
         [
             "headway: Transformer models whose attention is declared.",
@@ -166,7 +198,7 @@ def _flush(code: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except BrokenPipeError:
-        # The reader went away (`headway show ... | head -3`): nobody is left to tell.
+        # The reader went away (`headway show ... | head -3`).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

@@ -1,24 +1,28 @@
-"""`headway surgery longformer`, and the options that all of `headway surgery` has."""
+"""`headway surgery longformer`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, note, print_json, set_threads, table
+from headway.cli._options import (
+    AllowPickleOption,
+    FolderArgument,
+    JsonOption,
+    OverwriteOption,
+    TargetArgument,
+    ThreadsOption,
+)
+from headway.cli._shared import note, print_json, set_threads
+from headway.report import table
 
 if TYPE_CHECKING:
     from headway.surgery import Lengthened
 
-Model = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
-Out = Annotated[Path, typer.Argument(help="folder to write")]
-PickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in OUT")]
-
 
 def longformer(
-    model: Model,
-    out: Out,
+    model: FolderArgument,
+    out: TargetArgument,
     context: Annotated[
         int, typer.Option("--context", min=1, help="tokens of the longest row of the new model")
     ] = 4096,
@@ -32,7 +36,7 @@ def longformer(
         Path | None,
         typer.Option("--text", help="a text whose beginning both models read [default: random ids]"),
     ] = None,
-    allow_pickle: PickleOption = False,
+    allow_pickle: AllowPickleOption = False,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,

@@ -34,7 +34,6 @@ Resume = Annotated[
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
 ]
-Json = Annotated[bool, typer.Option("--json", help="print the result as JSON on stdout")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
 ]

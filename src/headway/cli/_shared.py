@@ -1,50 +1,28 @@
-"""What several commands share: options, tables, progress, JSON. Imports nothing heavy."""
+"""What several commands do: start torch, read texts, print. Imports nothing heavy."""
 
 import json
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import typer
 
-from headway.report import cell, plain, size, table
-
-__all__ = [
-    "BackendOption",
-    "JsonOption",
-    "KvCacheOption",
-    "ThreadsOption",
-    "cell",
-    "note",
-    "plain",
-    "print_json",
-    "set_threads",
-    "share_cores",
-    "size",
-    "table",
-]
-
-JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
-]
-BackendOption = Annotated[
-    str,
-    typer.Option(
-        "--backend",
-        envvar="HEADWAY_BACKEND",
-        help="attention backend; fails rather than falls back",
-    ),
-]
+from headway.errors import DataError
+from headway.report import plain
 
 
-KvCacheOption = Annotated[
-    str,
-    typer.Option(
-        "--kv-cache-dtype", help="auto | int8: what caches store; int8 is rounded, half of bfloat16"
-    ),
-]
+def application(group: str | None = None) -> typer.Typer:
+    """A typer application in the one style of the command line; with `group`, the help text of a command that
+    has commands of its own (`headway surgery window`)."""
+    return typer.Typer(
+        add_completion=False,
+        no_args_is_help=group is not None,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+        help=group,
+    )
 
 
 def set_threads(threads: int | None) -> None:
@@ -56,8 +34,8 @@ def set_threads(threads: int | None) -> None:
 
 
 def share_cores() -> None:
-    """Let waiting threads sleep early. To be called before torch is imported; what the environment says
-    goes first.
+    """Let waiting OpenMP threads sleep early. Call it before torch is imported; a variable that is set in the
+    environment takes precedence.
 
     OpenMP's threads spin for about a millisecond at every barrier. Where other programs run on the same
     cores, they spin away the time slices that they wait for: measured on 2 busy cores, a small model trains
@@ -66,12 +44,45 @@ def share_cores() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def read_stdin(read: Callable[[], str] | None = None) -> str:
+    """The whole of standard input, or what `read` reads of it. Raises DataError unless it is UTF-8."""
+    try:
+        return (read or sys.stdin.read)()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+
+
+def read_prompt() -> str:
+    """The prompt from standard input, without the line end that `echo` adds."""
+    if sys.stdin.isatty():
+        note("the prompt, ended by Ctrl-D:")
+    return read_stdin().removesuffix("\n")
+
+
+def read_texts(texts: list[str] | None, file: Path | None = None) -> list[str]:
+    """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
+    if texts and file is not None:
+        raise typer.BadParameter("texts are given twice, as arguments and as --file")
+    if file is not None:
+        from headway.train.pairs import read_lines
+
+        return read_lines(file)
+    if texts and texts != ["-"]:
+        return texts
+    if sys.stdin.isatty():
+        note("texts, one a line, ended by Ctrl-D:")
+    lines = [line for line in read_stdin().splitlines() if line.strip()]
+    if not lines:
+        raise DataError("no texts: give them as arguments, or one a line on standard input")
+    return lines
+
+
 def note(message: str) -> None:
-    """Progress and remarks go to stderr, so that stdout stays a result that can be piped."""
+    """Print progress or a remark on stderr, so that stdout stays a result that can be piped."""
     print(message, file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are understood;
+    """Print one JSON document on stdout. Dataclasses, paths, tuples and numpy or torch numbers are converted;
     infinity and NaN, which JSON lacks, become null."""
     print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))

@@ -4,8 +4,16 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
-from headway.cli.generate import DtypeOption, ModelArgument, read_stdin
+from headway.cli._options import (
+    BackendOption,
+    BatchSizeOption,
+    DtypeOption,
+    JsonOption,
+    ModelArgument,
+    ThreadsOption,
+)
+from headway.cli._shared import print_json, read_prompt, set_threads
+from headway.report import table
 
 
 def command(
@@ -28,7 +36,7 @@ def command(
             "own plus THRESHOLD, a difference of logits (0 is even) [default: there is one]",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="windows at once")] = 32,
+    batch_size: BatchSizeOption = 32,
     dtype: DtypeOption = None,
     json: JsonOption = False,
     threads: ThreadsOption = None,
@@ -39,7 +47,7 @@ def command(
     from headway.api import load
 
     answerer = load(model, task="answer", dtype=dtype, backend=backend)
-    text = read_stdin() if context is None or context == "-" else context
+    text = read_prompt() if context is None or context == "-" else context
     found = answerer.answer(
         question,
         text,

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, KvCacheOption, ThreadsOption, note, set_threads
+from headway.cli._options import BackendOption, DtypeOption, KvCacheOption, ModelArgument, ThreadsOption
+from headway.cli._shared import note, read_stdin, set_threads
 from headway.cli.generate import (
-    DtypeOption,
     MinPOption,
-    ModelArgument,
     NewTokensOption,
     PenaltyOption,
     SeedOption,
@@ -98,10 +97,7 @@ def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:
 def _read(tty: bool) -> str | None:
     if tty:
         print("> ", end="", file=sys.stderr, flush=True)
-    try:
-        line = sys.stdin.readline()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
+    line = read_stdin(sys.stdin.readline)
     return line.rstrip("\r\n") if line else None
 
 

@@ -4,10 +4,20 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
-from headway.cli._texts import BatchSizeOption, CutOption, FileOption, TextsArgument, given_texts
-from headway.cli.generate import DtypeOption, ModelArgument
+from headway.cli._options import (
+    BackendOption,
+    BatchSizeOption,
+    DtypeOption,
+    FileOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    ThreadsOption,
+    TruncateOption,
+)
+from headway.cli._shared import print_json, read_texts, set_threads
 from headway.errors import DataError
+from headway.report import table
 
 
 def command(
@@ -20,7 +30,7 @@ def command(
     top_k: Annotated[
         int | None, typer.Option("--top-k", min=1, help="so many labels of each text [default: all]")
     ] = None,
-    cut: CutOption = False,
+    cut: TruncateOption = False,
     batch_size: BatchSizeOption = 32,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -35,7 +45,7 @@ def command(
     labeller = load(model, dtype=dtype, backend=backend)
     if not isinstance(labeller, Classifier | Tagger):
         raise wrong_task(model, labeller.spec, "classify")
-    given = given_texts(texts, file)
+    given = read_texts(texts, file)
     if isinstance(labeller, Tagger):
         if pairs or cut or top_k is not None:
             raise typer.BadParameter(

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, cell, note, print_json, set_threads, table
+from headway.cli._options import AllowPickleOption, JsonOption, OverwriteOption, TargetArgument, ThreadsOption
+from headway.cli._shared import note, print_json, set_threads
 from headway.errors import ConfigError, did_you_mean
+from headway.report import cell, table
 
 if TYPE_CHECKING:
     from headway.positions import Pairing
@@ -24,7 +26,7 @@ def command(
             help="a Hugging Face folder, Meta's (consolidated.*.pth), llama2.c's .bin, a pickle of torchtune"
         ),
     ],
-    target: Annotated[Path, typer.Argument(help="folder to write")],
+    target: TargetArgument,
     frm: Annotated[str, typer.Option("--from", help="auto, hf, llama2c, meta, torchtune")] = "auto",
     to_pairing: Annotated[
         str,
@@ -57,8 +59,8 @@ def command(
         float | None, typer.Option(help="eps of the norms of a pickle [default: 1e-5]")
     ] = None,
     shard_size: Annotated[str, typer.Option(help="largest file of weights: bytes, or 500MB, 4GB")] = "4GB",
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the model in DST")] = False,
+    allow_pickle: AllowPickleOption = False,
+    overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli._shared import JsonOption, print_json, size, table
+from headway.cli._options import JsonOption
+from headway.cli._shared import print_json
+from headway.report import size, table
 
 OPTIONAL = {
     "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',

@@ -4,9 +4,19 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
-from headway.cli._texts import BatchSizeOption, CutOption, FileOption, TextsArgument, given_texts
-from headway.cli.generate import DtypeOption, ModelArgument
+from headway.cli._options import (
+    BackendOption,
+    BatchSizeOption,
+    DtypeOption,
+    FileOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    ThreadsOption,
+    TruncateOption,
+)
+from headway.cli._shared import print_json, read_texts, set_threads
+from headway.report import table
 
 
 def command(
@@ -24,7 +34,7 @@ def command(
     similarity: Annotated[
         bool, typer.Option("--similarity", help="print the cosines between the texts instead of vectors")
     ] = False,
-    cut: CutOption = False,
+    cut: TruncateOption = False,
     batch_size: BatchSizeOption = 32,
     dtype: DtypeOption = None,
     json: JsonOption = False,
@@ -35,16 +45,15 @@ def command(
     if pool not in (None, "first", "mean"):
         raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
     set_threads(threads)
-    from torch.nn.functional import normalize
-
     from headway.api import load
+    from headway.similarity import normalize
 
     how = cast(Literal["first", "mean"] | None, pool)
     embedder = load(model, task="embed", pool=how, unit=unit, dtype=dtype, backend=backend)
-    given = given_texts(texts, file)
+    given = read_texts(texts, file)
     vectors = embedder.embed(given, batch_size=batch_size, cut=cut).double()
     if similarity:
-        unit_vectors = normalize(vectors, dim=-1)
+        unit_vectors = normalize(vectors)
         cosines = (unit_vectors @ unit_vectors.T).tolist()
         if json:
             print_json({"texts": given, "cosines": cosines})

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
+from headway.cli._options import BackendOption, JsonOption, LimitOption, RowOption, ThreadsOption
+from headway.cli._shared import print_json, set_threads
+from headway.report import table
 
 
 def command(
@@ -16,16 +18,11 @@ def command(
     data: Annotated[
         str, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
     ],
-    context: Annotated[
-        int | None,
-        typer.Option("--context", min=2, help="tokens per row [default: the trained context, at most 2048]"),
-    ] = None,
+    context: RowOption = None,
     dtype: Annotated[
         str, typer.Option("--dtype", help="auto | bf16 | fp32: number format of weights and products")
     ] = "auto",
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="predict only about the first N tokens")
-    ] = None,
+    limit: LimitOption = None,
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
     json: JsonOption = False,

@@ -4,9 +4,18 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, print_json, set_threads, table
-from headway.cli._texts import BatchSizeOption, FileOption, TextsArgument, given_texts
-from headway.cli.generate import DtypeOption, ModelArgument
+from headway.cli._options import (
+    BackendOption,
+    BatchSizeOption,
+    DtypeOption,
+    FileOption,
+    JsonOption,
+    ModelArgument,
+    TextsArgument,
+    ThreadsOption,
+)
+from headway.cli._shared import print_json, read_texts, set_threads
+from headway.report import table
 
 
 def command(
@@ -27,7 +36,7 @@ def command(
     from headway.api import load
 
     filler = load(model, task="fill-mask", dtype=dtype, backend=backend)
-    given = given_texts(texts, file)
+    given = read_texts(texts, file)
     found = filler.fill_mask(given, top_k=top_k, batch_size=batch_size)
     if json:
         print_json([{"text": text, "masks": masks} for text, masks in zip(given, found, strict=True)])

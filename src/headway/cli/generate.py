@@ -1,28 +1,24 @@
 """`headway generate MODEL PROMPT`: continue a text."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._shared import (
+from headway.cli._options import (
     BackendOption,
+    DtypeOption,
     JsonOption,
     KvCacheOption,
+    ModelArgument,
     ThreadsOption,
-    note,
-    print_json,
-    set_threads,
 )
-from headway.errors import ConfigError, DataError
+from headway.cli._shared import note, print_json, read_prompt, set_threads
+from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.api import Options
     from headway.generate import Beams, Generation
 
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
-]
 NewTokensOption = Annotated[
     int | None,
     typer.Option(
@@ -39,9 +35,6 @@ MinPOption = Annotated[float, typer.Option("--min-p", help="0 is no filter")]
 PenaltyOption = Annotated[float, typer.Option("--repetition-penalty", help="1 is none")]
 SeedOption = Annotated[int, typer.Option("--seed", help="equal seeds give equal text")]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")]
-DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-]
 BeamsOption = Annotated[
     int | None,
     typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
@@ -113,7 +106,7 @@ def command(
         raise typer.BadParameter("the prompt is given twice, as an argument and as --prompt")
     prompt = prompt_option if prompt is None else prompt
     if prompt is None or prompt == "-":
-        prompt = read_stdin()
+        prompt = read_prompt()
     search = how_to_search(beams, length_penalty, early_stopping, n_best)
     if search is not None and stream:
         raise ConfigError(
@@ -185,17 +178,6 @@ def how_to_search(
     from headway.generate import Beams
 
     return Beams(beams, **given)
-
-
-def read_stdin() -> str:
-    """The prompt from standard input, without the line end that `echo` adds."""
-    if sys.stdin.isatty():
-        note("the prompt, ended by Ctrl-D:")
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: not UTF-8 at byte {error.start}") from None
-    return text.removesuffix("\n")
 
 
 def summary(found: "Generation") -> dict[str, object]:

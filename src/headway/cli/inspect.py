@@ -1,11 +1,10 @@
 """`headway inspect FOLDER`: what a checkpoint is, before it is loaded."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from headway.cli._shared import JsonOption, cell, print_json, size
+from headway.cli._options import AllowPickleOption, FolderArgument, JsonOption
+from headway.cli._shared import print_json
+from headway.report import cell, size
 
 if TYPE_CHECKING:
     from headway.checkpoints import Inspection
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="a Hugging Face folder")],
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")] = False,
+    folder: FolderArgument,
+    allow_pickle: AllowPickleOption = False,
     json: JsonOption = False,
 ) -> None:
     """Spec, effective rotary frequencies and pairing, patterns by layer, sizes, dtype, tokenizer, contexts.

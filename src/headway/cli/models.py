@@ -1,6 +1,8 @@
 """`headway models`: the published sizes by name, and how Chinese encoders compare."""
 
-from headway.cli._shared import JsonOption, print_json, table
+from headway.cli._options import JsonOption
+from headway.cli._shared import print_json
+from headway.report import table
 
 
 def command(json: JsonOption = False) -> None:

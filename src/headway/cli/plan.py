@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import (
-    JsonOption,
-    KvCacheOption,
-    ThreadsOption,
-    note,
-    print_json,
-    set_threads,
-    size,
-    table,
-)
+from headway.cli._options import JsonOption, KvCacheOption, ThreadsOption
+from headway.cli._shared import note, print_json, set_threads
+from headway.report import size, table
 
 if TYPE_CHECKING:
     from headway.choice import Choice

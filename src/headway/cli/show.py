@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._shared import JsonOption, note, print_json, table
+from headway.cli._options import JsonOption
+from headway.cli._shared import note, print_json
+from headway.report import table
 
 if TYPE_CHECKING:
     from headway.patterns import Pattern

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._longformer import Model, Out, OverwriteOption, PickleOption, longformer
-from headway.cli._shared import (
+from headway.cli._longformer import longformer
+from headway.cli._options import (
+    AllowPickleOption,
+    FolderArgument,
     JsonOption,
+    LimitOption,
+    OverwriteOption,
+    RowOption,
+    TargetArgument,
     ThreadsOption,
-    cell,
-    note,
-    plain,
-    print_json,
-    set_threads,
-    size,
-    table,
 )
+from headway.cli._shared import application, note, print_json, set_threads
+from headway.report import cell, plain, size, table
 
 if TYPE_CHECKING:
     from headway.checkpoints import Folder
@@ -27,13 +28,7 @@ if TYPE_CHECKING:
     from headway.surgery import Operation, Pooled, Text
     from headway.surgery.operation import Change
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="Change what a model computes, and say what that costs and saves: docs/surgery.md.",
-)
+app = application("Change what a model computes, and report what that costs and saves: docs/surgery.md.")
 
 TextOption = Annotated[
     Path | None,
@@ -41,21 +36,12 @@ TextOption = Annotated[
         "--text", help="held-out text to measure on: a file, a folder of text files, a .tokens file"
     ),
 ]
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--context", min=2, help="tokens per row when measuring [default: the trained context, at most 2048]"
-    ),
-]
-LimitOption = Annotated[
-    int | None, typer.Option("--limit", min=1, help="predict only about the first N tokens of the text")
-]
 
 
 @app.command()
 def gqa(
-    model: Model,
-    out: Out,
+    model: FolderArgument,
+    out: TargetArgument,
     kv_heads: Annotated[int, typer.Option("--kv-heads", help="key/value heads of the new model")],
     pool: Annotated[str, typer.Option("--pool", help="mean, first, random: what a group becomes")] = "mean",
     seed: Annotated[
@@ -66,9 +52,9 @@ def gqa(
         bool, typer.Option("--compare", help="measure all three pools on --text, random with three seeds")
     ] = False,
     text: TextOption = None,
-    context: ContextOption = None,
+    context: RowOption = None,
     limit: LimitOption = None,
-    allow_pickle: PickleOption = False,
+    allow_pickle: AllowPickleOption = False,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
@@ -120,8 +106,8 @@ def gqa(
 
 @app.command()
 def window(
-    model: Model,
-    out: Out,
+    model: FolderArgument,
+    out: TargetArgument,
     keys: Annotated[int, typer.Option("--window", min=1, help="keys that a query sees, itself included")],
     sinks: Annotated[
         int, typer.Option("--sinks", min=0, help="first tokens that are seen from everywhere")
@@ -131,9 +117,9 @@ def window(
         typer.Option("--layers", help="'0-3,5' or all [default: the layers that see all before them]"),
     ] = None,
     text: TextOption = None,
-    context: ContextOption = None,
+    context: RowOption = None,
     limit: LimitOption = None,
-    allow_pickle: PickleOption = False,
+    allow_pickle: AllowPickleOption = False,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
@@ -166,14 +152,14 @@ def window(
 
 @app.command()
 def context(
-    model: Model,
-    out: Out,
+    model: FolderArgument,
+    out: TargetArgument,
     method: Annotated[str, typer.Option("--method", help="linear, ntk, yarn, llama3, dynamic")],
     factor: Annotated[float, typer.Option("--factor", min=1.0, help="longest row over the trained context")],
     text: TextOption = None,
-    context: ContextOption = None,
+    context: RowOption = None,
     limit: LimitOption = None,
-    allow_pickle: PickleOption = False,
+    allow_pickle: AllowPickleOption = False,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,

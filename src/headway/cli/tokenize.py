@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, print_json, table
+from headway.cli._options import JsonOption
+from headway.cli._shared import print_json
+from headway.report import table
 
 
 def command(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli._options import JsonOption
 from headway.cli._settings import (
     Config,
-    Json,
     Overrides,
     PrintConfig,
     Resume,
@@ -17,7 +17,8 @@ from headway.cli._settings import (
     say_how_to_go_on,
     with_flags,
 )
-from headway.cli._shared import print_json, table
+from headway.cli._shared import print_json
+from headway.report import table
 from headway.train import TrainConfig, config_yaml
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def command(
     resume: Resume = "never",
     print_config: PrintConfig = False,
     dry_run: DryRun = False,
-    json: Json = False,
+    json: JsonOption = False,
     **flags: Any,
 ) -> int:
     """Train a decoder on the next token of a text, or an encoder on masked ones. Resumes bit for bit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from headway.cli._options import JsonOption
 from headway.cli._settings import (
     Config,
-    Json,
     Overrides,
     PrintConfig,
     Resume,
@@ -15,7 +15,8 @@ from headway.cli._settings import (
     say_how_to_go_on,
     with_flags,
 )
-from headway.cli._shared import print_json, table
+from headway.cli._shared import print_json
+from headway.report import table
 from headway.train.config_io import config_yaml
 from headway.train.translation_config import TranslationConfig
 
@@ -26,7 +27,7 @@ def command(
     config: Config = None,
     resume: Resume = "never",
     print_config: PrintConfig = False,
-    json: Json = False,
+    json: JsonOption = False,
     **flags: Any,
 ) -> int:
     """Train a translator on two files of sentences, line by line (Vaswani et al. 2017, section 5).

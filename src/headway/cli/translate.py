@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import (
+from headway.cli._options import (
     BackendOption,
+    BatchSizeOption,
+    DtypeOption,
+    FileOption,
     JsonOption,
+    ModelArgument,
+    TextsArgument,
     ThreadsOption,
-    note,
-    print_json,
-    set_threads,
 )
-from headway.cli._texts import BatchSizeOption, FileOption, TextsArgument, given_texts
-from headway.cli.generate import DtypeOption, ModelArgument
+from headway.cli._shared import note, print_json, read_texts, set_threads
 
 if TYPE_CHECKING:
     from headway.generate import Generation
@@ -63,7 +64,7 @@ def command(
     from headway.train.pairs import read_lines
 
     translator = load(model, task="translate", dtype=dtype, backend=backend)
-    given = given_texts(texts, file)
+    given = read_texts(texts, file)
     wanted = read_lines(reference) if reference is not None else None
     if wanted is not None and len(wanted) != len(given):
         raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")

@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, note, set_threads
+from headway.cli._options import BackendOption, JsonOption, ThreadsOption
+from headway.cli._shared import application, note, set_threads
 
 if TYPE_CHECKING:
     from headway_lab.bench.rows import Row
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="What attention costs on this machine, beside its peers: docs/benchmarks.md says how it is measured.",
+app = application(
+    "What attention costs on this machine, beside its peers: docs/benchmarks.md says how it is measured."
 )
 
 CaseOption = Annotated[
