@@ -174,6 +174,17 @@ def test_resumed_from_every_step_across_epochs(settings: Make, tmp_path: Path, d
         assert all(torch.equal(a[name], b[name]) for name in b), checkpoint.name
 
 
+def test_a_pattern_that_a_folder_says_in_a_shorter_form_resumes(settings: Make, tmp_path: Path) -> None:
+    """As recipes/small.yaml writes it: a window that looks back only is causal already, and config.json says it so."""
+    patterns = "Window.last(8) & Causal(); Causal()"
+    whole = settings(patterns=patterns, out=str(tmp_path / "whole"), steps=3, save_every=2)
+    train(whole, quiet=True)
+    again = whole.model_copy(update={"out": str(tmp_path / "again")})
+    train(again, resume=f"{whole.out}/checkpoint-2", quiet=True)
+    a, b = weights(again.out), weights(whole.out)
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
 def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
     """Evaluations, samples, saves and callbacks, even ones that draw random numbers."""
     plain = settings(out=str(tmp_path / "plain"))
@@ -219,6 +230,12 @@ def test_what_does_not_fit_a_checkpoint_is_refused(settings: Make, tmp_path: Pat
         train(other, resume="auto", quiet=True)
     with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):
         train(config, resume=str(tmp_path / "nowhere"), quiet=True)
+    said = Path(config.out) / "checkpoint-2" / "config.json"
+    was = said.read_text("utf-8")
+    said.write_text(was.replace('"sliding_window": 8', '"sliding_window": 7'), "utf-8")
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 holds another model than the settings make"):
+        train(settings(steps=4), resume="auto", quiet=True)
+    said.write_text(was, "utf-8")
     with (Path(config.data)).open("a") as file:
         file.write('{"text": "more"}\n')
     again = settings(steps=4, out=str(tmp_path / "again"))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.hf.config_out import config_from_spec
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
@@ -127,7 +128,9 @@ def load_checkpoint(
             remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
     folder = load_folder(path)
     own = state.model.state_dict()
-    if folder.spec != state.model.spec or own.keys() != folder.tensors.keys():
+    # The folder has its patterns in their shortest form, the settings need not.
+    then, now = config_from_spec(folder.spec), config_from_spec(state.model.spec)
+    if then != now or own.keys() != folder.tensors.keys():
         raise CheckpointError(
             f"{path} holds another model than the settings make; resume with its own settings"
         )
