@@ -16,7 +16,7 @@ from headway import native
 from headway.attention import KeyValues, attend
 from headway.cache import Cache, GrowingCache, RingCache, make_cache
 from headway.errors import CacheError
-from headway.models import Decoder
+from headway.models import Decoder, build
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.quantization import quantize
@@ -212,7 +212,7 @@ def stretched() -> Decoder:
     """Angles that depend on the length: keys are turned when they are read."""
     model = small((Window.last(5), Causal()))
     positions = Rotary(100.0, pairing="halves", scaling=DynamicNTK(4.0, 16))
-    other = replace(model.spec, positions=positions).build(seed=3).eval()
+    other = build(replace(model.spec, positions=positions), seed=3).eval()
     other.load_state_dict(model.state_dict())
     return other
 

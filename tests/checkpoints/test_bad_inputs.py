@@ -19,7 +19,7 @@ from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.checkpoints.storage.write import write_tensors
 from headway.errors import CheckpointError, ConfigError, HeadwayError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.patterns import Causal, Window
 from tests.checkpoints.hf import config_dict
 from tests.checkpoints.test_parity import both
@@ -214,7 +214,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_shard_is_named_among_whole_ones(tmp_path, what):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), shard_bytes=4000)
+    save_folder(tmp_path / "m", build(SPEC, seed=0), shard_bytes=4000)
     shards = sorted((tmp_path / "m").glob("*.safetensors"))
     assert len(shards) > 3
     change, message = BROKEN[what]
@@ -254,7 +254,7 @@ def test_json_beyond_python_s_limits_is_named(tmp_path, raw):
 
 
 def test_an_index_that_is_cut_off_or_names_a_shard_that_is_gone(tmp_path):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), shard_bytes=4000)
+    save_folder(tmp_path / "m", build(SPEC, seed=0), shard_bytes=4000)
     index = tmp_path / "m" / "model.safetensors.index.json"
     whole = index.read_bytes()
     index.write_bytes(whole[: len(whole) // 2])
@@ -270,7 +270,7 @@ def test_an_index_that_is_cut_off_or_names_a_shard_that_is_gone(tmp_path):
 
 
 def test_a_mix_of_dtypes_is_widened_without_changing_a_value(tmp_path):
-    model = SPEC.build(seed=0)
+    model = build(SPEC, seed=0)
     save_folder(tmp_path / "m", model)
     file = tmp_path / "m" / "model.safetensors"
     stored = load_file(file)
@@ -284,7 +284,7 @@ def test_a_mix_of_dtypes_is_widened_without_changing_a_value(tmp_path):
 @pytest.mark.parametrize("extra", ["optimizer.state.exp_avg", "model.layers.0.self_attn.q_proj.lora_A.weight",
                                    "model.layers.0.self_attn.q_proj.weight_scale", "value_head.weight"])  # fmt: skip
 def test_training_only_keys_are_listed_not_dropped(tmp_path, extra):
-    save_folder(tmp_path / "m", SPEC.build(seed=0))
+    save_folder(tmp_path / "m", build(SPEC, seed=0))
     file = tmp_path / "m" / "model.safetensors"
     save_file(load_file(file) | {extra: torch.ones(2)}, file, metadata={"format": "pt"})
     with pytest.raises(HeadwayError, match=rf"(?s)1 difference\).*unexpected: {extra}"):

@@ -12,7 +12,7 @@ from headway.checkpoints.formats import conversion as module
 from headway.checkpoints.grouping import repeat_kv_heads
 from headway.cli import run
 from headway.errors import CheckpointError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import NoPositions, Rotary
 from tests.checkpoints.hf import off
 
@@ -24,7 +24,7 @@ def save(path, *, family="qwen2", kv_heads=2, heads=4, pairing="halves", head_di
     base = {"vocab": 61, "width": 24, "layers": 2, "heads": heads, "hidden": 24, "init_std": 0.3, **fields}
     spec = ModelSpec.of(family, **base, kv_heads=kv_heads, head_dim=head_dim,
                         positions=Rotary(500.0, pairing=pairing))  # fmt: skip
-    model = spec.build(seed=0).eval()
+    model = build(spec, seed=0).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
@@ -231,6 +231,6 @@ def test_all_changes_at_once_are_shown_equal(tmp_path, capsys):
 def test_a_pairing_is_refused_where_nothing_rotates(tmp_path):
 
     spec = ModelSpec.of("llama", vocab=61, width=24, layers=1, heads=4, hidden=24, positions=NoPositions())
-    save_folder(tmp_path / "0", spec.build(seed=0))
+    save_folder(tmp_path / "0", build(spec, seed=0))
     with pytest.raises(CheckpointError, match="has no rotary positions, and so no pairing to change"):
         convert(tmp_path / "0", tmp_path / "1", to_pairing="adjacent")

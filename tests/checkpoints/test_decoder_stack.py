@@ -14,12 +14,12 @@ from headway.checkpoints.restore import load_model
 from headway.cli import run
 from headway.cli.plan import to_text
 from headway.generate import GenerationConfig, generate
-from headway.models import ModelSpec, catalog
-from headway.models.planning import Machine, plan
+from headway.models import ModelSpec, build, catalog, cost
+from headway.models.cost.planning import Machine, plan
 from headway.positions import LinearBias, Rotary
 from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
-from tests.models.test_arithmetic import kept
+from tests.models.test_cost import kept
 
 OTHERS = ("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt")
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
@@ -105,9 +105,9 @@ def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any,
     """Row 109, for LayerNorm, feed-forwards without a gate, norms side by side, and dropout."""
     size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
     spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
-    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
+    model = build(spec, seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
     found = kept(model, torch.randint(97, (2, 48)))
-    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())
+    want = sum(cost.activation_bytes(spec, 48, 2, dtype, scores=scores).values())
     assert abs(found - want) < 0.01 * want
 
 

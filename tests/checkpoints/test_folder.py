@@ -15,7 +15,7 @@ from headway.checkpoints.restore import load_model
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.errors import CheckpointError, ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.patterns import Causal, Sink, Window
 from headway.positions import Rotary
 from tests.checkpoints.hf import config_dict, off, peer
@@ -29,7 +29,7 @@ def tiny(**fields) -> ModelSpec:
 
 @pytest.fixture
 def saved(tmp_path):
-    model = tiny().build(seed=0).eval()
+    model = build(tiny(), seed=0).eval()
     save_folder(tmp_path / "m", model, generation={"eos_token_id": [2, 3]})
     return tmp_path / "m", model
 
@@ -51,7 +51,7 @@ def saved(tmp_path):
     ids=lambda s: f"{s.family}, {s.patterns[0]}",
 )
 def test_what_we_save_transformers_loads(tmp_path, spec):
-    model = spec.build(seed=1).eval()
+    model = build(spec, seed=1).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
@@ -90,7 +90,7 @@ def test_what_transformers_saves_in_shards_we_load(tmp_path, name):
     ids=["adjacent", "sinks", "two windows"],
 )
 def test_what_transformers_would_misread_it_refuses(tmp_path, spec):
-    model = spec.build(seed=1).eval()
+    model = build(spec, seed=1).eval()
     save_folder(tmp_path / "m", model, keep_pairing=True)
     again = load_model(tmp_path / "m")
     assert again.spec == spec
@@ -100,7 +100,7 @@ def test_what_transformers_would_misread_it_refuses(tmp_path, spec):
 
 
 def test_shards_of_ours(tmp_path):
-    model = tiny().build(seed=0).eval()
+    model = build(tiny(), seed=0).eval()
     save_folder(tmp_path / "m", model, shard_bytes=4000)
     assert len(load_folder(tmp_path / "m").tensors.files) > 3
     assert torch.equal(load_model(tmp_path / "m")(ids()), model(ids()))
@@ -168,7 +168,7 @@ def test_lm_head_missing(saved):
 
 
 def test_tied_weights_once_twice_and_different(tmp_path):
-    model = tiny(tied=True).build(seed=0).eval()
+    model = build(tiny(tied=True), seed=0).eval()
     save_folder(tmp_path / "m", model)
     assert "lm_head.weight" not in load_file(tmp_path / "m" / "model.safetensors")
     rewrite(tmp_path / "m", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
@@ -241,7 +241,7 @@ def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "logs").mkdir()
     (folder / "logs" / "a").write_text("a")
-    other = tiny(tied=True).build(seed=5).eval()
+    other = build(tiny(tied=True), seed=5).eval()
     save_folder(folder, other, shard_bytes=3000)
     assert not (folder / "model.safetensors").exists()
     assert {"README.md", "metrics.jsonl", "tokenizer.json", "logs"} < {p.name for p in folder.iterdir()}
@@ -260,7 +260,7 @@ def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
 
 
 def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path):
-    old, new = tiny(layers=1).build(seed=0).eval(), tiny(layers=1).build(seed=1).eval()
+    old, new = build(tiny(layers=1), seed=0).eval(), build(tiny(layers=1), seed=1).eval()
     calls: list[str] = []
     save_folder(tmp_path / "probe", old)
     with disk.watch(lambda operation, path, data: calls.append(operation)):
@@ -284,7 +284,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
     spec = replace(tiny(layers=1), vocab=3, width=2, heads=1, kv_heads=1, head_dim=2, hidden=2)
-    old, new = spec.build(seed=0).eval(), spec.build(seed=1).eval()
+    old, new = build(spec, seed=0).eval(), build(spec, seed=1).eval()
     save_folder(tmp_path / "m", old)
     before = files(tmp_path / "m")
     writes: list[int] = []

@@ -11,7 +11,7 @@ from headway.checkpoints.formats import llama2c
 from headway.checkpoints.formats.meta import META, TORCHTUNE, MetaModel, read_pickled
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build, cost
 from headway.positions import Llama3, Rotary
 from tests.checkpoints.hf import off
 from tests.data import data_path
@@ -103,7 +103,7 @@ def test_bad_files_of_llama2c(tmp_path):
 
 
 def meta_weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
-    state = spec.build(seed=0).state_dict()
+    state = build(spec, seed=0).state_dict()
     new = {}
     for name, value in state.items():
         number = name.split(".")[2] if "layers" in name else ""
@@ -185,4 +185,4 @@ def test_published_pickles(tmp_path, name, layout):
     result = convert(path, tmp_path / "hf", allow_pickle=True, heads=4)
     assert result.format == layout
     assert all(check.passed for check in result.checks)
-    assert result.spec.parameter_count == {"meta": 89_504, "torchtune": 136_000}[layout]
+    assert cost.parameter_count(result.spec) == {"meta": 89_504, "torchtune": 136_000}[layout]

@@ -7,14 +7,14 @@ import pytest
 from headway.checkpoints import inspect, load_folder, save_folder
 from headway.checkpoints.storage.reading import LONGEST_JSON, read_json
 from headway.errors import CheckpointError, ConfigError, HeadwayError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import Rotary
 from tests.checkpoints.hostile import SPEC, set_config, small_memory
 
 
 @pytest.fixture
 def folder(tmp_path):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), generation={"eos_token_id": 2})
+    save_folder(tmp_path / "m", build(SPEC, seed=0), generation={"eos_token_id": 2})
     return tmp_path / "m"
 
 
@@ -78,7 +78,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 )
 def test_sizes_that_no_model_has_are_named_and_nothing_of_that_size_is_made(tmp_path, family, key, value):
     spec = ModelSpec.of(family, vocab=61, width=16, layers=2, heads=4, kv_heads=2, hidden=24, head_dim=4)
-    save_folder(tmp_path / "m", spec.build(seed=0))
+    save_folder(tmp_path / "m", build(spec, seed=0))
     set_config(tmp_path / "m", **{key: value})
     with small_memory():
         if key == "max_position_embeddings" and value in (10**9, 10**6):
@@ -101,7 +101,7 @@ def test_more_layers_than_there_are_tensors_are_refused_before_they_are_named(fo
 def test_a_folder_of_headway_s_own_type_has_the_same_limits(tmp_path):
 
     own = ModelSpec(**{**vars(SPEC), "positions": Rotary(pairing="adjacent")})
-    save_folder(tmp_path / "m", own.build(seed=0), keep_pairing=True)
+    save_folder(tmp_path / "m", build(own, seed=0), keep_pairing=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     for field, value, message in (
         ("layers", 10**9, "layers is 1,000,000,000, and at most 10,000"),

@@ -11,12 +11,13 @@ from headway.checkpoints import inspect, load_folder, load_model, open_tensors, 
 from headway.checkpoints.formats import llama2c
 from headway.checkpoints.storage.reading import open_regular
 from headway.errors import CheckpointError
+from headway.models import build
 from tests.checkpoints.hostile import SPEC
 
 
 @pytest.fixture
 def folder(tmp_path):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), generation={"eos_token_id": 2})
+    save_folder(tmp_path / "m", build(SPEC, seed=0), generation={"eos_token_id": 2})
     return tmp_path / "m"
 
 
@@ -42,7 +43,7 @@ def test_an_index_whose_map_is_none_is_named(tmp_path, listed):
 
 
 def test_an_index_that_names_the_wrong_shard(tmp_path):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), shard_bytes=4000)
+    save_folder(tmp_path / "m", build(SPEC, seed=0), shard_bytes=4000)
     index = tmp_path / "m" / "model.safetensors.index.json"
     whole = json.loads(index.read_text())
     first, second = sorted(set(whole["weight_map"].values()))[:2]

@@ -13,6 +13,7 @@ from headway.checkpoints import load_model, open_tensors, save_folder
 from headway.checkpoints.formats import llama2c
 from headway.checkpoints.storage.headers import LONGEST
 from headway.errors import CheckpointError, HeadwayError
+from headway.models import build
 from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
 
 
@@ -83,7 +84,7 @@ def test_a_header_of_llama2_c_that_cannot_be_is_named(tmp_path, header):
 
 @pytest.fixture
 def folder(tmp_path):
-    save_folder(tmp_path / "m", SPEC.build(seed=0), generation={"eos_token_id": 2})
+    save_folder(tmp_path / "m", build(SPEC, seed=0), generation={"eos_token_id": 2})
     return tmp_path / "m"
 
 

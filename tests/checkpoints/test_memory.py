@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from headway.checkpoints import change_pairing, config_from_spec, load_folder, save_folder
 from headway.checkpoints.formats.meta import META
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import Rotary
 from tests.checkpoints.test_meta_shards import split
 
@@ -78,7 +78,7 @@ def measure(tmp_path, how, put) -> float:
 
 def a_folder(dtype=torch.float32, shard_bytes=10**12, tied=False, both=False):
     def put(folder, width):
-        model = spec_of(width, tied=tied).build(seed=0)
+        model = build(spec_of(width, tied=tied), seed=0)
         save_folder(folder, model, dtype=dtype, shard_bytes=shard_bytes)
         if both:
             state = load_file(folder / "model.safetensors")
@@ -113,7 +113,7 @@ def test_the_peak_of_loading_a_folder(tmp_path, how, put):
 @pytest.mark.parametrize("parts", [1, 4])
 def test_the_peak_of_loading_meta_s_files(tmp_path, parts):
     def put(folder, width):
-        state, _ = change_pairing(spec_of(width).build(seed=0).state_dict(), spec_of(width), "adjacent")
+        state, _ = change_pairing(build(spec_of(width), seed=0).state_dict(), spec_of(width), "adjacent")
         weights = {}
         for name, value in state.items():
             number = name.split(".")[2] if "layers" in name else ""
@@ -148,7 +148,7 @@ def sparse_folder(folder: Path, size: int) -> ModelSpec:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config_from_spec(spec)))
     header, at = {}, 0
-    for name, value in spec.build(device="meta").state_dict().items():
+    for name, value in build(spec, device="meta").state_dict().items():
         end = at + 2 * value.numel()
         header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, end]}
         at = end
@@ -191,7 +191,7 @@ def test_a_folder_of_2_gb_opens_without_being_read(tmp_path):
 
 def test_a_value_that_is_handed_out_is_one_s_own(tmp_path):
     """Writing to it changes neither the file nor what others read."""
-    save_folder(tmp_path / "m", spec_of(32).build(seed=0))
+    save_folder(tmp_path / "m", build(spec_of(32), seed=0))
     tensors = load_folder(tmp_path / "m").tensors
     before = (tmp_path / "m" / "model.safetensors").read_bytes()
     value = tensors["model.norm.weight"]

@@ -8,7 +8,7 @@ import torch
 from headway.checkpoints import change_pairing, convert, save_folder
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import LinearScaling, NoPositions, Rotary, to_pairing
 from tests.checkpoints.hf import off
 from tests.checkpoints.test_parity import ids
@@ -26,7 +26,7 @@ def spec_of(kv_heads=2, dims=None, **fields) -> ModelSpec:
 @pytest.mark.parametrize(("to", "dims"), [("adjacent", None), ("adjacent", 4), (ODD, None)])
 def test_there_and_back_is_the_identical_file_and_the_same_function(tmp_path, kv_heads, to, dims):
     spec = spec_of(kv_heads, dims, qkv_bias=True, out_bias=True, qk_norm=True)
-    model = spec.build(seed=0).eval()
+    model = build(spec, seed=0).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.3)
@@ -51,7 +51,7 @@ def test_there_and_back_is_the_identical_file_and_the_same_function(tmp_path, kv
 def test_the_head_count_is_that_of_the_tensor():
     """Keys permuted as if they had the query heads (ggml-org/llama.cpp#2376) are another function."""
     spec = replace(spec_of(2), head_dim=8)
-    model = spec.build(seed=0).eval()
+    model = build(spec, seed=0).eval()
     state, turned = change_pairing(model.state_dict(), spec, "adjacent")
     want = model(ids()).detach()
     assert off(fill(turned, state)(ids()).detach(), want) < 1e-5
@@ -96,7 +96,7 @@ def test_what_has_no_pairing_and_what_is_none():
 
 
 def test_an_arbitrary_pairing_lives_in_a_folder(tmp_path):
-    model = spec_of(2, qk_norm=True).build(seed=0).eval()
+    model = build(spec_of(2, qk_norm=True), seed=0).eval()
     save_folder(tmp_path / "a", model)
     convert(tmp_path / "a", tmp_path / "b", to_pairing=ODD)
     result = convert(tmp_path / "b", tmp_path / "c")

@@ -10,7 +10,7 @@ from headway.checkpoints.formats import conversion
 from headway.checkpoints.inspection import layer_numbers
 from headway.cli import run
 from headway.errors import CheckpointError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build, cost
 from headway.patterns import Causal, Window
 from headway.positions import Rotary, YaRN
 
@@ -20,7 +20,7 @@ def folder(tmp_path):
     spec = ModelSpec.of("llama", vocab=61, width=16, layers=4, heads=4, kv_heads=2, hidden=24, init_std=0.3,
                         patterns=(Window.last(5), Causal()), positions=Rotary(pairing="halves", scaling=YaRN(4.0, 16)),
                         trained_context=64, max_context=100)  # fmt: skip
-    save_folder(tmp_path / "m", spec.build(seed=0).eval(), generation={"eos_token_id": 2})
+    save_folder(tmp_path / "m", build(spec, seed=0).eval(), generation={"eos_token_id": 2})
     return tmp_path / "m"
 
 
@@ -119,10 +119,10 @@ def test_inspect_prints_what_the_model_is(folder, capsys):
     assert report["rotary"]["frequencies"] == spec.positions.frequencies(4).tolist()
     assert (
         report["parameter_count"]
-        == spec.parameter_count
+        == cost.parameter_count(spec)
         == sum(p.numel() for p in load_model(folder).parameters())
     )
-    assert report["stored_bytes"] == 4 * spec.parameter_count
+    assert report["stored_bytes"] == 4 * cost.parameter_count(spec)
     assert report["patterns"] == [["0, 2", "Window.last(5)"], ["1, 3", "Causal()"]]
 
 

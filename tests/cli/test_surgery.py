@@ -7,7 +7,7 @@ import torch
 
 from headway.checkpoints import load_folder, save_folder
 from headway.cli import run
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import NoPositions
 from headway.text import train_bpe
 
@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = ModelSpec.of("llama", vocab=280, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
                         trained_context=32, tied=True)  # fmt: skip
-    save_folder("m", spec.build(seed=0).eval(), tokenizer=train_bpe([WORDS], 280))
+    save_folder("m", build(spec, seed=0).eval(), tokenizer=train_bpe([WORDS], 280))
     (tmp_path / "text.txt").write_text(WORDS * 10)
     return tmp_path
 
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_and_nothing_is_written(home, capsys, arguments, c
 
 def test_a_model_without_rotary_is_refused_with_the_reason(home, capsys):
     spec = ModelSpec.of("llama", vocab=280, width=16, layers=1, heads=4, hidden=24, positions=NoPositions())
-    save_folder("plain", spec.build(seed=0, dtype=torch.float32).eval())
+    save_folder("plain", build(spec, seed=0, dtype=torch.float32).eval())
     assert run(["surgery", "context", "plain", "n", "--method", "ntk", "--factor", "2"]) == 1
     assert "positions are NoPositions(), not rotary: there are no frequencies" in capsys.readouterr().err
 

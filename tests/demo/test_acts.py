@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.draw import side_by_side
-from headway.models import Decoder, ModelSpec, catalog
+from headway.models import Decoder, ModelSpec, build, catalog, cost
 from headway.patterns import Causal, Sink, Window, visible
 from headway.tokens import Tokens
 from headway_lab.demo import look, trust
@@ -15,7 +15,7 @@ from headway_lab.demo import look, trust
 def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]
     spec = ModelSpec.of_depth(2, 64, width=32, heads=4, kv_heads=2, head_dim=8, hidden=64, patterns=list(patterns),
                               family="ministral")  # fmt: skip
-    model = spec.build(seed=0, dtype=torch.float64)
+    model = build(spec, seed=0, dtype=torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -50,7 +50,7 @@ def test_kv_bytes_are_those_of_the_model_card() -> None:
     mha, gqa, alternating, windowed = look.kv_bytes()
     spec = catalog.spec("llama-2-7b")
     per_token = 2 * 32 * 32 * 128 * 2  # keys and values, layers, heads, dims, bytes
-    assert spec.kv_bytes_per_token(torch.bfloat16) == per_token
+    assert cost.kv_bytes_per_token(spec, torch.bfloat16) == per_token
     assert mha.stored == (1024 * per_token, 32768 * per_token)
     assert gqa.stored == tuple(n // 4 for n in mha.stored)
     assert alternating.stored[1] == (gqa.stored[1] + windowed.stored[1]) // 2

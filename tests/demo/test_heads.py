@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.nn import Attention
 from headway.patterns import Causal, Window
 from headway_lab.demo import heads
@@ -16,7 +16,7 @@ from headway_lab.demo.run import shown
 def model(family: str, **fields: object) -> Decoder:
     spec = ModelSpec.of_depth(2, 50, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, family=family,
                               patterns=[Window.last(4), Causal()], **fields)  # type: ignore[arg-type]  # fmt: skip
-    made = spec.build(seed=0, dtype=torch.float64).eval()
+    made = build(spec, seed=0, dtype=torch.float64).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() > 1:

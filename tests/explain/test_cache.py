@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.cache import Cache
+from headway.models import cost
 from headway_lab.explain import Report, cache
 
 
@@ -33,7 +34,7 @@ def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
         past = decoder.make_cache(1)
         decoder(ids[:, :19], cache=past)
         flops, _ = cache.counted(decoder, ids[:, 19:], past)
-    assert flops == cache.SPEC.decode_flops(20)
+    assert flops == cost.decode_flops(cache.SPEC, 20)
     assert cache.attention_flops(flops, 1) == 20 * 4 * 16 * 4 * 2
 
 
@@ -46,7 +47,7 @@ def test_it_is_drawn(found: Report) -> None:
 def step(length: int, **change: float) -> cache.Step:
     def flops(tokens: int, pairs: int) -> float:
         spec = cache.SPEC
-        return 2.0 * (tokens * spec.matrix_weights + spec.width * spec.vocab) + pairs
+        return 2.0 * (tokens * cost.matrix_weights(spec) + spec.width * spec.vocab) + pairs
 
     right = cache.Step(length, flops(1, length), flops(length, length**2), flops(1, 64), 1.0, 1.0, 64)
     return replace(right, **change)

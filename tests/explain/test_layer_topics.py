@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 from headway.patterns import Causal, Window
 from headway.positions import Sinusoidal
 from headway_lab.explain import (
@@ -198,7 +198,7 @@ def test_fields_are_predicted_for_any_stack(reports: dict[ModuleType, Report]) -
 def test_the_reach_of_a_stack_is_the_receptive_field_of_its_spec() -> None:
     stack = (Window.last(4), Window.last(3, step=2), Window.last(2))
     spec = ModelSpec.of("llama", vocab=16, width=16, layers=3, heads=2, hidden=16, patterns=stack)
-    assert receptive_field.reach(stack) == spec.receptive_field() == 3 + 4 + 1
+    assert receptive_field.reach(stack) == cost.receptive_field(spec) == 3 + 4 + 1
     assert receptive_field.reach((*stack, Causal())) is None
 
 

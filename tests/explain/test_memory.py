@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from headway.models import cost
 from headway_lab.explain import memory
 from headway_lab.explain.memory import Kept, LiveBytes
 
@@ -39,8 +40,10 @@ def steps() -> list[Kept]:
     for kind, pattern, backend in memory.KINDS:
         spec = memory.ModelSpec.of("llama", patterns=pattern, **memory.FIELDS)
         for n in memory.LENGTHS:
-            predicted = spec.activation_bytes(n, scores="stored" if backend == "dense" else "recomputed")
-            kept = Kept(kind, n, spec.attention_pairs(n), predicted, 0, 0, spec.weight_bytes())
+            predicted = cost.activation_bytes(
+                spec, n, scores="stored" if backend == "dense" else "recomputed"
+            )
+            kept = Kept(kind, n, cost.attention_pairs(spec, n), predicted, 0, 0, cost.weight_bytes(spec))
             total = sum(predicted.values()) + memory.twice(kept)
             found.append(replace(kept, kept=total, peak=2 * total))
     return found

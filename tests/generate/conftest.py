@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Pattern, Sink, Window
 from headway.text import Tokenizer
 from tests.text.conftest import byte_level
@@ -19,7 +19,7 @@ def small(patterns: Pattern | Sequence[Pattern] = MIXED, *, vocab: int = 330, co
         "llama", vocab=vocab, width=32, layers=2, heads=4, kv_heads=2, hidden=48, patterns=patterns,
         trained_context=context,
     )  # fmt: skip
-    model = spec.build(seed=1).eval()
+    model = build(spec, seed=1).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

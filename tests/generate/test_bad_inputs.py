@@ -13,7 +13,7 @@ import torch
 from headway.api import LanguageModel
 from headway.errors import ConfigError, DataError
 from headway.generate import GenerationConfig, Sampling, generate
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Learned, Rotary
 from tests.generate.conftest import small
@@ -31,7 +31,7 @@ def stretched() -> Decoder:
         positions=Rotary(100.0, pairing="halves", scaling=DynamicNTK(4.0, 16)),
         trained_context=256,
     )
-    model = spec.build(seed=3).eval()
+    model = build(spec, seed=3).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -100,7 +100,7 @@ def test_prompt_and_new_tokens_fill_the_context_to_the_last_token(new: int, fits
 @pytest.mark.parametrize("limit", ["max_context", "table"])
 def test_a_hard_limit_holds_beyond_the_trained_context_too(limit: str) -> None:
     fields = {"max_context": 10} if limit == "max_context" else {"positions": Learned(10)}
-    model = ModelSpec.of_depth(1, 50, context=8, **fields).build(seed=0)  # type: ignore[arg-type]
+    model = build(ModelSpec.of_depth(1, 50, context=8, **fields), seed=0)  # type: ignore[arg-type]
     for prompt, new in (([0] * 5, 6), ([0] * 11, 0)):
         with pytest.raises(ConfigError, match=rf"prompt 0 has {len(prompt)} tokens.* can take 10; ask for"):
             generate(model, [prompt], GenerationConfig(max_new_tokens=new, beyond_context=True))

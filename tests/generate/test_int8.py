@@ -14,8 +14,8 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling, generate
 from headway.generate.session import DecoderSession
-from headway.models import catalog
-from headway.models.planning import Machine, plan
+from headway.models import catalog, cost
+from headway.models.cost.planning import Machine, plan
 from tests.generate.conftest import MIXED, small
 from tests.generate.test_loop import HOT, PROMPTS
 from tests.text.conftest import byte_level
@@ -133,5 +133,5 @@ def test_a_model_holds_what_was_counted() -> None:
     cache.reserve(40)
     with torch.no_grad():
         MODEL(torch.zeros(2, 40, dtype=torch.int64), cache=cache)
-    assert cache.nbytes == MODEL.spec.kv_bytes_stored(40, torch.int8, batch=2)
-    assert MODEL.spec.kv_bytes_per_token(torch.int8) == 2 * 2 * 2 * (8 + 4)
+    assert cache.nbytes == cost.kv_bytes_stored(MODEL.spec, 40, torch.int8, batch=2)
+    assert cost.kv_bytes_per_token(MODEL.spec, torch.int8) == 2 * 2 * 2 * (8 + 4)

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Window
 from headway.positions import Rotary
 
@@ -106,7 +106,7 @@ def random_model(cfg: PreTrainedConfig, seed: int = 0) -> Any:
 
 def ours(theirs: Any, spec: ModelSpec) -> Decoder:
     """Our decoder with their weights, under their names; strict."""
-    model = spec.build(device="cpu", seed=1)
+    model = build(spec, device="cpu", seed=1)
     state = dict(theirs.state_dict())
     if spec.tied:
         assert torch.equal(state.pop("lm_head.weight"), state["model.embed_tokens.weight"])

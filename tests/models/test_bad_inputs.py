@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.patterns import Causal, Sink, Window
 from headway.positions import DynamicNTK, Learned, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
@@ -28,7 +28,7 @@ def spec_of(scheme: str) -> ModelSpec:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", [(1, 0), (0, 5), (0, 0)], ids=str)
 def test_a_batch_of_nothing_gives_nothing_and_no_gradient(scheme: str, shape: tuple[int, int]) -> None:
-    model = spec_of(scheme).build(seed=0)
+    model = build(spec_of(scheme), seed=0)
     ids = torch.zeros(shape, dtype=torch.int64)
     logits = model(ids)
     assert logits.shape == (*shape, VOCAB)
@@ -42,7 +42,7 @@ def test_a_batch_of_nothing_gives_nothing_and_no_gradient(scheme: str, shape: tu
 
 @pytest.mark.parametrize("bad", [16, 10**6, -1])
 def test_a_position_that_a_learned_table_lacks_is_named(bad: int) -> None:
-    model, ids = spec_of("learned").build(seed=0), torch.zeros(1, 3, dtype=torch.int64)
+    model, ids = build(spec_of("learned"), seed=0), torch.zeros(1, 3, dtype=torch.int64)
     at = Tokens.range(3).with_position(torch.tensor([[0, bad, 2]]))
     low, high = min(bad, 0), max(bad, 2)
     with pytest.raises(
@@ -54,7 +54,7 @@ def test_a_position_that_a_learned_table_lacks_is_named(bad: int) -> None:
 @torch.no_grad()
 def test_rotary_takes_any_position_before_0_and_beyond_what_was_trained() -> None:
     """Only differences of positions matter, however far they are from 0."""
-    model, ids = spec_of("rotary").build(seed=0, dtype=torch.float64), torch.randint(VOCAB, (1, 9))
+    model, ids = build(spec_of("rotary"), seed=0, dtype=torch.float64), torch.randint(VOCAB, (1, 9))
     base = Tokens.range(9)
     for shift in (-5, -100_000, 16, 100_000):
         moved = model(ids, tokens=base.with_position(base.index + shift))

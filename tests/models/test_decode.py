@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.positions import (
     DynamicNTK,
@@ -58,7 +58,7 @@ def model_of(patterns: tuple[Pattern, ...], positions: PositionScheme = SCHEMES[
         trained_context=64,
         init_std=0.3,
     )
-    return spec.build(seed=0).eval()
+    return build(spec, seed=0).eval()
 
 
 def ids_of(rows: int, length: int = LENGTH) -> Tensor:
@@ -247,7 +247,7 @@ def test_wrong_logits_for_is_refused(which: Tensor, message: str) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_checkpointed_blocks_give_the_same_gradients(dropout: float) -> None:
     spec = ModelSpec.of_depth(2, VOCAB, context=64, attention_dropout=dropout)
-    model = spec.build(seed=0)
+    model = build(spec, seed=0)
     found = []
     for again in (False, True):
         model.gradient_checkpointing = again
@@ -261,7 +261,7 @@ def test_checkpointed_blocks_give_the_same_gradients(dropout: float) -> None:
 
 
 def test_checkpointed_blocks_keep_less() -> None:
-    model = ModelSpec.of_depth(4, VOCAB, context=64).build(seed=0)
+    model = build(ModelSpec.of_depth(4, VOCAB, context=64), seed=0)
     kept = []
     for again in (False, True):
         model.gradient_checkpointing = again
@@ -303,7 +303,7 @@ def test_wrong_calls_are_refused() -> None:
         model(ids_of(2), tokens=Tokens.range(LENGTH, device="meta"))
     with pytest.raises(ValueError, match=r"the cache is for 4 layers and 1 rows, .*make_cache\(2\)"):
         model(ids_of(2), cache=model.make_cache(1))
-    limited = ModelSpec.of_depth(1, VOCAB, context=8, max_context=10).build(seed=0)
+    limited = build(ModelSpec.of_depth(1, VOCAB, context=8, max_context=10), seed=0)
     with pytest.raises(ValueError, match=r"a row of 11 tokens is longer than this model can take \(10\)"):
         limited(ids_of(1, 11))
     cache = limited.make_cache(1)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headway.models import cost
 from headway.patterns import Full, Global, Pattern, PerHead, Window, pairs
 from headway.positions import NoPositions
 from headway.tokens import Tokens
@@ -22,10 +23,10 @@ by_layer: st.SearchStrategy[Pattern] = st.one_of(
 def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Pattern], bare: bool) -> None:
     """The token in the middle depends on inputs up to `reach` away on either side, and on none beyond."""
     spec = encoder(patterns, len(patterns), positions=NoPositions(), global_projections=not bare)
-    before, after = spec.reach
+    before, after = cost.reach(spec)
     assert before is not None
     assert after is not None
-    assert spec.receptive_field() == before + after
+    assert cost.receptive_field(spec) == before + after
     model = made(spec)
     embedded: list[Tensor] = []
 
@@ -46,10 +47,10 @@ def test_row_104_the_field_by_gradient_is_the_predicted_one(patterns: list[Patte
 def test_row_104_the_paper_s_number() -> None:
     """l layers of window w span l w others: 12 of 512 are 6144, more than the 4096 that there are."""
     spec = encoder([Window.around(256)], 12)
-    assert spec.receptive_field() == 12 * 512
-    assert spec.reach == (12 * 256, 12 * 256)
-    assert spec.with_patterns(Window.around(256, step=3)).receptive_field() == 3 * 12 * 512
-    assert encoder(Window.around(256) | Global()).receptive_field() is None
+    assert cost.receptive_field(spec) == 12 * 512
+    assert cost.reach(spec) == (12 * 256, 12 * 256)
+    assert cost.receptive_field(spec.with_patterns(Window.around(256, step=3))) == 3 * 12 * 512
+    assert cost.receptive_field(encoder(Window.around(256) | Global())) is None
 
 
 @pytest.mark.parametrize(("k", "step"), [(1, 1), (8, 1), (8, 2), (8, 4), (256, 1), (256, 2)])
@@ -62,7 +63,7 @@ def test_rows_95_and_110_pairs_are_counted(k: int, step: int) -> None:
         full = pairs(Full(), n)
         assert full == n * n
     spec = encoder(Window.around(k, step=step) | Global(), 3)
-    assert spec.attention_pairs(2048) == 3 * HEADS * pairs(Window.around(k, step=step), 2048)
+    assert cost.attention_pairs(spec, 2048) == 3 * HEADS * pairs(Window.around(k, step=step), 2048)
 
 
 def test_row_110_global_tokens_add_2_n_pairs_each() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Window
 from headway.tokens import Tokens
 from tests.models.longformer_rows import EXACT, HEADS, SIZE, ids, off
@@ -21,7 +21,7 @@ DECODED: list[tuple[Pattern, int]] = [  # and how far back its window reaches
 
 def decoder(patterns: Pattern | Sequence[Pattern]) -> Decoder:
     spec = ModelSpec.of("llama", **{**SIZE, "layers": 2, "kv_heads": 2, "patterns": patterns})
-    return spec.build(seed=3, dtype=torch.float64).eval()
+    return build(spec, seed=3, dtype=torch.float64).eval()
 
 
 def global_mask(rows: int, count: int) -> Tensor:
@@ -54,7 +54,7 @@ def test_row_111_decoding_with_a_ring_is_the_full_forward(
         marked = int(glob.sum(1).max()) if pattern.retention.globals else 0
         assert cache[i].bound == reach + 1 + marked
         assert cache[i].slots <= reach + 1 + marked < 40
-        assert model.spec.cache_slots(10**6)[i] == reach + 1
+        assert cost.cache_slots(model.spec, 10**6)[i] == reach + 1
 
 
 def test_row_111_marks_matter_and_cannot_come_later() -> None:

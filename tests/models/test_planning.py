@@ -10,8 +10,8 @@ import torch
 from headway.attention import select
 from headway.cli import run
 from headway.cli.plan import _ranges
-from headway.models import ModelSpec, catalog
-from headway.models.planning import Machine, Report, plan
+from headway.models import ModelSpec, build, catalog, cost
+from headway.models.cost.planning import Machine, Report, plan
 from headway.patterns import Causal, Window
 from tests.native.presence import pretend
 
@@ -27,15 +27,15 @@ def test_a_report_adds_up() -> None:
     report = report_of(spec)
     assert report.parameter_count == 6_738_415_616
     assert report.weights == 2 * 6_738_415_616
-    assert report.kv == 2 * 4096 * spec.kv_bytes_per_token() == spec.kv_bytes_stored(4096, batch=2)
+    assert report.kv == 2 * 4096 * cost.kv_bytes_per_token(spec) == cost.kv_bytes_stored(spec, 4096, batch=2)
     assert report.needed == report.weights + report.kv + report.working
     assert report.fits
-    assert report.moved == spec.weight_bytes_read(batch=2) + report.kv
-    assert report.step_flops == 2 * spec.decode_flops(4096)
+    assert report.moved == cost.weight_bytes_read(spec, batch=2) + report.kv
+    assert report.step_flops == 2 * cost.decode_flops(spec, 4096)
     assert report.step_seconds == report.moved / 20e9
     assert report.bound == "memory"
     assert report.tokens_per_second == 2 / report.step_seconds
-    assert report.prefill_seconds == 2 * spec.prefill_flops(4096) / 500e9
+    assert report.prefill_seconds == 2 * cost.prefill_flops(spec, 4096) / 500e9
     assert report.checkpointed < sum(report.training.values())
 
 
@@ -57,8 +57,8 @@ def test_layers_of_different_kinds_are_told_apart(native: bool, monkeypatch: pyt
     assert window.layers[:3] == (0, 1, 4)
     assert len(window.layers) == len(full.layers) == 14
     assert full.kv_stored == 32 * window.kv_stored
-    assert report.kv == window.kv_stored + full.kv_stored == spec.kv_bytes_stored(32768, batch=4)
-    assert window.kv_read + full.kv_read == spec.kv_bytes_read(32768, batch=4)
+    assert report.kv == window.kv_stored + full.kv_stored == cost.kv_bytes_stored(spec, 32768, batch=4)
+    assert window.kv_read + full.kv_read == cost.kv_bytes_read(spec, 32768, batch=4)
     assert window.prefill.what == ("native" if native else "banded")
     assert full.prefill.what == ("native" if native else "sdpa")
 
@@ -91,7 +91,7 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
         return choice
 
     monkeypatch.setattr(select, "choose_for", note)
-    model = spec.build(seed=0).eval()
+    model = build(spec, seed=0).eval()
     ids = torch.zeros(1, context, dtype=torch.int64)
     cache = model.make_cache(1)
     with torch.no_grad():
@@ -175,7 +175,7 @@ def test_the_command_reads_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["plan", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["family"] == "qwen2"
-    assert sum(found["parameters"].values()) == oracle.spec("qwen2", 2, False).parameter_count
+    assert sum(found["parameters"].values()) == cost.parameter_count(oracle.spec("qwen2", 2, False))
     assert [layer["layers"] for layer in found["layers"]] == [[0, 2], [1]]
 
 

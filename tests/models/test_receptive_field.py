@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Sink, Window, visible
 from headway.tokens import Tokens
 
@@ -21,7 +21,7 @@ LISTS: list[tuple[Pattern, ...]] = [
 
 def model_of(patterns: tuple[Pattern, ...]) -> Decoder:
     spec = ModelSpec.of_depth(3, VOCAB, context=LENGTH, patterns=patterns, group=3, init_std=0.3)
-    return spec.build(seed=0).double()
+    return build(spec, seed=0).double()
 
 
 def influence(model: Decoder) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_the_field_is_what_the_patterns_say(patterns: tuple[Pattern, ...]) -> No
     model = model_of(patterns)
     seen = influence(model).nonzero().flatten().tolist()
     assert set(seen) == predicted(patterns)
-    field = model.spec.receptive_field()
+    field = cost.receptive_field(model.spec)
     if field is None:
         assert Causal() in patterns
         assert seen[0] == 0
@@ -64,7 +64,7 @@ def test_the_field_is_what_the_patterns_say(patterns: tuple[Pattern, ...]) -> No
 
 
 def test_sinks_have_no_bound() -> None:
-    assert ModelSpec.of_depth(3, VOCAB, patterns=Causal() & Sink(2)).receptive_field() is None
+    assert cost.receptive_field(ModelSpec.of_depth(3, VOCAB, patterns=Causal() & Sink(2))) is None
 
 
 def test_layers_see_through_their_own_pattern() -> None:
@@ -78,8 +78,8 @@ def test_the_same_weights_load_in_all_patterns() -> None:
     ids = torch.randint(VOCAB, (1, LENGTH))
     for patterns in LISTS:
         spec = base.spec.with_patterns(patterns)
-        assert spec.parameter_count == base.spec.parameter_count
-        model = spec.build(dtype=torch.float64, seed=1)
+        assert cost.parameter_count(spec) == cost.parameter_count(base.spec)
+        model = build(spec, dtype=torch.float64, seed=1)
         model.load_state_dict(base.state_dict())
         # As far as a window reaches past the row's start, it sees what a causal pattern sees.
         assert torch.allclose(model(ids[:, :1]), base(ids[:, :1]), rtol=0, atol=1e-12)

@@ -128,15 +128,15 @@ def test_one_dial() -> None:
 
 def test_the_same_seed_gives_the_same_weights() -> None:
     spec = ModelSpec.of_depth(2, 97)
-    a, b, c = (spec.build(seed=s).state_dict() for s in (1, 1, 2))
+    a, b, c = (build(spec, seed=s).state_dict() for s in (1, 1, 2))
     assert all(torch.equal(a[n], b[n]) for n in a)
     assert not torch.equal(a["model.embed_tokens.weight"], c["model.embed_tokens.weight"])
-    low = spec.build(seed=1, dtype=torch.bfloat16).state_dict()
+    low = build(spec, seed=1, dtype=torch.bfloat16).state_dict()
     assert all(torch.equal(a[n].bfloat16(), low[n]) for n in a)
     torch.manual_seed(3)
-    first = spec.build().state_dict()
+    first = build(spec).state_dict()
     torch.manual_seed(3)
-    again = spec.build().state_dict()
+    again = build(spec).state_dict()
     assert all(torch.equal(first[n], again[n]) for n in first)
 
 
@@ -144,7 +144,7 @@ def test_fresh_weights_are_those_of_the_table() -> None:
     spec = ModelSpec.of(
         "qwen2", vocab=500, width=256, layers=8, heads=4, hidden=512, init_std=0.05, out_bias=True
     )
-    for name, parameter in spec.build(seed=0).named_parameters():
+    for name, parameter in build(spec, seed=0).named_parameters():
         values = parameter.detach()
         if name.endswith("bias"):
             assert not values.any()
@@ -161,7 +161,7 @@ def test_every_parameter_is_filled() -> None:
     """Memory is poisoned with NaN in tests: what is not written shows."""
     for positions in (Learned(64), NoPositions()):
         spec = ModelSpec.of("llama", **FIELDS, positions=positions, trained_context=64, mlp_bias=True)
-        for name, parameter in spec.build(seed=0).named_parameters():
+        for name, parameter in build(spec, seed=0).named_parameters():
             assert bool(parameter.isfinite().all()), name
 
 
@@ -170,14 +170,14 @@ def test_parameter_names_are_those_of_transformers() -> None:
 
     for family in oracle.FAMILY_NAMES:
         theirs = oracle.random_model(oracle.config(family, 2, False))
-        model = oracle.spec(family, 2, False).build(device="meta")
+        model = build(oracle.spec(family, 2, False), device="meta")
         assert {n: p.shape for n, p in model.state_dict().items()} == {
             n: p.shape for n, p in theirs.state_dict().items()
         }
-    tied = oracle.spec("llama", 2, True).build(device="meta")
+    tied = build(oracle.spec("llama", 2, True), device="meta")
     assert "lm_head.weight" not in tied.state_dict()
 
 
 def test_the_meta_device_holds_nothing() -> None:
-    model = catalog.spec("llama-1-65b").build(device="meta")
+    model = build(catalog.spec("llama-1-65b"), device="meta")
     assert all(p.is_meta for p in model.parameters())

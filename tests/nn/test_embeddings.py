@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.nn import PositionEmbedding, TokenEmbedding
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
@@ -73,7 +73,7 @@ def test_positions_reach_the_model() -> None:
     }
     for scheme, want in schemes.items():
         fields = {"positions": scheme, "context": 32, "init_std": 0.3}
-        model = ModelSpec.of_depth(2, 11, **fields).build(seed=0, dtype=torch.float64)
+        model = build(ModelSpec.of_depth(2, 11, **fields), seed=0, dtype=torch.float64)
         plain = model(ids)
         same = tuple(torch.allclose(model(ids, tokens=t), plain, rtol=0, atol=1e-9) for t in (moved, spread))
         assert same == want, scheme

@@ -12,7 +12,7 @@ from transformers.models.roformer.modeling_roformer import RoFormerSelfAttention
 
 from headway.attention import attend
 from headway.errors import ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.nn import Attention, RotaryEmbedding
 from headway.positions import (
     DynamicNTK,
@@ -197,8 +197,8 @@ def test_row_76_a_prefix_of_an_odd_head_may_turn(kind):
 
 
 def test_row_76_rotary_is_in_every_layer_of_a_decoder():
-    model = ModelSpec.of("llama", vocab=17, width=WIDTH, layers=3, heads=HEADS, hidden=40).build(
-        device="meta"
+    model = build(
+        ModelSpec.of("llama", vocab=17, width=WIDTH, layers=3, heads=HEADS, hidden=40), device="meta"
     )
     layers = [m for m in model.modules() if isinstance(m, Attention)]
     assert len(layers) == 3

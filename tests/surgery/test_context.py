@@ -6,7 +6,7 @@ import torch
 from headway.checkpoints import load_folder, save_state
 from headway.checkpoints.restore import fill
 from headway.errors import ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import DynamicNTK, Learned, LinearScaling, Llama3, NoPositions, PerLayer, Rotary, YaRN
 from headway.surgery import METHODS, stretch_context
 from headway.tokens import Tokens
@@ -21,7 +21,7 @@ def shape(**fields):
 
 def make(**fields):
     spec = shape(**fields)
-    return spec, spec.build(seed=1, dtype=torch.float64).state_dict()
+    return spec, build(spec, seed=1, dtype=torch.float64).state_dict()
 
 
 def run(model, count, step=1):

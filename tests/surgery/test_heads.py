@@ -5,7 +5,7 @@ import torch
 
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.positions import Rotary, YaRN
 from headway.surgery import POOLS, Pooled, kept_by_mean, pool_heads, verdict
 
@@ -16,7 +16,7 @@ def make(kv_heads, *, heads=8, family="llama", dtype=torch.float64, **fields):
     """A spec and its weights, biases and gains drawn too: fresh ones are 0 and 1, and would hide mistakes."""
     spec = ModelSpec.of(family, vocab=37, width=24, layers=2, heads=heads, kv_heads=kv_heads, head_dim=6,
                         hidden=32, trained_context=32, init_std=0.3, **fields)  # fmt: skip
-    state = spec.build(seed=1, dtype=dtype).state_dict()
+    state = build(spec, seed=1, dtype=dtype).state_dict()
     noise = torch.Generator().manual_seed(2)
     for value in state.values():
         if value.dim() == 1:

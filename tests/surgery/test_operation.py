@@ -8,7 +8,7 @@ import torch
 from headway.checkpoints import load_folder, load_model, save_folder
 from headway.data import TokenFile, encode_corpus
 from headway.errors import CheckpointError, DataError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.surgery import (
     Text,
     compare_pools,
@@ -32,7 +32,7 @@ def source(tmp_path):
     tokenizer = train_bpe([WORDS], 280)
     spec = ModelSpec.of("llama", vocab=300, width=16, layers=2, heads=4, kv_heads=4, hidden=24, init_std=0.3,
                         trained_context=32, max_context=32, tied=True)  # fmt: skip
-    save_folder(tmp_path / "m", spec.build(seed=0, dtype=torch.bfloat16).eval(), tokenizer=tokenizer,
+    save_folder(tmp_path / "m", build(spec, seed=0, dtype=torch.bfloat16).eval(), tokenizer=tokenizer,
                 generation={"temperature": 0.5})  # fmt: skip
     (tmp_path / "m" / "README.md").write_text("mine")
     (tmp_path / "words.txt").write_text(WORDS * 20)

@@ -5,7 +5,7 @@ import torch
 
 from headway.checkpoints.restore import fill
 from headway.errors import ConfigError, PatternError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build, cost
 from headway.patterns import Causal, Sink, Window
 from headway.surgery import open_layers, parse_layers, put_window
 from headway.tokens import Tokens
@@ -16,7 +16,7 @@ EVERYTHING = Causal()
 def make(patterns=EVERYTHING, layers=4):
     spec = ModelSpec.of("llama", vocab=37, width=24, layers=layers, heads=4, kv_heads=2, head_dim=6, hidden=32,
                         trained_context=64, init_std=0.3, patterns=patterns)  # fmt: skip
-    return spec, spec.build(seed=1, dtype=torch.float64).state_dict()
+    return spec, build(spec, seed=1, dtype=torch.float64).state_dict()
 
 
 def run(model, ids, tokens=None):
@@ -52,7 +52,7 @@ def test_one_layer_answers_as_if_the_row_were_sinks_and_window_alone(sinks):
 
 def test_row_111_decoding_with_the_bounded_cache_is_the_full_forward():
     spec, state = put_window(*make(), 6, sinks=2)
-    assert spec.cache_slots(10_000) == (8,) * 4
+    assert cost.cache_slots(spec, 10_000) == (8,) * 4
     model, row = fill(spec, state, dtype=torch.float64), ids(40)
     cache = model.make_cache(2)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from headway.checkpoints.folder import save_folder
 from headway.checkpoints.restore import load_model
 from headway.data import Rows, TokenFile, TokenFileWriter
 from headway.errors import CheckpointError, ConfigError, DataError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.text import Tokenizer, train_bpe
 from headway.train import (
     CallbackContext,
@@ -50,14 +50,14 @@ def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: 
     for ids, said in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
         file = token_file(tmp_path / "a.tokens", [ids])
         with pytest.raises(DataError, match=said):
-            evaluate(ModelSpec.of_depth(1, 20).build(seed=0), file, 8)
+            evaluate(build(ModelSpec.of_depth(1, 20), seed=0), file, 8)
 
 
 def test_a_tokenizer_larger_than_the_embedding_stops_a_run_before_it_begins(
     settings: Make, tmp_path: Path
 ) -> None:
     larger = train_bpe(["one two three four five"] * 3, 270)
-    small = ModelSpec.of_depth(1, 269, width=16, heads=2, kv_heads=1, head_dim=8).build(seed=0)
+    small = build(ModelSpec.of_depth(1, 269, width=16, heads=2, kv_heads=1, head_dim=8), seed=0)
     save_folder(tmp_path / "small", small)
     larger.save(tmp_path / "larger")
     config = settings(model=str(tmp_path / "small"), tokenizer=str(tmp_path / "larger"), **HOME_MADE)

@@ -8,7 +8,7 @@ import torch
 
 from headway.data import TokenFile, encode_corpus
 from headway.errors import DataError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.text import train_bpe
 from headway.train.evaluation import evaluate
 
@@ -20,8 +20,8 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
     tokenizer = train_bpe(texts, 270)
     encode_corpus(tmp_path, tokenizer, tmp_path / "a.tokens")
     file = TokenFile(tmp_path / "a.tokens")
-    model = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
-        seed=0
+    model = build(
+        ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
     context = 12
     found = evaluate(model, file, context)
@@ -57,8 +57,8 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     encode_corpus(tmp_path / "a.txt", tokenizer, tmp_path / "a.tokens")
     file = TokenFile(tmp_path / "a.tokens")
-    model = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
-        seed=0
+    model = build(
+        ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
     found = evaluate(model, file, 40)
     assert [(b.first, b.last) for b in found.positions] == [(0, 15), (16, 31), (32, 39)]
@@ -75,6 +75,6 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "a.tokens", 9) as out:
         out.add([1])
         out.add([2])
-    model = ModelSpec.of_depth(1, 9).build(seed=0)
+    model = build(ModelSpec.of_depth(1, 9), seed=0)
     with pytest.raises(DataError, match="no token to predict: every document has a single token"):
         evaluate(model, TokenFile(tmp_path / "a.tokens"), 8)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headway.errors import CheckpointError, ConfigError
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.train import TrainConfig
 from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
 from headway.train.master_weights import choose_precision
@@ -19,7 +19,7 @@ from headway.train.schedule import learning_rate
 
 def model(tied: bool = True, qkv_bias: bool = False) -> Decoder:
     fields = {"heads": 2, "kv_heads": 1, "head_dim": 8, "width": 16, "hidden": 24, "qkv_bias": qkv_bias}
-    return ModelSpec.of_depth(2, 50, tied=tied, **fields).build(seed=0)  # type: ignore[arg-type]
+    return build(ModelSpec.of_depth(2, 50, tied=tied, **fields), seed=0)  # type: ignore[arg-type]
 
 
 def test_schedule_is_warm_up_then_cosine_to_the_floor() -> None:

@@ -19,6 +19,7 @@ from headway.checkpoints.restore import load_model
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
+from headway.models import build
 from headway.text import Tokenizer
 from headway.train import CallbackContext, Interrupted, PeriodicCallback, TrainConfig, train
 from headway.train.master_weights import MasterWeights
@@ -275,7 +276,7 @@ def test_random_state_goes_on_where_it_was(settings: Make, tmp_path: Path) -> No
     """With dropout, whose seeds are drawn from torch's generator step by step."""
     first = train(settings(steps=1), quiet=True)
     spec = replace(load_model(first.model).spec, attention_dropout=0.3)
-    save_folder(tmp_path / "dropping", spec.build(seed=0), tokenizer=Tokenizer.load(first.model))
+    save_folder(tmp_path / "dropping", build(spec, seed=0), tokenizer=Tokenizer.load(first.model))
     home_made = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
     def config(out: str) -> TrainConfig:

@@ -14,6 +14,7 @@ import torch
 from headway.checkpoints.restore import load_model
 from headway.data import Piece, TokenFile
 from headway.errors import ConfigError, DataError
+from headway.models import cost
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
 from headway.train import (
@@ -230,7 +231,7 @@ def test_preview_counts_and_touches_nothing(settings: Make) -> None:
     before = sorted(Path(config.data).parent.iterdir())
     found = describe_run(config)
     assert sorted(Path(config.data).parent.iterdir()) == before
-    assert sum(found.groups.values()) == found.spec.parameter_count
+    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
     assert (found.steps, found.rows_per_step, found.micro_batches) == (6, 8, 3)
     assert "optimizer steps" in found.text()
     done = train(config, quiet=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.data import Rows, TokenFile, TokenFileWriter
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
@@ -25,7 +25,7 @@ def model(seed: int = 0) -> Decoder:
         2, VOCAB, width=32, heads=4, kv_heads=2, head_dim=8, hidden=40, patterns=patterns, family="qwen3",
         init_std=0.3,
     )  # fmt: skip
-    return spec.build(seed=seed)
+    return build(spec, seed=seed)
 
 
 def ragged(rows: int, length: int = 16) -> list[Batch]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway.errors import ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, build
 from headway.train import TrainConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
@@ -125,8 +125,8 @@ def test_another_number_of_workers_is_said_on_resume(
 
 def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
     inputs = prepare(settings(), tmp_path / "made")
-    m = ModelSpec.of_depth(1, inputs.tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8).build(
-        seed=0
+    m = build(
+        ModelSpec.of_depth(1, inputs.tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
     alone = evaluate(m, inputs.train, 24)
     with MicrobatchPool(3) as workers:

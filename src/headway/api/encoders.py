@@ -16,7 +16,7 @@ from torch import Tensor
 from headway.api.batching import BATCH, rows, shortened, token_limit
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, ModelSpec
+from headway.models import Encoder, ModelSpec, cost
 from headway.text import Encoded, Tokenizer
 from headway.tokens import Tokens
 
@@ -89,7 +89,7 @@ class TextEncoder:
         return self.model.model.embedding.device
 
     def __repr__(self) -> str:
-        count = f"{self.spec.parameter_count:,} parameters"
+        count = f"{cost.parameter_count(self.spec):,} parameters"
         return f"{type(self).__name__}({self.spec.family}, {count}, {self.tokenizer!r})"
 
     def _read(self, texts: Sequence[Text], cut: bool = False, special: bool = False) -> list[Encoded]:

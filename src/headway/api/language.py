@@ -15,7 +15,7 @@ from headway.generate import Beams, Delta, Generation, GenerationConfig, Samplin
 from headway.generate import generate as generate_ids
 from headway.generate import stream as stream_ids
 from headway.generate.loop import collect
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, cost
 from headway.text import Tokenizer
 from headway.text.chat import Message
 from headway.tokens import Tokens
@@ -178,9 +178,7 @@ class LanguageModel:
         save_folder(folder, self.model, tokenizer=self.tokenizer, generation=self.generation)
 
     def __repr__(self) -> str:
-        return (
-            f"LanguageModel({self.spec.family}, {self.spec.parameter_count:,} parameters, {self.tokenizer!r})"
-        )
+        return f"LanguageModel({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"
 
     # -- inside -------------------------------------------------------------------------------------------
 

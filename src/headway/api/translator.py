@@ -11,7 +11,7 @@ from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import translate as translate_ids
-from headway.models import EncoderDecoder, ModelSpec
+from headway.models import EncoderDecoder, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
 
 
@@ -112,4 +112,4 @@ class Translator:
         save_folder(folder, self.model, tokenizer=self.tokenizer, generation=self.generation)
 
     def __repr__(self) -> str:
-        return f"Translator({self.spec.family}, {self.spec.parameter_count:,} parameters, {self.tokenizer!r})"
+        return f"Translator({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"

@@ -18,9 +18,8 @@ from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.storage.dtypes import choose_dtype, dtype_name
 from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 from headway.models.head import TASKS
-from headway.models.overview import kind_of
 from headway.positions import Rotary
 
 LONGEST_TOKENIZER = 256 << 20
@@ -89,25 +88,25 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
     dtype, runs_in = choose_dtype(
         {name: form.dtype for name, form in folder.tensors.forms.items()}, torch.device("cpu")
     )
-    per_token = None if spec.linear is not None else spec.kv_bytes_per_token(dtype)
+    per_token = None if spec.linear is not None else cost.kv_bytes_per_token(spec, dtype)
     reason = why_not_plain(spec)
     return Inspection(
         path=folder.path,
         model_type=str(folder.config.get("model_type")),
-        kind=kind_of(spec),
+        kind=spec.kind,
         gives=f"{spec.head.task}: {TASKS[spec.head.task]}",
         spec=spec,
         rotary=_rotary(folder),
         positions=str(spec.positions),
         patterns=patterns_by_layer(spec),
-        parameters=spec.parameters(),
-        parameter_count=spec.parameter_count,
+        parameters=cost.parameters(spec),
+        parameter_count=cost.parameter_count(spec),
         stored_bytes=tensors.nbytes,
         stored_dtypes={dtype_name(d): n for d, n in tensors.dtypes.items()},
         runs_in=str(runs_in),
         context_limit=spec.context_limit,
         kv_bytes_per_token=per_token if spec.causal else None,
-        memory_bytes_per_token=None if spec.encoder is None else spec.kv_bytes_per_token(dtype),
+        memory_bytes_per_token=None if spec.encoder is None else cost.kv_bytes_per_token(spec, dtype),
         unused=folder.unused,
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),

@@ -74,6 +74,7 @@ def command(
 
     from headway.checkpoints import convert
     from headway.checkpoints.formats.conversion import FORMATS
+    from headway.models import cost
     from headway.text import Tokenizer
 
     set_threads(threads)
@@ -104,7 +105,7 @@ def command(
     print(
         f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})"
     )
-    print(f"  {spec.parameter_count:,} parameters, {result.dtype}; transformers {result.transformers}")
+    print(f"  {cost.parameter_count(spec):,} parameters, {result.dtype}; transformers {result.transformers}")
     if spec.kv_heads != result.source_kv_heads:
         print(f"  kv heads: {result.source_kv_heads} repeated to {spec.kv_heads}")
     if result.rounding is not None:

@@ -13,7 +13,7 @@ from headway.report import size, table
 if TYPE_CHECKING:
     from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.planning import Report
+    from headway.models.cost.planning import Report
 
 
 def command(
@@ -34,7 +34,7 @@ def command(
     """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
     from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
-    from headway.models.planning import DTYPES, parse_patterns, plan
+    from headway.models.cost.planning import DTYPES, parse_patterns, plan
 
     if dtype not in DTYPES:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Models: one spec, three modules of the same blocks, the families as data, and the arithmetic of all."""
+"""Models: one spec, three modules of the same blocks, the families as data, and what they cost."""
 
-from headway.models import catalog
+from headway.models import catalog, cost
 from headway.models.build import Model, blank, build
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
@@ -24,6 +24,7 @@ __all__ = [
     "blank",
     "build",
     "catalog",
+    "cost",
     "initialize_",
     "mark_global",
 ]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
 from headway.models.initialize import initialize_
-
-if TYPE_CHECKING:
-    from headway.models.spec import ModelSpec
+from headway.models.spec import ModelSpec
 
 Model = Decoder | Encoder | EncoderDecoder
 
@@ -33,7 +29,12 @@ def build(
 ) -> Model:
     """A model with fresh weights (`initialize_`), in training mode: `Decoder`, `Encoder` or `EncoderDecoder`.
 
-    Arguments as in `ModelSpec.build`.
+    Args:
+        spec: what it is.
+        device: "meta" gives shapes without memory or weights.
+        dtype: of all parameters; torch's default unless given.
+        seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
+        backend: of attention, in every layer.
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     with torch.device("meta"):

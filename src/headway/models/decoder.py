@@ -5,20 +5,16 @@ Legend: B rows, T slots of the call, N slots whose logits are wanted, M width of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
 from headway.errors import DataError
+from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call, make_layer_cache
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
-
-if TYPE_CHECKING:
-    from headway.models.spec import ModelSpec
 
 
 class Decoder(nn.Module):

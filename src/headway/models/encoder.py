@@ -5,20 +5,16 @@ Legend: B rows, T slots, M width, E columns of the embedding, V vocab, C labels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.decoder import select_slots
+from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call
 from headway.nn import OutputLayer, check_ids, make_norm, named_activation
 from headway.tokens import Tokens
-
-if TYPE_CHECKING:
-    from headway.models.spec import ModelSpec
 
 
 class Encoder(nn.Module):

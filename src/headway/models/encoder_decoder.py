@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +16,10 @@ from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError
 from headway.models.decoder import select_slots
+from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call, make_layer_cache
 from headway.nn import OutputLayer, check_ids
 from headway.tokens import Tokens
-
-if TYPE_CHECKING:
-    from headway.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, eq=False)

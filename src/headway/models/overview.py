@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headway.models import catalog
-from headway.models.spec import ModelSpec
+from headway.models import catalog, cost
 from headway.positions import (
     Learned,
     LinearBias,
@@ -76,10 +75,10 @@ class Row:
         return Row(
             name=name,
             family=spec.family,
-            kind=kind_of(spec),
+            kind=spec.kind,
             tokens=UNITS.get(name, ""),
             positions=POSITIONS.get(type(spec.positions), type(spec.positions).__name__),
-            parameters=spec.parameter_count,
+            parameters=cost.parameter_count(spec),
             layers=spec.layers,
             width=spec.width,
             heads=spec.heads,
@@ -88,13 +87,6 @@ class Row:
             vocab=spec.vocab,
             context=spec.trained_context,
         )
-
-
-def kind_of(spec: ModelSpec) -> str:
-    """Whether it is a "decoder", an "encoder" or an "encoder-decoder"."""
-    if not spec.causal:
-        return "encoder"
-    return "decoder" if spec.encoder is None else "encoder-decoder"
 
 
 def rows() -> tuple[Row, ...]:

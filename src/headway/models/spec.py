@@ -1,4 +1,7 @@
-"""`ModelSpec`: one frozen value that says all of a model but its weights."""
+"""`ModelSpec`: one frozen value that says all of a model but its weights.
+
+Legend: M width, L layers, H query heads, K kv heads, D per head, F width of the feed-forward.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,143 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, did_you_mean
-from headway.models.arithmetic import Arithmetic
-from headway.models.build import build
-from headway.models.decoder import Decoder
-from headway.models.families import FAMILIES
+from headway.heads import Heads
+from headway.models.families import find_family
 from headway.models.head import Head
-from headway.models.shape import expand_patterns
+from headway.models.spec_checks import check, check_sizes, expand_patterns
+from headway.nn import Norm, Order
 from headway.patterns import Causal, Full, Pattern
-from headway.positions import Learned, Rotary
+from headway.positions import Learned, PositionScheme, Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec(Arithmetic):
-    """A model, declared: fields in `Shape`, arithmetic in `Arithmetic`; `build` gives the module of a decoder, and
-    `headway.models.build` that of any spec.
+class ModelSpec:
+    """Every fact about a model but its weights.
 
-    `ModelSpec.of("qwen3", ...)` fills in what is usual in a family, `ModelSpec.of_depth(6, vocab)` is one dial
-    for models of one's own, and `headway.models.catalog` has the published sizes.
+    A decoder sees what came before (`causal`), an encoder both sides; a spec with an `encoder` is an
+    encoder-decoder, and describes the decoder of the two.
+
+    Attributes:
+        family: the architecture that the facts are a case of: a name in `FAMILIES`.
+        vocab: rows of the embedding.
+        width: M.
+        layers: L.
+        heads, kv_heads: H and K; K divides H.
+        head_dim: D; need not be M / H.
+        hidden: F.
+        patterns: what each layer's queries may see, one per layer; where `causal`, none may look ahead. One
+            pattern stands for all layers, a shorter list is repeated when its length divides L.
+        positions: how positions are marked.
+        causal: False is an encoder.
+        encoder: the encoder's spec, whose last states the layers attend to (`Full`, without positions).
+        shared_embedding: the encoder looks its ids up in the decoder's embedding.
+        head: what is computed from the last states.
+        order: where the norms stand: `headway.nn.Block`.
+        norm: "rms" (RMSNorm) or "layer" (LayerNorm); norm_bias: with a trained bias.
+        norm_eps: added to the mean square, or to the variance, in every norm.
+        final_norm: a norm after the last layer.
+        embedding_norm: a norm after the embedding.
+        embedding_width: columns of the embedding, projected to M where they are others; None is M.
+        embedding_scale: factor on embedded ids, before positions are added (sqrt(M): Vaswani et al. 2017, 3.4).
+        logit_scale: factor on the states that the output layer is given (M^-0.5 in T5 when tied).
+        token_types: rows of a second table, added to the embedding (BERT's segments); 0 is none.
+        qkv_bias, out_bias, mlp_bias, output_bias: biases of the projections and of the output layer.
+        qk_norm: RMSNorm on every query and key.
+        attention_scale: factor on scores; D^-0.5 unless given.
+        global_projections: global tokens have projections of their own (`headway.nn.GlobalAttention`).
+        linear: linear attention instead of softmax, in every layer.
+        activation: of the feed-forward; a name in `headway.nn.ACTIVATIONS`.
+        gated: down(act(gate x) * up x) instead of down(act(up x)).
+        tied: the output layer is the embedding.
+        trained_context: tokens per row in training. Longer rows run, but nothing vouches for them.
+        max_context: rows longer than this are refused; None is no limit.
+        dropout: probability for embeddings and the output of every sub-layer, in training mode.
+        final_dropout: `dropout` falls on the last states, too, behind the last norm (T5).
+        pooled_dropout: `dropout` falls in front of a classifier's dense layer, too, and not behind it alone (RoBERTa).
+        attention_dropout: probability for attention weights in training mode.
+        activation_dropout: probability for the hidden layer of the feed-forward, in training mode.
+        init_std: standard deviation of fresh weights.
     """
+
+    family: str
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    patterns: tuple[Pattern, ...]
+    positions: PositionScheme
+    causal: bool = True
+    encoder: ModelSpec | None = None
+    shared_embedding: bool = False
+    head: Head = Head()  # noqa: RUF009  (a frozen value)
+    order: Order = "pre"
+    norm: Norm = "rms"
+    norm_bias: bool = False
+    norm_eps: float = 1e-6
+    final_norm: bool = True
+    embedding_norm: bool = False
+    embedding_width: int | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    token_types: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    attention_scale: float | None = None
+    global_projections: bool = False
+    linear: LinearAttentionSpec | None = None
+    activation: str = "silu"
+    gated: bool = True
+    tied: bool = False
+    trained_context: int = 2048
+    max_context: int | None = None
+    dropout: float = 0.0
+    final_dropout: bool = False
+    pooled_dropout: bool = False
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        object.__setattr__(self, "patterns", expand_patterns(self.patterns, self.layers, self.causal))
+        check(self)
+
+    @property
+    def kind(self) -> str:
+        """What it is built as: "decoder", "encoder" or "encoder-decoder"."""
+        if not self.causal:
+            return "encoder"
+        return "decoder" if self.encoder is None else "encoder-decoder"
+
+    @property
+    def layout(self) -> Heads:
+        """How query heads share keys and values."""
+        return Heads.of(self.heads, self.kv_heads)
+
+    @property
+    def layer_positions(self) -> tuple[PositionScheme, ...]:
+        """The scheme that acts in each layer."""
+        return tuple(self.positions.at(i) for i in range(self.layers))
+
+    @property
+    def columns(self) -> int:
+        """Columns of the embedding."""
+        return self.width if self.embedding_width is None else self.embedding_width
+
+    @property
+    def context_limit(self) -> int | None:
+        """The longest row that can run at all; None is no limit."""
+        table = self.positions.size if isinstance(self.positions, Learned) else None
+        known = [n for n in (self.max_context, table) if n is not None]
+        return min(known, default=None)
 
     @staticmethod
     def of(
@@ -42,11 +160,7 @@ class ModelSpec(Arithmetic):
         pairing="halves"), unless the family's own defaults say otherwise. Raises ConfigError for an unknown family or
         field.
         """
-        if family not in FAMILIES:
-            raise ConfigError(
-                f"ModelSpec: there is no family {family!r}{did_you_mean(family, FAMILIES)}; "
-                f"there are {', '.join(FAMILIES)}"
-            )
+        kind = find_family(family)
         known = set(ModelSpec.__dataclass_fields__)
         for name in fields:
             if name not in known:
@@ -54,12 +168,12 @@ class ModelSpec(Arithmetic):
         needed = [n for n in ("vocab", "width", "layers", "heads", "hidden") if n not in fields]
         if needed:
             raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
-        given = {"patterns": Causal(), **FAMILIES[family].defaults, **fields}
+        given = {"patterns": Causal(), **kind.defaults, **fields}
         seen = given.pop("patterns") if patterns is None else patterns
         given.pop("patterns", None)
-        given = {**FAMILIES[family].derive(given), **given}
+        given = {**kind.derive(given), **given}
         given.setdefault("kv_heads", given["heads"])
-        given.setdefault("positions", Rotary(FAMILIES[family].theta, pairing="halves"))
+        given.setdefault("positions", Rotary(kind.theta, pairing="halves"))
         if "head_dim" not in given:
             if given["heads"] < 1 or given["width"] % given["heads"]:
                 raise ConfigError(
@@ -121,7 +235,7 @@ class ModelSpec(Arithmetic):
         """
         if depth < 1:
             raise ConfigError(f"ModelSpec.of_depth: depth counts layers, 1 or more, got {depth}")
-        kind = FAMILIES.get(family, FAMILIES["llama"])  # an unknown one is refused by `of`
+        kind = find_family(family)
         if group is None:
             group = depth // kind.kv_heads(depth, 1 if depth % 2 else 2)
         if group < 1 or depth % group:
@@ -160,27 +274,3 @@ class ModelSpec(Arithmetic):
         tie, and no bias; "masked-lm" ties, as in BERT."""
         vocab = head.needs_vocab
         return replace(self, head=head, tied=vocab, output_bias=vocab)
-
-    def build(
-        self,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        seed: int | None = None,
-        backend: str = "auto",
-    ) -> Decoder:
-        """A decoder with fresh weights (see `initialize_`), in training mode; `headway.models.build` makes any model.
-
-        Args:
-            device: "meta" gives shapes without memory or weights.
-            dtype: of all parameters; torch's default unless given.
-            seed: equal seeds give equal weights on every device (in bfloat16: their rounding); None draws one.
-            backend: of attention, in every layer.
-        Raises ConfigError when this is not the spec of a decoder alone.
-        """
-        model = build(self, device, dtype, seed, backend)
-        if not isinstance(model, Decoder):
-            raise ConfigError(
-                f"ModelSpec.build makes decoders, and this spec is of an {type(model).__name__}; "
-                "call headway.models.build(spec)"
-            )
-        return model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from headway.attention import KeyValues
 from headway.cache import DecoderCache, LinearAttentionCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError, DataError
+from headway.models.spec import ModelSpec
 from headway.nn import (
     Attention,
     Block,
@@ -26,16 +27,13 @@ from headway.nn import (
     LinearAttention,
     PositionEmbedding,
     Scores,
+    Table,
     TokenEmbedding,
     make_norm,
 )
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme
 from headway.tokens import Tokens
-
-if TYPE_CHECKING:
-    from headway.models.spec import ModelSpec
-    from headway.nn.rotary_embedding import Table
 
 
 class TransformerStack(nn.Module):

@@ -20,7 +20,7 @@ from headway.checkpoints.restore import build_model, restore
 from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, Model, ModelSpec
+from headway.models import Encoder, Model, ModelSpec, cost
 from headway.patterns import Global
 from headway.positions import Learned
 from headway.surgery.operation import changes
@@ -184,10 +184,10 @@ def lengthen(
         changed=changes(folder.spec, spec),
         transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
         dtype=str(dtype).removeprefix("torch."),
-        parameters=(folder.spec.parameter_count, spec.parameter_count),
+        parameters=(cost.parameter_count(folder.spec), cost.parameter_count(spec)),
         context=(known, context),
         unchanged=unchanged,
-        pairs=(spec.layers * spec.heads * context**2, spec.attention_pairs(context)),
+        pairs=(spec.layers * spec.heads * context**2, cost.attention_pairs(spec, context)),
         differences=tuple(
             Difference(
                 tokens=min(n, len(row)),

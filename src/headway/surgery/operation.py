@@ -19,7 +19,7 @@ from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
 from headway.data import TokenFile, encode_corpus
 from headway.errors import DataError
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, cost
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.microbatch_pool import MicrobatchPool
@@ -244,9 +244,9 @@ def _look(model: Decoder, text: Text | None, context: int, ids: Tensor) -> tuple
 
 def _side(spec: ModelSpec, found: Evaluation | None, context: int, dtype: torch.dtype) -> Side:
     return Side(
-        parameters=spec.parameter_count,
-        kv_bytes_per_token=spec.kv_bytes_per_token(dtype),
-        kv_bytes_stored=spec.kv_bytes_stored(context, dtype),
+        parameters=cost.parameter_count(spec),
+        kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype),
+        kv_bytes_stored=cost.kv_bytes_stored(spec, context, dtype),
         loss=None if found is None else found.loss,
         bits_per_byte=None if found is None else found.bits_per_byte,
         perplexity=None if found is None else found.perplexity,

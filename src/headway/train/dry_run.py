@@ -12,7 +12,7 @@ from headway.choice import Choice
 from headway.data import TokenFile
 from headway.errors import DataError
 from headway.hardware import memory_available
-from headway.models import ModelSpec, blank
+from headway.models import ModelSpec, blank, cost
 from headway.report import size, table
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
@@ -55,7 +55,7 @@ class DryRun:
             ("heads / kv heads x dims", f"{spec.heads} / {spec.kv_heads} x {spec.head_dim}"),
             ("feed-forward, vocab", f"{spec.hidden}, {spec.vocab}"),
             ("patterns", patterns),
-            ("parameters", spec.parameter_count),
+            ("parameters", cost.parameter_count(spec)),
             *((f"  {name}", count) for name, count in self.groups.items()),
             ("precision", str(self.precision)),
         ]
@@ -113,7 +113,7 @@ def describe_run(config: TrainConfig) -> DryRun:
         rows_per_step=plan.rows_per_step,
         micro_batches=-(-plan.rows_per_step // plan.micro_batch),
         steps=plan.steps,
-        train_flops_per_token=spec.train_flops(config.context),
+        train_flops_per_token=cost.train_flops(spec, config.context),
         workers=workers,
         memory=_memory(config, spec, low, plan, int(workers.what)),
         memory_available=memory_available(),
@@ -151,7 +151,7 @@ def _memory(
     2 M (residual) + 2 M (normed) + (2 H + 2 K) D (q, k, v, mixed) + 4 F (gate, up, activated, product)
     per token and layer, in fp32: 2 M (norms), H (lse)
     """
-    n, low = spec.parameter_count, dtype.itemsize
+    n, low = cost.parameter_count(spec), dtype.itemsize
     tokens = plan.micro_batch * config.context * workers
     heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim
     block = tokens * (low * (4 * spec.width + heads + 4 * spec.hidden) + 4 * (2 * spec.width + spec.heads))

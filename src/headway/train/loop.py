@@ -17,6 +17,7 @@ import torch
 
 from headway.checkpoints.folder import save_folder
 from headway.hardware import gemm_peak, peak_rss
+from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import CallbackContext, PeriodicCallback, TrainResult
 from headway.train.config import TrainConfig
@@ -107,7 +108,7 @@ class _TextRun(Run[Trained, TrainResult]):
         self.callbacks = [*([sampler] if sampler else []), *callbacks]
         self._called: dict[int, float] = {}
         self.validation: Evaluation | None = None
-        self.flops, self.peak = model.spec.train_flops(config.context), gemm_peak(dtype)
+        self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)
         self.bytes_per_token = inputs.train.text_bytes / max(1, len(inputs.train) - inputs.train.documents)
 
     def _share(self) -> float:
@@ -216,7 +217,9 @@ class _TextRun(Run[Trained, TrainResult]):
         progress, spec, validation = self.state.progress, self.model.spec, self.validation
         if validation is not None and validation.bits_per_byte is not None:
             self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-        title = f"{cell(spec.parameter_count)} parameters, {cell(progress.trained_tokens)} trained tokens"
+        title = (
+            f"{cell(cost.parameter_count(spec))} parameters, {cell(progress.trained_tokens)} trained tokens"
+        )
         draw_curve(read_metrics(self.out / METRICS), self.out / CURVE, title)
         self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         return TrainResult(

@@ -15,7 +15,7 @@ import torch
 
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 
 GRADIENT_BYTES = 1 << 30
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def choose_workers(
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if asked is not None:
         return Choice(str(min(asked, micro_batches)), "asked for")
-    held = threads * spec.parameter_count * dtype.itemsize
+    held = threads * cost.parameter_count(spec) * dtype.itemsize
     if threads > 1 and held > GRADIENT_BYTES:
         return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")
     return Choice(str(min(threads, micro_batches)), "micro batches side by side, one CPU thread each")

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.checkpoints.folder import save_folder
-from headway.models import EncoderDecoder, Head, ModelSpec, build
+from headway.models import EncoderDecoder, Head, ModelSpec, build, cost
 from headway.patterns import Full
 from headway.text import Tokenizer
 from headway.train.loss import IGNORED
@@ -113,7 +113,7 @@ def train_translation(
         held = encode_pairs(tokenizer, *lines, config.context)
     with seeded(config.seed, config.threads):
         run = _Translation(config, DTYPES[precision.what], tokenizer, train, held, quiet)
-        run.say(f"{len(train.sources)} pairs, {run.model.spec.parameter_count} parameters, {precision}")
+        run.say(f"{len(train.sources)} pairs, {cost.parameter_count(run.model.spec)} parameters, {precision}")
         return run.go(start)
 
 
@@ -201,7 +201,7 @@ class _Translation(Run[EncoderDecoder, TranslationResult]):
         """See `Run`."""
         final, metrics, curve = self.out / FINAL, self.out / METRICS, self.out / CURVE
         save_folder(final, self.model, tokenizer=self.tokenizer, generation=self.generation)
-        title = f"{self.model.spec.parameter_count:,} parameters, {len(self.train.sources):,} pairs"
+        title = f"{cost.parameter_count(self.model.spec):,} parameters, {len(self.train.sources):,} pairs"
         draw_curve(read_metrics(metrics), curve, title)
         progress = self.state.progress
         self.say(f"{final}: {progress.step} steps in {clock(progress.seconds)}")

@@ -11,7 +11,7 @@ from headway.checkpoints.restore import as_decoder
 from headway.data import Piece, TokenFile, encode_corpus
 from headway.draw import BLUE, GREY, ORANGE, saved_figure
 from headway.generate import GenerationConfig, Sampling, generate
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
 from headway.train import CallbackContext, PeriodicCallback, TrainConfig, TrainResult, train
@@ -156,7 +156,7 @@ def about_model(spec: ModelSpec) -> str:
     """The model in a line."""
     layers = "; ".join(dict.fromkeys(map(str, spec.patterns)))
     return (
-        f"model of {spec.parameter_count / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
+        f"model of {cost.parameter_count(spec) / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
         f"{spec.heads} query heads on {spec.kv_heads} of keys and values, layers see {layers} in turn"
     )
 

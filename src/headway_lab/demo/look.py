@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from headway.draw import draw_patterns, pattern_text, saved_figure, side_by_side
-from headway.models import ModelSpec, catalog
+from headway.models import ModelSpec, catalog, cost
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
 from headway.report import size, table
 from headway.tokens import Tokens
@@ -62,7 +62,8 @@ def kv_bytes() -> list[Stored]:
         (f"GQA, window {WINDOW} in every layer", gqa.with_patterns(window)),
     ]
     return [
-        Stored(what, tuple(spec.kv_bytes_stored(n, torch.bfloat16) for n in CONTEXTS)) for what, spec in rows
+        Stored(what, tuple(cost.kv_bytes_stored(spec, n, torch.bfloat16) for n in CONTEXTS))
+        for what, spec in rows
     ]
 
 

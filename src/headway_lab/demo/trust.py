@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.attention import attend
-from headway.models import Decoder
+from headway.models import Decoder, cost
 from headway.patterns import Window, visible
 from headway.report import size, table
 from headway.tokens import Tokens
@@ -76,7 +76,7 @@ def ring_stays(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> 
         if seen in marks:
             rings = [layer.slots for layer in cache.layers if layer.bound is not None]
             rest = [layer.slots for layer in cache.layers if layer.bound is None]
-            element = spec.kv_bytes_per_token(model.model.embedding.dtype) // spec.layers
+            element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
             nbytes = element * (sum(rings) + sum(rest))
             held.append(Held(seen, max(rings), max(rest, default=None), nbytes, element * spec.layers * seen))
     return held

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.cache import DecoderCache
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
 from headway_lab.explain import TOPICS, Report
 
@@ -58,7 +58,8 @@ def run() -> Report:
 def model(spec: ModelSpec) -> Decoder:
     """A small decoder with weights large enough that attention decides; scores are computed whole ("dense"),
     so that what is counted is what the formula says."""
-    decoder = spec.build(seed=SEED, backend="dense").eval()
+    decoder = build(spec, seed=SEED, backend="dense").eval()
+    assert isinstance(decoder, Decoder)
     source = torch.Generator().manual_seed(SEED)
     for parameter in decoder.parameters():
         if parameter.dim() > 1:
@@ -123,7 +124,7 @@ def clocked(decoder: Decoder, ids: Tensor, **rest: Any) -> float:
 def attention_flops(flops: float, tokens: int) -> float:
     """What is left of a step's operations beside the products with weights: those of `tokens` tokens, and the
     output layer for one."""
-    return flops - 2.0 * (tokens * SPEC.matrix_weights + SPEC.width * SPEC.vocab)
+    return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 
 def judge(steps: list[Step], off: float) -> Report:

@@ -11,7 +11,7 @@ from headway.attention import attend, attention_weights
 from headway.cache import Cache, make_cache
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
 from headway.heads import Heads
-from headway.models import ModelSpec
+from headway.models import Decoder, ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
@@ -95,7 +95,8 @@ def step_of(layout: Heads, context: int = CONTEXT) -> Step:
     spec = ModelSpec.of(
         "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
     )
-    model = spec.build(dtype=torch.float32, seed=SEED).eval()
+    model = build(spec, dtype=torch.float32, seed=SEED).eval()
+    assert isinstance(model, Decoder)
     cache = model.make_cache(1)
     cache.reserve(context)
     noise = torch.Generator().manual_seed(SEED)
@@ -110,8 +111,8 @@ def step_of(layout: Heads, context: int = CONTEXT) -> Step:
             model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
             seconds.append(time.perf_counter() - begin)
             cache.trim(1)
-    moved = spec.weight_bytes_read(torch.float32) + spec.kv_bytes_read(context, torch.float32)
-    return Step(spec.decode_flops(context), moved, min(seconds))
+    moved = cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
+    return Step(cost.decode_flops(spec, context), moved, min(seconds))
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:

@@ -1,6 +1,6 @@
 """Why attention eats memory: what a training step keeps, by cause, predicted and measured.
 
-(Beltagy et al. 2020, section 1, for the claim; the causes are counted in `ModelSpec.activation_bytes`.)
+(Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.models import Decoder, ModelSpec
+from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
 from headway_lab.explain import TOPICS, Report
 
@@ -89,14 +89,21 @@ def run() -> Report:
 def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Kept:
     """One step of a fresh model on one random row."""
     spec = ModelSpec.of("llama", patterns=pattern, **FIELDS)
-    model = spec.build(dtype=torch.float32, seed=SEED, backend=backend)
+    model = build(spec, dtype=torch.float32, seed=SEED, backend=backend)
+    assert isinstance(model, Decoder)
     ids = torch.randint(spec.vocab, (1, length), generator=torch.Generator().manual_seed(SEED))
-    scores = spec.activation_bytes(length, scores="stored" if backend == "dense" else "recomputed")
+    scores = cost.activation_bytes(spec, length, scores="stored" if backend == "dense" else "recomputed")
     kept = kept_bytes(model, ids)
     with LiveBytes() as live:
         loss(model, ids).backward()
     return Kept(
-        kind, length, spec.attention_pairs(length), scores, kept, live.peak, spec.weight_bytes(torch.float32)
+        kind,
+        length,
+        cost.attention_pairs(spec, length),
+        scores,
+        kept,
+        live.peak,
+        cost.weight_bytes(spec, torch.float32),
     )
 
 

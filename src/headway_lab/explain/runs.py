@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREY, ORANGE
 from headway.errors import ConfigError, DataError
-from headway.models import ModelSpec, build
+from headway.models import ModelSpec, build, cost
 from headway.models.build import Model
 from headway.train.schedule import learning_rate
 
@@ -232,7 +232,7 @@ def rows(runs: Mapping[str, Sequence[Run]], against: Mapping[str, str]) -> list[
         apart = None if base is None else gap(loss, losses(runs[base]))
         told = (None,) * 3 if apart is None else (apart.mean, apart.bound, apart.seen)
         seconds = statistics.fmean(run.seconds for run in own)
-        size = own[0].model.spec.parameter_count
+        size = cost.parameter_count(own[0].model.spec)
         found.append(
             (name, size, statistics.fmean(loss), statistics.stdev(loss), base, *told, seconds, *loss)
         )

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from headway.checkpoints.storage.lazy import LazyTensors
 from headway.errors import CheckpointError, ConfigError
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 
 MOST: Mapping[str, int] = MappingProxyType({"layer": 10_000, "head": 65_536, "head_dim": 65_536})
 """By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
@@ -34,8 +34,8 @@ def check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path) -> None:
         raise CheckpointError(
             f"{path}: config.json says {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
         )
-    if spec.parameter_count >= 2**60:
+    if cost.parameter_count(spec) >= 2**60:
         raise CheckpointError(
-            f"{path}: config.json says {spec.parameter_count:.3g} parameters, but the weights are "
+            f"{path}: config.json says {cost.parameter_count(spec):.3g} parameters, but the weights are "
             f"{tensors.nbytes:,} bytes"
         )

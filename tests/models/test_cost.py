@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.models import Decoder, ModelSpec, build, catalog
+from headway.models import Decoder, ModelSpec, build, catalog, cost
 from headway.patterns import Causal, Pattern, PerHead, Sink, Window, visible
 from headway.positions import Learned
 from headway.tokens import Tokens
@@ -43,8 +43,8 @@ def sees(pattern: Pattern, n: int) -> Tensor:
 )
 def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
     spec = spec_of(**change)
-    model = spec.build(device="meta")
-    by_place = spec.parameters()
+    model = build(spec, device="meta")
+    by_place = cost.parameters(spec)
     found = dict.fromkeys(by_place, 0)
     for name, parameter in model.named_parameters():
         place = (
@@ -60,8 +60,8 @@ def test_parameters_are_those_of_the_module(change: dict[str, object]) -> None:
         )
         found[place] += parameter.numel()
     assert found == by_place
-    assert spec.parameter_count == sum(found.values())
-    assert spec.weight_bytes(torch.float32) == 4 * spec.parameter_count
+    assert cost.parameter_count(spec) == sum(found.values())
+    assert cost.weight_bytes(spec, torch.float32) == 4 * cost.parameter_count(spec)
 
 
 CARDS = {
@@ -92,8 +92,8 @@ def test_row_28_catalog_counts_on_the_meta_device(name: str) -> None:
     """Row 28: the module itself, and the released checkpoints."""
     spec = catalog.spec(name)
     model = build(spec, device="meta")
-    assert sum(p.numel() for p in model.parameters()) == spec.parameter_count
-    assert spec.parameter_count == CARDS.get(name, spec.parameter_count)
+    assert sum(p.numel() for p in model.parameters()) == cost.parameter_count(spec)
+    assert cost.parameter_count(spec) == CARDS.get(name, cost.parameter_count(spec))
 
 
 def test_row_28_llama_shares_keys_at_34b_and_70b_only() -> None:
@@ -122,32 +122,34 @@ def counted(model: Decoder, run: object) -> int:
 def test_operations_equal_torch_s_count(n: int) -> None:
     """torch counts whole score matrices (dense backend); what a pattern spares is the difference, pair by pair."""
     spec = spec_of()
-    model = spec.build(seed=0, backend="dense").eval()
+    model = build(spec, seed=0, backend="dense").eval()
     ids = torch.randint(97, (1, n))
-    spared = 5 * 4 * n * n - spec.attention_pairs(n)
-    assert counted(model, lambda: model(ids)) - spared * 4 * 12 == spec.prefill_flops(n, logits=n)
+    spared = 5 * 4 * n * n - cost.attention_pairs(spec, n)
+    assert counted(model, lambda: model(ids)) - spared * 4 * 12 == cost.prefill_flops(spec, n, logits=n)
     last = slice(-1, None)
-    assert counted(model, lambda: model(ids, logits_for=last)) - spared * 4 * 12 == spec.prefill_flops(n)
+    assert counted(model, lambda: model(ids, logits_for=last)) - spared * 4 * 12 == cost.prefill_flops(
+        spec, n
+    )
 
 
 def test_decode_operations_equal_torch_s_count() -> None:
     spec = spec_of(Causal())
-    model = spec.build(seed=0, backend="dense").eval()
+    model = build(spec, seed=0, backend="dense").eval()
     cache = model.make_cache(1)
     ids = torch.randint(97, (1, 20))
     with torch.no_grad():
         model(ids[:, :19], cache=cache)
-    assert counted(model, lambda: model(ids[:, 19:], cache=cache)) == spec.decode_flops(20)
+    assert counted(model, lambda: model(ids[:, 19:], cache=cache)) == cost.decode_flops(spec, 20)
 
 
 def test_training_counts_two_products_more_per_product() -> None:
     spec = spec_of(Causal())
-    assert spec.train_flops(64) * 64 == 3 * spec.prefill_flops(64, logits=64)
-    model = spec.build(seed=0)
+    assert cost.train_flops(spec, 64) * 64 == 3 * cost.prefill_flops(spec, 64, logits=64)
+    model = build(spec, seed=0)
     ids = torch.randint(97, (1, 64))
     with FlopCounterMode(display=False) as counter:
         model(ids).sum().backward()
-    linear = 3 * (spec.prefill_flops(64, logits=64) - 4 * 12 * spec.attention_pairs(64))
+    linear = 3 * (cost.prefill_flops(spec, 64, logits=64) - 4 * 12 * cost.attention_pairs(spec, 64))
     found = counter.get_flop_counts()["Global"]
     products = sum(v for op, v in found.items() if "mm" in str(op))
     assert products == linear
@@ -157,54 +159,56 @@ def test_training_counts_two_products_more_per_product() -> None:
 def test_pairs_and_keys_by_brute_force(n: int) -> None:
     spec = spec_of()
     masks = [sees(p, n) for p in ALL]
-    assert spec.attention_pairs(n) == sum(int(m.sum()) for m in masks)
+    assert cost.attention_pairs(spec, n) == sum(int(m.sum()) for m in masks)
     seen = sum(int(m[:, -1].sum()) for m in masks)
-    assert spec.decode_flops(n) == 2 * (spec.matrix_weights + 40 * 97) + 4 * 12 * seen
+    assert cost.decode_flops(spec, n) == 2 * (cost.matrix_weights(spec) + 40 * 97) + 4 * 12 * seen
     read = sum(int(m[:, -1].unflatten(0, (2, 2)).any(1).sum()) for m in masks)
-    assert spec.kv_bytes_read(n, torch.float32, batch=3) == 3 * 2 * 12 * 4 * read
+    assert cost.kv_bytes_read(spec, n, torch.float32, batch=3) == 3 * 2 * 12 * 4 * read
 
 
 def test_windows_grow_linearly_and_full_attention_quadratically() -> None:
     """Row 110, counted: pairs(2 n) / pairs(n)."""
     full, window = spec_of(Causal()), spec_of(Window.last(64))
     for n in (1024, 2048):
-        assert 3.99 < full.attention_pairs(2 * n) / full.attention_pairs(n) < 4
-        assert 2 < window.attention_pairs(2 * n) / window.attention_pairs(n) < 2.05
+        assert 3.99 < cost.attention_pairs(full, 2 * n) / cost.attention_pairs(full, n) < 4
+        assert 2 < cost.attention_pairs(window, 2 * n) / cost.attention_pairs(window, n) < 2.05
     # Row 95: a dilated window costs the same and sees further.
     for n in (1000,):
         dilated = spec_of(Window.last(64, step=4))
-        assert dilated.attention_pairs(n) < window.attention_pairs(n)
-        assert dilated.receptive_field() == 4 * (window.receptive_field() or 0)
+        assert cost.attention_pairs(dilated, n) < cost.attention_pairs(window, n)
+        assert cost.receptive_field(dilated) == 4 * (cost.receptive_field(window) or 0)
 
 
 @pytest.mark.parametrize("n", [1, 4, 12, 33])
 def test_stored_bytes_are_those_of_the_caches(n: int) -> None:
     spec = spec_of()
-    model = spec.build(seed=0).eval()
+    model = build(spec, seed=0).eval()
     cache = model.make_cache(3)
     cache.reserve(n)
     with torch.no_grad():
         for _ in range(n):
             model(torch.zeros(3, 1, dtype=torch.int64), cache=cache)
-    assert [c.slots for c in cache.layers] == list(spec.cache_slots(n))
-    assert cache.nbytes == spec.kv_bytes_stored(n, torch.float32, batch=3)
+    assert [c.slots for c in cache.layers] == list(cost.cache_slots(spec, n))
+    assert cache.nbytes == cost.kv_bytes_stored(spec, n, torch.float32, batch=3)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_cache_bytes_shrink_with_kv_heads(kv_heads: int) -> None:
     """Row 51: exactly g / h, stored and read."""
     full, shared = spec_of(Causal(), kv_heads=4), spec_of(Causal(), kv_heads=kv_heads)
-    for ask in ("kv_bytes_stored", "kv_bytes_read"):
-        assert getattr(shared, ask)(100) * 4 == getattr(full, ask)(100) * kv_heads
-    assert shared.kv_bytes_per_token(torch.float32) == 5 * 2 * kv_heads * 12 * 4
-    assert shared.kv_bytes_stored(100, torch.float32) == 100 * shared.kv_bytes_per_token(torch.float32)
+    for ask in (cost.kv_bytes_stored, cost.kv_bytes_read):
+        assert ask(shared, 100) * 4 == ask(full, 100) * kv_heads
+    assert cost.kv_bytes_per_token(shared, torch.float32) == 5 * 2 * kv_heads * 12 * 4
+    assert cost.kv_bytes_stored(shared, 100, torch.float32) == 100 * cost.kv_bytes_per_token(
+        shared, torch.float32
+    )
 
 
 def test_a_tied_output_layer_is_read_and_an_embedding_is_looked_up() -> None:
     spec, tied = spec_of(), spec_of(tied=True)
-    rest = spec.parameter_count - 2 * 97 * 40
-    assert spec.weight_bytes_read(torch.float32, batch=3) == 4 * (rest + 97 * 40 + 3 * 40)
-    assert tied.weight_bytes_read(torch.float32, batch=3) == 4 * (rest + 97 * 40)
+    rest = cost.parameter_count(spec) - 2 * 97 * 40
+    assert cost.weight_bytes_read(spec, torch.float32, batch=3) == 4 * (rest + 97 * 40 + 3 * 40)
+    assert cost.weight_bytes_read(tied, torch.float32, batch=3) == 4 * (rest + 97 * 40)
 
 
 def kept(model: Decoder, ids: Tensor) -> int:
@@ -229,27 +233,27 @@ def kept(model: Decoder, ids: Tensor) -> int:
 def test_kept_bytes_are_what_autograd_keeps(scores: str, qk_norm: bool, dtype: torch.dtype) -> None:
     """Row 109. Beyond the formula: cosines and sines (one table for all layers), a few bytes per row."""
     spec = spec_of(Causal(), layers=3, qk_norm=qk_norm)
-    model = spec.build(seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
+    model = build(spec, seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
     ids = torch.randint(97, (2, 48))
     found = kept(model, ids)
-    want = sum(spec.activation_bytes(48, 2, dtype, scores=scores).values())  # type: ignore[arg-type]
+    want = sum(cost.activation_bytes(spec, 48, 2, dtype, scores=scores).values())  # type: ignore[arg-type]
     assert abs(found - want) < 0.02 * want
 
 
 def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
     spec = spec_of(Causal())
-    short, long = (spec.activation_bytes(n, scores="stored") for n in (512, 2048))
+    short, long = (cost.activation_bytes(spec, n, scores="stored") for n in (512, 2048))
     assert long["scores"] == 16 * short["scores"]
     for cause in ("norms", "attention", "feed-forward", "logits"):
         assert long[cause] == 4 * short[cause]
-    assert spec.activation_bytes(2048)["scores"] == 0
+    assert cost.activation_bytes(spec, 2048)["scores"] == 0
 
 
 def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
     spec = spec_of(Causal())
-    few = spec.activation_bytes(64, 2, gradient_checkpointing=True)
-    one = spec_of(Causal(), layers=1).activation_bytes(64, 2)
+    few = cost.activation_bytes(spec, 64, 2, gradient_checkpointing=True)
+    one = cost.activation_bytes(spec_of(Causal(), layers=1), 64, 2)
     assert {k: v for k, v in few.items() if k != "inputs"} == one
     assert few["inputs"] == 5 * 2 * 64 * 40 * 4
-    total = spec.training_bytes(64, 2)
-    assert total["optimizer"] == 2 * total["gradients"] == 8 * spec.parameter_count
+    total = cost.training_bytes(spec, 64, 2)
+    assert total["optimizer"] == 2 * total["gradients"] == 8 * cost.parameter_count(spec)

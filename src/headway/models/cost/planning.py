@@ -14,6 +14,11 @@ from headway import attention, hardware
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
+from headway.models.cost.key_values import cache_slots, kv_bytes_read, kv_bytes_stored
+from headway.models.cost.operations import decode_flops, prefill_flops
+from headway.models.cost.receptive_fields import receptive_field
+from headway.models.cost.training import training_bytes
+from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, parse
 from headway.quantization import row_bytes
@@ -138,7 +143,7 @@ def plan(
         what = "an encoder-decoder" if spec.causal else "an encoder"
         raise ConfigError(
             f"plan: {model} is {what}, and what is planned is a decoder that reads a prompt and writes on, token "
-            "by token; `headway inspect` and `headway models` give its sizes, `spec.prefill_flops(n)` the work of one "
+            "by token; `headway inspect` and `headway models` give its sizes, `cost.prefill_flops` the work of one "
             "stack"
         )
     limit = spec.context_limit
@@ -152,15 +157,15 @@ def plan(
         _layer_plan(spec, pattern, context, batch, dtype, kv_dtype)
         for pattern in dict.fromkeys(spec.patterns)
     )
-    weights, kv = spec.weight_bytes(dtype), sum(layer.kv_stored for layer in layers)
+    weights, kv = weight_bytes(spec, dtype), sum(layer.kv_stored for layer in layers)
     # x and its norm, and the two or three tensors of a feed-forward.
     working = batch * context * (2 * spec.width + (2 + spec.gated) * spec.hidden) * dtype.itemsize
     training, checkpointed, uncounted = _training(spec, context, batch, dtype)
-    moved = spec.weight_bytes_read(dtype, batch) + sum(layer.kv_read for layer in layers)
-    step_flops = batch * spec.decode_flops(context)
+    moved = weight_bytes_read(spec, dtype, batch) + sum(layer.kv_read for layer in layers)
+    step_flops = batch * decode_flops(spec, context)
     by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
     step = max(by_memory, by_compute)
-    prefill = batch * spec.prefill_flops(context)
+    prefill = batch * prefill_flops(spec, context)
     return Report(
         model=model,
         family=spec.family,
@@ -169,7 +174,7 @@ def plan(
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
-        parameters=spec.parameters(),
+        parameters=parameters(spec),
         layers=layers,
         weights=weights,
         kv=kv,
@@ -197,8 +202,8 @@ def _training(
 ) -> tuple[dict[str, int], int, list[str]]:
     """Bytes that training holds, their sum with blocks computed again, and why they are not counted if they are not."""
     try:
-        whole = spec.training_bytes(context, batch, dtype)
-        again = spec.training_bytes(context, batch, dtype, gradient_checkpointing=True)
+        whole = training_bytes(spec, context, batch, dtype)
+        again = training_bytes(spec, context, batch, dtype, gradient_checkpointing=True)
     except ConfigError as error:
         return {}, 0, [f"training memory: {error}"]
     return whole, sum(again.values()), []
@@ -210,8 +215,8 @@ def _layer_plan(
     which = tuple(i for i, p in enumerate(spec.patterns) if p == pattern)
     alone = spec.with_patterns(pattern)
     share = len(which) / spec.layers
-    (slots,) = set(alone.cache_slots(context))
-    read = alone.kv_bytes_read(context, kv_dtype, batch)
+    (slots,) = set(cache_slots(alone, context))
+    read = kv_bytes_read(alone, context, kv_dtype, batch)
     per_key = spec.layers * spec.kv_heads * 2 * row_bytes(spec.head_dim, kv_dtype) * batch
     score = spec.layer_positions[which[0]].scores(spec.heads, spec.head_dim, not spec.causal)
 
@@ -234,7 +239,7 @@ def _layer_plan(
         layers=which,
         slots=slots,
         reads=round(read / per_key),
-        kv_stored=round(alone.kv_bytes_stored(context, kv_dtype, batch) * share),
+        kv_stored=round(kv_bytes_stored(alone, context, kv_dtype, batch) * share),
         kv_read=round(read * share),
         cache=choose_cache(pattern),
         prefill=backend(context, context),
@@ -254,7 +259,7 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: 
             f"a context of {context} exceeds the {spec.trained_context} tokens that the model was trained on: it "
             "runs, but nothing vouches for what it says there"
         )
-    field = spec.receptive_field()
+    field = receptive_field(spec)
     if field is not None and field + 1 < context:
         notes.append(
             f"all layers are windows: the last token cannot depend on more than {field + 1} of the {context} tokens"

@@ -1,0 +1,62 @@
+"""Bytes of keys and values, counted from the spec.
+
+Legend: L layers, K kv heads, D per head, e bytes per number.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from headway.cache import make_cache
+from headway.models.cost.operations import last_row
+from headway.models.spec import ModelSpec
+from headway.patterns import Pattern
+from headway.quantization import row_bytes
+
+
+def kv_bytes_per_token(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of keys and values that one token has in all layers: 2 L K (D e), with e bytes per number; in
+    int8, whose rows have a float32 scale, 2 L K (D + 4)."""
+    return 2 * spec.layers * spec.kv_heads * row_bytes(spec.head_dim, dtype)
+
+
+def cache_slots(spec: ModelSpec, context: int) -> tuple[int, ...]:
+    """Slots per row that each layer's cache holds after `context` tokens: all of them where it grows, at most
+    its bound where it is a ring."""
+    return tuple(_slots(p, context) for p in spec.patterns)
+
+
+def kv_bytes_stored(
+    spec: ModelSpec, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1
+) -> int:
+    """Bytes of keys and values that the caches of `batch` rows of `context` tokens hold.
+
+    2 K (D e) bytes, in int8 2 K (D + 4), times the slots of each layer."""
+    return 2 * spec.kv_heads * row_bytes(spec.head_dim, dtype) * batch * sum(cache_slots(spec, context))
+
+
+def kv_bytes_read(spec: ModelSpec, context: int, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
+    """Bytes of keys and values that one more token of `batch` rows of `context` tokens reads.
+
+    2 (D e) bytes, in int8 2 (D + 4), times the keys that the last query sees, per kv head and layer: a kv
+    head is read once for its whole group, and (`PerHead`) wherever one of the group looks.
+    """
+    read = sum(sum(_read_by_last(p, context, spec.heads, spec.kv_heads)) for p in spec.patterns)
+    return 2 * row_bytes(spec.head_dim, dtype) * batch * read
+
+
+@lru_cache(maxsize=512)
+def _read_by_last(pattern: Pattern, n: int, heads: int, kv_heads: int) -> tuple[int, ...]:
+    """Keys that the last of n tokens makes each kv head read."""
+    row = last_row(pattern, n)
+    if row.shape[0] == 1:
+        return tuple(row.sum(-1).tolist() * kv_heads)
+    return tuple(row.unflatten(0, (kv_heads, heads // kv_heads)).any(1).sum(-1).tolist())
+
+
+@lru_cache(maxsize=512)
+def _slots(pattern: Pattern, context: int) -> int:
+    bound = make_cache(pattern, batch=1, kv_heads=1, head_dim=1).bound
+    return context if bound is None else min(context, bound)

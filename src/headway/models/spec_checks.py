@@ -1,0 +1,172 @@
+"""What must hold for a `ModelSpec`: errors before anything is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from headway.errors import ConfigError, HeadwayError, did_you_mean
+from headway.heads import Heads
+from headway.models.families import find_family
+from headway.nn import ACTIVATIONS, NORMS, ORDERS
+from headway.patterns import Causal, Full, Pattern
+from headway.positions import Learned, PositionScheme, Rotary
+
+SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
+
+
+def check_sizes(spec: Any) -> None:
+    """Raises ConfigError unless `spec`, a `ModelSpec` (which imports this module), has a family and sizes that fit."""
+    find_family(spec.family)
+    optional = [n for n in ("max_context", "embedding_width") if getattr(spec, n) is not None]
+    for name in (*SIZES, *optional):
+        value = getattr(spec, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"ModelSpec: {name} must be a whole number of at least 1, got {value!r}")
+    try:
+        Heads.of(spec.heads, spec.kv_heads)
+    except HeadwayError as error:
+        raise ConfigError(f"ModelSpec: {error}") from None
+
+
+def check(spec: Any) -> None:
+    """Raises ConfigError unless a `ModelSpec` whose sizes fit, and whose patterns are one per layer, can be built."""
+    for i, pattern in enumerate(spec.patterns):
+        if len(pattern.heads) not in (1, spec.heads):
+            raise ConfigError(
+                f"ModelSpec: the pattern of layer {i} names {len(pattern.heads)} heads, "
+                f"but there are {spec.heads}"
+            )
+    _check_numbers(spec)
+    _check_choices(spec)
+    _check_positions(spec)
+    _check_head(spec)
+    _check_attention(spec)
+    _check_encoder(spec)
+
+
+def _check_numbers(spec: Any) -> None:
+    for name, low, high in (("norm_eps", 0.0, 1.0), ("init_std", 0.0, math.inf)):
+        if not low < getattr(spec, name) < high:
+            raise ConfigError(
+                f"ModelSpec: {name} must lie between {low} and {high}, got {getattr(spec, name)!r}"
+            )
+    for name in ("embedding_scale", "logit_scale", "attention_scale"):
+        value = getattr(spec, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"ModelSpec: {name} must be a number above 0, got {value!r}")
+    if type(spec.token_types) is not int or spec.token_types < 0:
+        raise ConfigError(
+            f"ModelSpec: token_types counts rows of a table, 0 or more, got {spec.token_types!r}"
+        )
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0.0 <= getattr(spec, name) < 1.0:
+            raise ConfigError(
+                f"ModelSpec: {name} is a probability from 0 to below 1, got {getattr(spec, name)!r}"
+            )
+
+
+def _check_choices(spec: Any) -> None:
+    known: dict[str, Sequence[str]] = {"activation": [*ACTIVATIONS], "order": ORDERS, "norm": NORMS}
+    for name, choices in known.items():
+        value = getattr(spec, name)
+        if value not in choices:
+            raise ConfigError(
+                f"ModelSpec: there is no {name} {value!r}{did_you_mean(str(value), choices)}; "
+                f"there are {', '.join(choices)}"
+            )
+
+
+def _check_head(spec: Any) -> None:
+    task = spec.head.task
+    if spec.causal != (task == "lm"):
+        role = "decoder predicts what follows (Head('lm'))" if spec.causal else "encoder has no Head('lm')"
+        raise ConfigError(f"ModelSpec: {'a' if spec.causal else 'an'} {role}, got Head({task!r})")
+    if spec.tied and not spec.head.needs_vocab:
+        raise ConfigError(f"ModelSpec: tied joins output layer and embedding, and Head({task!r}) has none")
+    if spec.columns != spec.width and task == "lm":
+        raise ConfigError(
+            f"ModelSpec: an embedding of {spec.columns} columns is for encoders; a decoder's has {spec.width}"
+        )
+
+
+def _check_attention(spec: Any) -> None:
+    if spec.global_projections and (spec.causal or spec.linear is not None):
+        raise ConfigError(
+            "ModelSpec: global_projections are for encoders with softmax attention: a decoder's cache keeps "
+            "one key per token, and global queries need another"
+        )
+    if spec.linear is not None and any(p != (Causal() if spec.causal else Full()) for p in spec.patterns):
+        raise ConfigError(
+            "ModelSpec: linear attention sums over all that is seen, so its patterns are Causal() in a "
+            f"decoder and Full() in an encoder, got {', '.join(dict.fromkeys(map(str, spec.patterns)))}"
+        )
+    if spec.linear is not None and (spec.attention_dropout or spec.attention_scale is not None):
+        raise ConfigError(
+            "ModelSpec: linear attention has no weights to drop and no scores to scale; set attention_dropout=0.0 "
+            "and attention_scale=None (`with_linear` does)"
+        )
+
+
+def _check_encoder(spec: Any) -> None:
+    other = spec.encoder
+    if other is None:
+        if spec.shared_embedding:
+            raise ConfigError("ModelSpec: shared_embedding is the encoder's, and there is no encoder")
+        return
+    if not spec.causal or other.causal or other.encoder is not None or other.head.task != "states":
+        raise ConfigError(
+            "ModelSpec: encoder= joins an encoder (causal=False, Head('states'), no encoder of its own) to a "
+            "decoder"
+        )
+    if other.width != spec.width:
+        raise ConfigError(f"ModelSpec: the encoder's width {other.width} must be the decoder's, {spec.width}")
+    if spec.shared_embedding and (other.vocab, other.columns) != (spec.vocab, spec.columns):
+        raise ConfigError(
+            f"ModelSpec: a shared embedding has one size, got {other.vocab} x {other.columns} and "
+            f"{spec.vocab} x {spec.columns}"
+        )
+
+
+def _check_positions(spec: Any) -> None:
+    if not isinstance(spec.positions, PositionScheme):
+        raise ConfigError(
+            "ModelSpec: positions must be a scheme such as Rotary(10000.0, pairing='halves'), "
+            f"got {spec.positions!r}"
+        )
+    for positions in spec.layer_positions:
+        if isinstance(positions, Rotary):
+            positions.frequencies(spec.head_dim)
+    if isinstance(spec.positions, Learned) and spec.positions.size < spec.trained_context:
+        raise ConfigError(
+            f"ModelSpec: a table of {spec.positions.size} positions cannot have been trained on rows of "
+            f"{spec.trained_context}; lengthen the table, or lower trained_context"
+        )
+
+
+def expand_patterns(
+    patterns: Pattern | Sequence[Pattern], layers: int, causal: bool = True
+) -> tuple[Pattern, ...]:
+    """One pattern per layer: one for all, or a list that is repeated a whole number of times.
+
+    Raises ConfigError when the length does not divide `layers`, or an entry is no pattern, or looks ahead where
+    that is not allowed (`causal`)."""
+    given = (patterns,) if isinstance(patterns, Pattern) else patterns
+    if isinstance(given, str) or not all(isinstance(p, Pattern) for p in given):
+        raise ConfigError(
+            f"ModelSpec: patterns must be Pattern values such as Causal() or Window.last(512), got {patterns!r}; "
+            "text becomes a pattern by headway.patterns.parse"
+        )
+    if not given or layers % len(given):
+        raise ConfigError(
+            f"ModelSpec: {len(given)} patterns do not fit {layers} layers; give one for all, one per layer, or "
+            f"a list that is repeated (its length must divide {layers})"
+        )
+    for i, pattern in enumerate(given):
+        if causal and not pattern.is_causal:
+            raise ConfigError(
+                f"ModelSpec: the pattern of layer {i}, {pattern}, lets a token see later ones, which a decoder "
+                "must predict; restrict it: Causal() & ..."
+            )
+    return tuple(given) * (layers // len(given))
