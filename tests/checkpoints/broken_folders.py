@@ -15,13 +15,14 @@ SCALINGS = (
     None, LinearScaling(2.0), DynamicNTK(2.0, 64), YaRN(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),
     LongRope((1.0, 1.1), (1.0, 2.0), 16, 4.0),
 )  # fmt: skip
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "ministral")
 SIZE: dict[str, Any] = {"vocab": 11, "width": 8, "layers": 2, "heads": 2, "hidden": 8}
 
 
 def llama(root: Path) -> list[Path]:
     """Every family of LLaMA's form with every scaling, one of model_type "headway", shards."""
     made = []
-    for i, family in enumerate(("llama", "mistral", "qwen2", "qwen3", "ministral") * 2):
+    for i, family in enumerate(LLAMAS * 2):
         patterns = (Window.last(3), Causal()) if family in ("qwen2", "ministral") else Causal()
         spec = ModelSpec.of(
             family, **SIZE, kv_heads=1, patterns=patterns, tied=i % 2 == 0, head_dim=4, trained_context=64,

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from headway.checkpoints.hf.config import spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
-from headway.checkpoints.hf.families import FAMILIES
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
+from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.errors import ConfigError, HeadwayError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window
@@ -49,7 +48,7 @@ def specs(draw) -> ModelSpec:
         )
     )
     return ModelSpec(
-        family=draw(st.sampled_from(sorted(FAMILIES))),
+        family=draw(st.sampled_from(sorted(name for name, layout in LAYOUTS.items() if layout.generic))),
         vocab=17,
         width=12,
         layers=layers,
@@ -137,7 +136,7 @@ BAD = {
         {"model_type": "lama"},
         r'model_type .lama. is not a family.*did you mean "llama".*qwen3',
     ),
-    "another task": ({"architectures": ["LlamaForSequenceClassification"]}, "expected LlamaForCausalLM"),
+    "another task": ({"architectures": ["LlamaForSequenceClassification"]}, "known are LlamaForCausalLM"),
     "unknown key": (
         {"rms_norm_epsilon": 1e-5},
         r'unknown key "rms_norm_epsilon" .did you mean "rms_norm_eps"',
@@ -154,7 +153,7 @@ BAD = {
     "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "llama with a window": (
         {"sliding_window": 8},
-        '"sliding_window" is 8, which means nothing to model_type llama',
+        '"sliding_window" is 8, which is unsupported for model_type llama',
     ),
     "llama layer types": ({"layer_types": ["sliding_attention"] * 3}, "transformers ignores layer_types"),
     "activation": ({"hidden_act": "selu"}, "activation .selu."),

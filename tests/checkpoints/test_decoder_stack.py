@@ -76,7 +76,7 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     if not isinstance(ours.spec.positions, Rotary):
         return
     assert run(["convert", str(tmp_path / "theirs"), str(tmp_path / "x"), "--to-pairing", "adjacent"]) == 0
-    assert "refuses it: it cannot say its positions" in capsys.readouterr().out
+    assert "refuses it: it cannot express its rotary pairing" in capsys.readouterr().out
     assert run(["convert", str(tmp_path / "x"), str(tmp_path / "back")]) == 0
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
     with torch.no_grad():

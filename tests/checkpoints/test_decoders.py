@@ -13,7 +13,7 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.hf.config_out import why_not_plain
+from headway.checkpoints.hf.config import why_not_plain
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.rules import fused, same
 from headway.checkpoints.hf.layouts.tensors import exported
@@ -52,7 +52,7 @@ def test_gradients_are_theirs(pair: tuple[Any, Any, Path]) -> None:
         one.zero_grad()
         (logits * weight).sum().backward()
     grads = {key: p.grad for key, p in ours.named_parameters()}
-    found = exported(LAYOUTS[ours.spec.family], grads, ours.spec)
+    found = exported(LAYOUTS[ours.spec.family].tensors, grads, ours.spec)
     stored = {"lm_head.weight": "embed_out.weight"} if ours.spec.family == "gpt_neox" else {}
     wanted = {stored.get(key, key): p for key, p in model.named_parameters()}
     assert found.keys() == wanted.keys()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, why_not_plain
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model, restore
 from headway.cli import run as cli

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.hf.config_out import config_from_spec
+from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
@@ -77,7 +77,7 @@ def test_a_family_equals_transformers(case: Case, tmp_path: Path) -> None:
     weigh = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(3))
     (wanted * weigh).sum().backward()
     (got * weigh).sum().backward()
-    mine = exported(LAYOUTS[case.family], gradients(ours), ours.spec)
+    mine = exported(LAYOUTS[case.family].tensors, gradients(ours), ours.spec)
     largest = max(float(p.grad.abs().max()) for p in theirs.parameters() if p.grad is not None)
     compared = 0
     for name, p in theirs.named_parameters():
@@ -193,7 +193,7 @@ def test_row_84_a_roformer_takes_any_length(tmp_path: Path) -> None:
         table.weight.copy_(table.create_weight())
         assert off(ours(ids), theirs(ids).logits) < 1e-5
     table = load_file(tmp_path / "m" / "model.safetensors")["roformer.encoder.embed_positions.weight"]
-    mine = LAYOUTS["roformer"].constants(ours.spec)["roformer.encoder.embed_positions.weight"]
+    mine = LAYOUTS["roformer"].tensors.constants(ours.spec)["roformer.encoder.embed_positions.weight"]
     assert float((mine - table).abs().max()) <= torch.finfo(torch.float32).eps
 
 

@@ -10,8 +10,7 @@ import transformers
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.hf.config import spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
@@ -120,7 +119,7 @@ def test_logits_and_gradients_are_those_of_transformers(
     (said * weigh).sum().backward()
     grads = {n: p.grad for n, p in own.named_parameters()}
     state = {n: torch.zeros_like(p) if (g := grads[n]) is None else g for n, p in own.named_parameters()}
-    mine = exported(LAYOUTS["longformer"], state, own.spec)
+    mine = exported(LAYOUTS["longformer"].tensors, state, own.spec)
     largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     for key, p in model.named_parameters():
         want = torch.zeros_like(p) if p.grad is None else p.grad

@@ -26,7 +26,7 @@ def pair() -> tuple[Any, Any]:
     own = build(spec, seed=0).eval()
     theirs = model.state_dict()
     with torch.no_grad():
-        rules = LAYOUTS["longformer"].rules(spec)
+        rules = LAYOUTS["longformer"].tensors.rules(spec)
         filled = {
             name: part
             for rule in rules
@@ -35,7 +35,7 @@ def pair() -> tuple[Any, Any]:
             )
         }
         own.load_state_dict(filled)
-    written = exported(LAYOUTS["longformer"], own.state_dict(), spec)
+    written = exported(LAYOUTS["longformer"].tensors, own.state_dict(), spec)
     assert all(torch.equal(value, theirs[name]) for name, value in written.items())
     return model, own
 

@@ -86,7 +86,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
         model.zero_grad()
         (found * WEIGHT[..., : found.shape[-1]].to(found.dtype)).sum().backward()
         grads = {key: p.grad for key, p in model.named_parameters() if ours or p.grad is not None}
-        drawn.append(exported(LAYOUTS[model.spec.family], grads, model.spec) if ours else grads)
+        drawn.append(exported(LAYOUTS[model.spec.family].tensors, grads, model.spec) if ours else grads)
     return {key: torch.stack([one[key] for one in drawn]).double() for key in drawn[0]}
 
 

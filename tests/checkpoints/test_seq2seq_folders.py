@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.hf.config import spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.restore import build_model
 from headway.errors import CheckpointError, ConfigError
 from headway.models import EncoderDecoder, ModelSpec, build, cost
@@ -138,7 +137,7 @@ def test_an_output_layer_of_its_own_is_the_embedding_where_a_t5_file_has_none(tm
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("marian", {"normalize_before": True}, '"normalize_before" is True, which headway does not have'),
+        ("marian", {"normalize_before": True}, '"normalize_before" is True, which is unsupported'),
         ("marian", {"static_position_embeddings": False}, "static_position_embeddings"),
         ("bart", {"encoder_layerdrop": 0.1}, '"encoder_layerdrop" is 0.1'),
         ("bart", {"activation_function": "mish"}, "there is no activation 'mish'"),

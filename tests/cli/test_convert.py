@@ -32,7 +32,7 @@ def test_convert_says_how_equal_they_are(folder, tmp_path, capsys):
         "adjacent",
         "float32",
         "bfloat16",
-        "transformers refuses it: it cannot say its rotary pairing",
+        "transformers refuses it: it cannot express its rotary pairing",
     ):
         assert part in out
     assert run(["convert", str(tmp_path / "x"), str(tmp_path / "y"), "--json"]) == 0
@@ -101,7 +101,7 @@ def test_inspect_prints_what_the_model_is(folder, capsys):
     assert run(["inspect", str(folder)]) == 0
     out = capsys.readouterr().out
     for part in (
-        "family         ministral; transformers loads it",
+        "family         llama (model_type ministral); transformers loads it",
         "layers 0, 2: Window.last(5)",
         "layers 1, 3: Causal()",
         "pairing halves (transformers' ministral rotates halves)",

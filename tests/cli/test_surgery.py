@@ -87,7 +87,7 @@ def test_window_bounds_what_is_stored(home, capsys):
     command = ["surgery", "window", "m", "n", "--window", "6", "--sinks", "2", "--layers", "1"]
     assert run([*command, "--text", "text.txt"]) == 0
     out = capsys.readouterr().out
-    assert "transformers refuses it: it cannot say its patterns" in out
+    assert "transformers refuses it: it cannot express its patterns" in out
     assert "pattern of layers 1: Causal() -> Window.last(6) | Causal() & Sink(2)" in out
     assert "layers 1: asked for" in out
     assert run(["surgery", "window", "n", "k", "--window", "6", "--json"]) == 0

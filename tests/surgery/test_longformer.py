@@ -235,7 +235,7 @@ def test_what_transformers_has_no_class_for_is_headway_s_own(tmp_path: Path) -> 
         spec, _ = make(family, dtype=torch.float32, **fields)
         save_folder(tmp_path / "a", build(spec, seed=1).eval())
         done = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW, overwrite=True)
-        assert done.transformers.startswith("refuses it: it cannot say its")
+        assert done.transformers.startswith("refuses it: it cannot express its")
         assert what in done.transformers
         assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "headway"
         assert all(d.difference < 10 * ROUNDING * d.largest for d in done.differences[:2])

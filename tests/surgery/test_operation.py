@@ -93,7 +93,7 @@ def test_the_new_folder_is_complete_and_the_old_one_untouched(source, tmp_path):
     assert {p.name: p.read_bytes() for p in source.iterdir()} == before
     new = load_folder(tmp_path / "n")
     assert new.spec.kv_heads == 2
-    assert {entry.dtype for entry in new.tensors.entries.values()} == {torch.bfloat16}
+    assert {entry.dtype for entry in new.tensors.forms.values()} == {torch.bfloat16}
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         assert (tmp_path / "n" / name).read_bytes() == before[name]
     assert not (tmp_path / "n" / "README.md").exists()
@@ -184,7 +184,7 @@ def test_windows_are_told_layer_by_layer_and_bound_what_is_stored(source, tmp_pa
     )
     assert done.changed == (("pattern of layers 0, 1", "Causal()", "Window.last(6) | Causal() & Sink(2)"),)
     assert done.after.kv_bytes_stored == 8 * done.after.kv_bytes_per_token
-    assert done.transformers == "refuses it: it cannot say its patterns"
+    assert done.transformers == "refuses it: it cannot express its patterns"
     assert (
         load_folder(tmp_path / "n").spec.patterns
         == put_window(load_folder(source).spec, {}, 6, sinks=2)[0].patterns

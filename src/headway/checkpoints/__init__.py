@@ -2,8 +2,7 @@
 
 from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
-from headway.checkpoints.hf.config import spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model

@@ -11,14 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config import spec_from_config
-from headway.checkpoints.hf.config_out import config_from_spec
-from headway.checkpoints.hf.layouts import LAYOUTS, layout_of
-from headway.checkpoints.hf.layouts.tensors import exported, left_out, own_shapes
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
+from headway.checkpoints.hf.layouts import layouts_for
+from headway.checkpoints.hf.layouts.tensors import exported, imported, left_out, own_shapes
 from headway.checkpoints.hf.size_limits import check_stored
-from headway.checkpoints.hf.strict import other_heads, strict
 from headway.checkpoints.pairing import change_pairing
-from headway.checkpoints.storage.dtypes import dtype_name
+from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
 from headway.checkpoints.storage.reading import naming, read_json
@@ -26,7 +24,7 @@ from headway.checkpoints.storage.tensors import Tensors, open_tensors
 from headway.checkpoints.storage.write import write_tensors
 from headway.errors import CheckpointError
 from headway.models import Head, Model, ModelSpec
-from headway.positions import Pairing, Rotary
+from headway.positions import Rotary
 
 SHARD_BYTES = 4_000_000_000
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -94,11 +92,11 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     saved_for = spec.head
     if head is not None and head != saved_for:
         spec = spec.with_head(head)
-    tensors = open_tensors(folder, allow_pickle=allow_pickle)
-    layout = LAYOUTS.get(str(config.get("model_type")))
+    tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(config)
     with naming(folder / "config.json", but=(CheckpointError,)):
         check_stored(spec, tensors, path)
-        found = strict(tensors, spec, path, layout, spec.head != saved_for)
+        found = imported(names, tensors, spec, path, spec.head != saved_for)
+        check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
     generation = folder / "generation_config.json"
     return Folder(
         path,
@@ -107,7 +105,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         tensors,
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
-        other_heads(tensors, found) if layout is None else left_out(layout, tensors, spec),
+        left_out(names, tensors, spec),
     )
 
 
@@ -161,8 +159,7 @@ def save_state(
     """
     state = _strict_state(state, spec)
     rotary = spec.positions
-    layout = layout_of(spec.family)
-    usual: Pairing = "halves" if layout is None else layout.pairing
+    usual = layouts_for(spec.family)[0].pairing
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
         state, spec = change_pairing(state, spec, usual)
     if dtype is not None:
@@ -181,9 +178,7 @@ def save_state(
         "torch_dtype": named,
     }  # where a layout says an id, positions need it
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
-    layout = LAYOUTS.get(config["model_type"])
-    if layout is not None:
-        state = exported(layout, state, spec)
+    state = exported(tensor_names(config), state, spec)
 
     def stays(name: str) -> bool:
         ours = name in ("config.json", "generation_config.json") or _WEIGHTS.match(name) is not None

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
-from headway.checkpoints.hf.config_out import why_not_plain
-from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.config import why_not_plain
+from headway.checkpoints.hf.config_keys import OURS
+from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.storage.dtypes import choose_dtype, dtype_name
 from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
@@ -111,7 +112,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),
         generation=dict(folder.generation),
-        transformers="loads it" if reason is None else f"cannot say its {reason}",
+        transformers="loads it" if reason is None else f"cannot express its {reason}",
     )
 
 
@@ -145,13 +146,11 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
     rotary, head_dim = folder.spec.positions, folder.spec.head_dim
     if not isinstance(rotary, Rotary):
         return None
-    model_type = folder.config.get("model_type")
-    layout = LAYOUTS.get(str(model_type))
-    usual = "halves" if layout is None or layout.pairing == "halves" else f"{layout.pairing} pairs"
+    model_type, usual = folder.config.get("model_type"), layouts_for(folder.spec.family)[0].pairing
     because = (
         "recorded in config.json"
-        if model_type == "headway"
-        else f"transformers' {model_type} rotates {usual}"
+        if model_type == OURS
+        else f"transformers' {model_type} rotates {usual}{'' if usual == 'halves' else ' pairs'}"
     )
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies

@@ -93,10 +93,8 @@ def _facts(spec: "ModelSpec") -> dict[str, Any]:
 
 
 def _family(found: "Inspection") -> str:
-    from headway.checkpoints.hf.families import FAMILIES
-
-    family, said = found.spec.family, found.model_type
-    return said if said == family or said in FAMILIES else f"{family} (model_type {said})"
+    family, stored_as = found.spec.family, found.model_type
+    return family if stored_as == family else f"{family} (model_type {stored_as})"
 
 
 def _shape(spec: "ModelSpec") -> str:

@@ -182,7 +182,7 @@ def lengthen(
         source=folder.path,
         target=target,
         changed=changes(folder.spec, spec),
-        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
         dtype=str(dtype).removeprefix("torch."),
         parameters=(cost.parameter_count(folder.spec), cost.parameter_count(spec)),
         context=(known, context),

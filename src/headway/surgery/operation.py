@@ -174,7 +174,7 @@ def operate(
         source=folder.path,
         target=target,
         changed=changes(folder.spec, spec),
-        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
         choices=choices,
         dtype=str(dtype).removeprefix("torch."),
         context=context,

@@ -18,7 +18,7 @@ from torch import Tensor
 from headway.checkpoints.folder import SHARD_BYTES, SavesItself, load_folder, save_state
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.grouping import repeat_kv_heads
-from headway.checkpoints.hf.config_out import why_not_plain
+from headway.checkpoints.hf.config import why_not_plain
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
@@ -169,7 +169,7 @@ def convert(
         source_kv_heads=found.spec.kv_heads,
         dtype=", ".join(sorted({dtype_name(form.dtype) for form in forms(state).values()})),
         rounding=rounding,
-        transformers="loads it" if reason is None else f"refuses it: it cannot say its {reason}",
+        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
         checks=tuple(checks),
     )
 

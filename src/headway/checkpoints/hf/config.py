@@ -1,180 +1,125 @@
-"""From `config.json` to `ModelSpec`, by the tables of `families`, `rope` and `windows`. The way back is
-`config_out`."""
+"""From `config.json` to `ModelSpec` and back: by the layout of a family of transformers where one can express the spec,
+else as model_type "headway"."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.families import FAMILIES, HARMLESS, ONLY, OURS, Family
-from headway.checkpoints.hf.headway_config import own_facts, spec_from_own
-from headway.checkpoints.hf.layouts import LAYOUTS, layout_of
-from headway.checkpoints.hf.rope import read_rope
-from headway.checkpoints.hf.size_limits import checked_sizes
-from headway.checkpoints.hf.windows import from_foreign
+from headway.checkpoints.hf.config_keys import OURS
+from headway.checkpoints.hf.headway_config import FACTS, own_config, own_facts, spec_from_own
+from headway.checkpoints.hf.layouts import (
+    LAYOUTS,
+    OWN_NAMES,
+    Inexpressible,
+    Layout,
+    TensorNames,
+    layout_of,
+    layouts_for,
+)
+from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern, Window
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
+from headway.positions import Rotary
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The spec that a `config.json` describes.
 
-    Raises ConfigError, naming key and value, for a family that is not known, a key that is not known (with
-    the nearest one that is), a key with a value that would be ignored, and values that contradict each other.
+    Raises ConfigError, naming key and value, for an unknown family, an unknown key (with the nearest known one), a key
+    with a value that would be ignored, and values that contradict each other.
     """
     if config.get("model_type") == OURS:
         return spec_from_own(config)
-    if (layout := LAYOUTS.get(str(config.get("model_type")))) is not None:
-        facts = own_facts(config)
-        if layout_of(family := facts.get("family", layout.family)) is not layout:
-            raise ConfigError(
-                f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
-            )
-        return replace(layout.spec(config), **facts)
-    family_name = _family_of(config)
-    family = FAMILIES[family_name]
-    _check_keys(config, family_name, family)
-    facts = own_facts(config)
-    given = ConfigReader(config, family.defaults)
-    shape = _shape(given)
-    rope = read_rope(config, max_positions=given.whole("max_position_embeddings"), head_dim=shape["head_dim"])
-    return ModelSpec(
-        family=facts.get("family", family_name),
-        **shape,
-        patterns=_patterns(given, family, shape["layers"]),
-        positions=rope.rotary,
-        qkv_bias=given.switch(family.qkv_bias),
-        out_bias=given.switch(family.out_bias),
-        mlp_bias=given.switch(family.mlp_bias),
-        qk_norm=family.qk_norm,
-        trained_context=facts.get("trained_context", rope.context),
-        max_context=facts.get("max_context"),
-        attention_dropout=given.number("attention_dropout", 0.0),
-        init_std=given.number("initializer_range", 0.02),
-    )
-
-
-def _family_of(config: Mapping[str, Any]) -> str:
-    name: Any = config.get("model_type")
-    classes = config.get("architectures") or []
-    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise ConfigError(f'config.json: "architectures" must be a list of names, got {classes!r}')
-    by_class = {family.architecture: key for key, family in FAMILIES.items()}
-    if name is None and len(classes) == 1 and classes[0] in by_class:
-        name = by_class[classes[0]]
-    if not isinstance(name, str) or name not in FAMILIES:
-        known = ", ".join([*FAMILIES, *LAYOUTS])
+    layout, facts = _layout(config), own_facts(config)
+    family = facts.get("family", layout.family)
+    if all(layout is not one for one in layouts_for(family)):
         raise ConfigError(
-            f"config.json: model_type {name!r} is not a family that headway knows"
-            f"{did_you_mean(str(name), [*FAMILIES, *LAYOUTS])}; known are {known}"
+            f'config.json: "{OURS}.family" is {family!r}, whose folders are not of model_type {layout.family!r}'
         )
-    if classes and FAMILIES[name].architecture not in classes:
+    return replace(layout.spec(config), **facts)
+
+
+def tensor_names(config: Mapping[str, Any]) -> TensorNames:
+    """How the tensors of a folder with this config are named. Raises ConfigError for an unknown family."""
+    return OWN_NAMES if config.get("model_type") == OURS else _layout(config).tensors
+
+
+def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The `config.json` of a spec; `spec_from_config` of it is the spec again (patterns in their shortest form).
+
+    It is that of the spec's own family where that can express the spec, else of the first of `layouts_for` that can. A
+    spec that transformers would only misread (adjacent pairing, sinks, windows of several sizes) gets the model_type
+    "headway", which transformers refuses.
+    """
+    spec = _shortest(spec)
+    for layout in layouts_for(spec.family):
+        config, facts, lost = _written(layout, spec)
+        if not lost:
+            return {**config, OURS: facts} if facts else config
+    return own_config(spec)
+
+
+def why_not_plain(spec: ModelSpec) -> str | None:
+    """What keeps transformers from expressing a spec; None when it can."""
+    spec = _shortest(spec)
+    tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
+    _, _, lost = min(tried, key=lambda one: (not one[0], len(one[2])))
+    if lost and layout_of(spec.family) is None:
+        return f"family ({spec.family})"
+    return ", ".join(lost) or None
+
+
+def _layout(config: Mapping[str, Any]) -> Layout:
+    """The layout of a folder of transformers: by `model_type` or, in old files without one, by the class."""
+    name, classes = config.get("model_type"), config.get("architectures")
+    if name is None:
+        name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
+    if not isinstance(name, str) or name not in LAYOUTS:
         raise ConfigError(
-            f"config.json: architectures {classes} is not a decoder of model_type {name!r} "
-            f"(expected {FAMILIES[name].architecture})"
+            f"config.json: model_type {name!r} is not a family that headway knows{did_you_mean(str(name), LAYOUTS)}; "
+            f"known are {', '.join(LAYOUTS)}"
         )
-    return str(name)
+    return LAYOUTS[name]
 
 
-def _check_keys(config: Mapping[str, Any], name: str, family: Family) -> None:
-    translated = family.translated
-    for key, value in config.items():
-        if key in translated or key in HARMLESS:
-            continue
-        if key == "layer_types" and value is not None:
-            layers = config.get("num_hidden_layers", family.defaults.get("num_hidden_layers"))
-            if (kinds := set(_layer_types(value, layers))) - {"full_attention"}:
-                raise ConfigError(
-                    f"config.json: transformers ignores layer_types for model_type {name} (it lists "
-                    f"{', '.join(sorted(kinds))}); ministral, qwen2 and qwen3 honour it"
-                )
-        elif key not in ONLY:
-            hint = did_you_mean(key, [*translated, *HARMLESS, *ONLY])
-            raise ConfigError(
-                f'config.json: unknown key "{key}"{hint} for model_type {name}; remove it if it does not change '
-                "what the model computes"
-            )
-        elif value not in ONLY[key]:
-            raise ConfigError(
-                f'config.json: "{key}" is {value!r}, which means nothing to model_type {name}: it would be ignored; '
-                f"accepted is {' or '.join(map(repr, ONLY[key]))}"
-            )
+def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """A layout's config of a spec, the facts to keep beside it, and what is lost all the same: nothing where the config
+    expresses the spec."""
+    try:
+        config = layout.config(spec)
+        back = spec_from_config(config)
+    except Inexpressible as error:
+        return {}, {}, [str(error)]
+    except ConfigError as error:  # what cannot be there, such as no token types
+        return {}, {}, [f"spec ({str(error).removeprefix('config.json: ')})"]
+    differ = [f.name for f in fields(ModelSpec) if f.init and getattr(spec, f.name) != getattr(back, f.name)]
+    facts = {name: getattr(spec, name) for name in FACTS if name in differ}
+    lost = [_named(name, spec, back) for name in differ if name not in FACTS]
+    return config, facts, lost
 
 
-def _shape(given: ConfigReader) -> dict[str, Any]:
-    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    if given.get("head_dim") is None and width % heads:
-        raise ConfigError(
-            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, "
-            "and head_dim is not given"
-        )
-    sizes = {
-        "vocab": given.whole("vocab_size"),
-        "width": width,
-        "layers": given.whole("num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": given.whole("num_key_value_heads", heads),
-        "head_dim": given.whole("head_dim", width // heads),
-        "hidden": given.whole("intermediate_size"),
-        "norm_eps": given.number("rms_norm_eps"),
-        "activation": given.text("hidden_act", "silu"),
-        "tied": given.flag("tie_word_embeddings"),
-    }
-    return checked_sizes(sizes)
+def _named(field: str, spec: ModelSpec, back: ModelSpec) -> str:
+    """A field that is lost; of positions the pairing, where that is all."""
+    ours, theirs = spec.positions, back.positions
+    if field == "positions" and isinstance(ours, Rotary) and isinstance(theirs, Rotary):
+        return "rotary pairing" if replace(ours, pairing=theirs.pairing) == theirs else field
+    return field
 
 
-def _patterns(given: ConfigReader, family: Family, layers: int) -> tuple[Pattern, ...]:
-    if family.windows == "none":
-        return (Causal(),) * layers
-    if family.windows == "late" and not given.flag("use_sliding_window"):
-        windowed: Pattern = Causal()
-    else:
-        windowed = from_foreign("huggingface sliding_window", given.get("sliding_window"))
-    if family.windows != "late" and given.get("use_sliding_window") is False and windowed != Causal():
-        raise ConfigError(
-            f"config.json: use_sliding_window is false, but sliding_window is {given.get('sliding_window')}, and this "
-            "family has no such switch: transformers would ignore it; set sliding_window to null for no window"
-        )
-    if family.windows == "all":
-        return (windowed,) * layers
-    kinds = given.get("layer_types")
-    if kinds is None and family.windows == "layer":
-        return (windowed,) * layers
-    if kinds is None:
-        first = given.get("max_window_layers")
-        if first is None:
-            first = 28
-        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-            raise ConfigError(f'config.json: "max_window_layers" must be a whole number, got {first!r}')
-        return tuple(windowed if i >= first else Causal() for i in range(layers))
-    kinds = _layer_types(kinds, layers)
-    if "sliding_attention" in kinds and not isinstance(windowed, Window):
-        raise ConfigError(
-            "config.json: layer_types has sliding_attention layers, but there is no window "
-            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {given.get('use_sliding_window')!r})"
-        )
-    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)
+def _shortest(spec: ModelSpec) -> ModelSpec:
+    """The same spec with patterns and positions in the form that a config is read into."""
+    positions = spec.positions
+    if isinstance(positions, Rotary) and positions.dims == spec.head_dim:
+        positions = replace(positions, dims=None)
+    return replace(spec, patterns=tuple(_short(p) for p in spec.patterns), positions=positions)
 
 
-def _layer_types(kinds: object, layers: object) -> list[str]:
-    """`layer_types` as a list of known kinds, one per layer."""
-    if not isinstance(kinds, list):
-        raise ConfigError(
-            f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
-        )
-    if len(kinds) != layers:
-        raise ConfigError(
-            f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
-        )
-    for number, kind in enumerate(kinds):
-        if kind not in LAYER_TYPES:
-            hint = did_you_mean(str(kind), LAYER_TYPES)
-            raise ConfigError(
-                f"config.json: layer_types[{number}] is {kind!r}{hint}; known are {', '.join(LAYER_TYPES)}"
-            )
-    return kinds
+def _short(pattern: Pattern) -> Pattern:
+    try:
+        keys = last_keys(pattern)
+    except ConfigError:
+        return pattern
+    return Causal() if keys is None else Window.last(keys)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.checkpoints.hf.families import OURS
+from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.size_limits import checked_sizes
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec

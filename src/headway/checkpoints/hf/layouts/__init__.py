@@ -1,53 +1,39 @@
-"""The families that are not of LLaMA's form, as they lie in the Hugging Face folder: data, one file each."""
+"""The families as they lie in the Hugging Face folder: data, one file each, found by being here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from importlib import import_module
+from pkgutil import iter_modules
 
-from headway.checkpoints.hf.layouts.bart import BART, MBART
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.bert import BERT
-from headway.checkpoints.hf.layouts.bloom import BLOOM
-from headway.checkpoints.hf.layouts.falcon import FALCON
-from headway.checkpoints.hf.layouts.gpt2 import GPT2
-from headway.checkpoints.hf.layouts.gpt_bigcode import GPT_BIGCODE
-from headway.checkpoints.hf.layouts.gpt_neox import GPT_NEOX
-from headway.checkpoints.hf.layouts.longformer import LONGFORMER
-from headway.checkpoints.hf.layouts.marian import MARIAN
-from headway.checkpoints.hf.layouts.mpt import MPT
-from headway.checkpoints.hf.layouts.phi import PHI
-from headway.checkpoints.hf.layouts.roberta import ROBERTA
-from headway.checkpoints.hf.layouts.roformer import ROFORMER
-from headway.checkpoints.hf.layouts.starcoder2 import STARCODER2
-from headway.checkpoints.hf.layouts.t5 import T5
+from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.layouts.rules import TensorNames
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.models import FAMILIES
 
-_ALL = (
-    BERT,
-    ROBERTA,
-    ROFORMER,
-    LONGFORMER,
-    GPT2,
-    GPT_BIGCODE,
-    FALCON,
-    STARCODER2,
-    GPT_NEOX,
-    PHI,
-    BLOOM,
-    MPT,
-    MARIAN,
-    BART,
-    MBART,
-    T5,
-)
-LAYOUTS: Mapping[str, Layout] = MappingProxyType({layout.family: layout for layout in _ALL})
-SAVED_AS: Mapping[str, str] = MappingProxyType({"wobert": "bert"})
-"""Families whose folders are another's."""
+_FOUND = {
+    value.family: value
+    for module in iter_modules(__path__)
+    for value in vars(import_module(f"{__name__}.{module.name}")).values()
+    if isinstance(value, Layout)
+}
+LAYOUTS: dict[str, Layout] = {name: _FOUND[name] for name in sorted(_FOUND, key=list(FAMILIES).index)}
+"""By `model_type`, in the order of the families."""
 
 
 def layout_of(family: str) -> Layout | None:
-    """The layout that a family's folders have; None where they are of LLaMA's form, or headway's own."""
-    return LAYOUTS.get(SAVED_AS.get(family, family))
+    """The layout that a family's folders have; None where transformers has no such family."""
+    also = (layout for layout in LAYOUTS.values() if family in layout.also)
+    return LAYOUTS.get(family) or next(also, None)
 
 
-__all__ = ["LAYOUTS", "SAVED_AS", "Layout", "layout_of"]
+def layouts_for(family: str) -> list[Layout]:
+    """The layouts that specs of a family may be written as: its own and, where that is generic or there is none, the
+    generic ones."""
+    own = layout_of(family)
+    first = [] if own is None else [own]
+    if own is not None and not own.generic:
+        return first
+    return [*first, *(layout for layout in LAYOUTS.values() if layout.generic and layout is not own)]
+
+
+__all__ = ["LAYOUTS", "OWN_NAMES", "Inexpressible", "Layout", "TensorNames", "layout_of", "layouts_for"]

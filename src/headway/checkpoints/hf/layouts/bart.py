@@ -19,6 +19,7 @@ from headway.checkpoints.hf.layouts.pairs import (
     read_pair,
     write_pair,
 )
+from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.models import ModelSpec
 from headway.positions import Learned
 
@@ -49,11 +50,13 @@ def _layout(family: str, name: str, norms: Mapping[str, str], only: Mapping[str,
         defaults=DEFAULTS,
         read=_read,
         write=write_pair,
-        rules=lambda spec: pair_rules(spec, norms),
-        aliases=_aliases,
-        stand_in={"final_logits_bias": None},
-        unused=("encoder.version", "decoder.version"),
-        prefix="model.",
+        tensors=TensorNames(
+            rules=lambda spec: pair_rules(spec, norms),
+            aliases=_aliases,
+            stand_in={"final_logits_bias": None},
+            unused=("encoder.version", "decoder.version"),
+            prefix="model.",
+        ),
     )
 
 

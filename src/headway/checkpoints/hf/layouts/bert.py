@@ -39,5 +39,6 @@ BERT = encoder_layout(
     architectures={
         f"Bert{ending}": kind for ending, kind in {**CLASSES, "ForPreTraining": "masked-lm"}.items()
     },
+    also=("wobert",),
     unused=("cls.seq_relationship.", "bert.pooler.", "embeddings.position_ids"),
 )

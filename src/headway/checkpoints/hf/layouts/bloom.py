@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
@@ -73,7 +73,9 @@ BLOOM = Layout(
     },
     read=lambda given, kind: {"hidden": 4 * given.whole("hidden_size")},
     write=lambda spec: {},
-    rules=_rules,
-    prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="transformer.",
+        aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
+    ),
 )

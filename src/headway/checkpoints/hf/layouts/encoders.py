@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from headway.checkpoints.hf.config_keys import SIZES, FieldMap, activation, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap, activation, gelu_new
-from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, same, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, layered, same, sublayers
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.positions import Learned
 
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
+    **SIZES,
     "kv_heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "token_types": "type_vocab_size",
     "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
 }
 MODULES = {
     "self_attn.q_proj": "attention.self.query",
@@ -100,6 +96,9 @@ def encoder_layout(
     write: Callable[[ModelSpec], dict[str, Any]],
     rules: Callable[[ModelSpec], Sequence[Rule]],
     masked: Mapping[str, str],
+    *,
+    unused: Sequence[str] | None = None,
+    constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     **own: Any,
 ) -> Layout:
     """The layout of one of them: `name` is what its classes begin with, `masked` says where the parts of its masked-lm
@@ -109,14 +108,9 @@ def encoder_layout(
         "only": ONLY,
         "harmless": POOLER,
         "defaults": DEFAULTS,
-        "unused": (f"{family}.pooler.", "embeddings.position_ids"),
     }
     top = masked["bias"].partition(".")[0]
-    return Layout(
-        family=family,
-        keys=KEYS,
-        read=read,
-        write=write,
+    tensors = TensorNames(
         rules=rules,
         prefix=f"{family}.",
         aliases={
@@ -124,9 +118,11 @@ def encoder_layout(
             f"{masked['out']}.bias": masked["bias"],
         },
         renamed=RENAMED,
+        unused=(f"{family}.pooler.", "embeddings.position_ids") if unused is None else unused,
         heads=(f"{top}.", "classifier.", "qa_outputs."),
-        **{**usual, **own},
+        constants=constants,
     )
+    return Layout(family=family, keys=KEYS, read=read, write=write, tensors=tensors, **{**usual, **own})
 
 
 def read_encoder(

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.bloom import NAMES
-from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
 from headway.checkpoints.hf.rope import read_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -143,7 +143,9 @@ FALCON = Layout(
     },
     read=_read,
     write=_write,
-    rules=_rules,
-    prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="transformer.",
+        aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
+    ),
 )

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, same, sublayers, transposed
+from headway.checkpoints.hf.layouts.rules import (
+    WB,
+    Rule,
+    TensorNames,
+    ends,
+    layered,
+    qkv,
+    same,
+    sublayers,
+    transposed,
+)
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import Learned
@@ -112,8 +122,10 @@ GPT2 = Layout(
     defaults=DEFAULTS,
     read=read_gpt2,
     write=write_gpt2,
-    rules=_rules,
-    prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.wte.weight"},
-    unused=(".attn.bias", ".attn.masked_bias"),
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="transformer.",
+        aliases={"lm_head.weight": "transformer.wte.weight"},
+        unused=(".attn.bias", ".attn.masked_bias"),
+    ),
 )

@@ -19,7 +19,7 @@ from headway.checkpoints.hf.layouts.gpt2 import (
     top_rules,
     write_gpt2,
 )
-from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, layered, qkv, sublayers
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
@@ -68,8 +68,10 @@ GPT_BIGCODE = Layout(
     defaults={**DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
     read=_read,
     write=_write,
-    rules=_rules,
-    prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.wte.weight"},
-    unused=(".attn.bias", ".attn.masked_bias"),
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="transformer.",
+        aliases={"lm_head.weight": "transformer.wte.weight"},
+        unused=(".attn.bias", ".attn.masked_bias"),
+    ),
 )

@@ -6,27 +6,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import SIZES, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, read_partial, rope_parameters, write_partial
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
+    **SIZES,
     "kv_heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "activation": "hidden_act",
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
     "dropout": "hidden_dropout",
     "attention_dropout": "attention_dropout",
     "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
     "tied": "tie_word_embeddings",
 }
 NAMES = {
@@ -101,8 +95,10 @@ GPT_NEOX = Layout(
     },
     read=_read,
     write=_write,
-    rules=_rules,
-    prefix="gpt_neox.",
-    aliases={"embed_out.weight": "gpt_neox.embed_in.weight"},
-    unused=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="gpt_neox.",
+        aliases={"embed_out.weight": "gpt_neox.embed_in.weight"},
+        unused=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    ),
 )

@@ -23,6 +23,7 @@ from headway.checkpoints.hf.layouts.pairs import (
     read_pair,
     write_pair,
 )
+from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.models import ModelSpec
 from headway.positions import Sinusoidal
 
@@ -71,10 +72,12 @@ MARIAN = Layout(
     defaults={**DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True},
     read=_read,
     write=_write,
-    rules=lambda spec: pair_rules(spec, {}),
-    aliases=pair_aliases,
-    stand_in={"final_logits_bias": None},
-    constants=_tables,
-    unused=(SHARED,),
-    prefix="model.",
+    tensors=TensorNames(
+        rules=lambda spec: pair_rules(spec, {}),
+        aliases=pair_aliases,
+        stand_in={"final_logits_bias": None},
+        constants=_tables,
+        unused=(SHARED,),
+        prefix="model.",
+    ),
 )

@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import HARMLESS, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.families import HARMLESS
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap
-from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, ends, layered, qkv, sublayers
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import LinearBias
@@ -128,7 +127,9 @@ MPT = Layout(
     },
     read=_read,
     write=_write,
-    rules=_rules,
-    prefix="transformer.",
-    aliases={"lm_head.weight": "transformer.wte.weight"},
+    tensors=TensorNames(
+        rules=_rules,
+        prefix="transformer.",
+        aliases={"lm_head.weight": "transformer.wte.weight"},
+    ),
 )

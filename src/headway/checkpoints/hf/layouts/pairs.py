@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, output, same, sublayers
 from headway.models import ModelSpec
 from headway.positions import Learned

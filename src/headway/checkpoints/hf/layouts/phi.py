@@ -6,24 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import SIZES, FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, same, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, same, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
-    "activation": "hidden_act",
+    **SIZES,
     "dropout": ("resid_pdrop", "embd_pdrop"),
     "attention_dropout": "attention_dropout",
     "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
     "tied": "tie_word_embeddings",
 }
 NAMES = {
@@ -88,6 +82,8 @@ PHI = Layout(
     },
     read=_read,
     write=_write,
-    rules=_rules,
-    aliases={"lm_head.weight": "model.embed_tokens.weight"},
+    tensors=TensorNames(
+        rules=_rules,
+        aliases={"lm_head.weight": "model.embed_tokens.weight"},
+    ),
 )

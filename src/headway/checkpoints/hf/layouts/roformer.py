@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.checkpoints.hf.config_keys import activation
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     CLS,
@@ -18,7 +19,6 @@ from headway.checkpoints.hf.layouts.encoders import (
     stack_rules,
     write_encoder,
 )
-from headway.checkpoints.hf.layouts.field_map import activation
 from headway.checkpoints.hf.layouts.rules import WB, Rule, sublayers
 from headway.models import ModelSpec
 from headway.positions import Rotary, Sinusoidal

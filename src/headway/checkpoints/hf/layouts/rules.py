@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,10 +31,46 @@ class Rule:
         ours = tuple(name.replace("#", number) for name in self.ours)
         return replace(self, ours=ours, theirs=self.theirs.replace("#", number))
 
+    @property
+    def renames_only(self) -> bool:
+        """Whether both are one tensor, so that nothing needs to be made of it."""
+        return self.join is _only
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorNames:
+    """How one family names its tensors.
+
+    Attributes:
+        rules: how tensors correspond, for a spec.
+        prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
+        aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal. Where
+            nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
+            They may depend on the spec.
+        renamed: ends of names in old files -> today's.
+        stand_in: what transformers takes where a tensor is absent: another one, or zeros (None).
+        unused: beginnings (up to a dot) or ends of names of tensors that may be in a file and are not needed.
+        heads: beginnings of names of tensors of heads, not needed when another head is asked for.
+        constants: tensors that transformers insists on and that carry no information: name -> value for a spec.
+    """
+
+    rules: Callable[[ModelSpec], Sequence[Rule]]
+    prefix: str = ""
+    aliases: Mapping[str, str] | Callable[[ModelSpec], Mapping[str, str]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    stand_in: Mapping[str, str | None] = field(default_factory=dict)
+    unused: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {}
+
+
+def _only(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0]
+
 
 def same(ours: str, theirs: str) -> Rule:
     """The same tensor under another name."""
-    return Rule((ours,), theirs, lambda parts: parts[0], lambda whole: (whole,))
+    return Rule((ours,), theirs, _only, lambda whole: (whole,))
 
 
 def transposed(ours: str, theirs: str) -> Rule:

@@ -6,31 +6,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import SIZES, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
-from headway.checkpoints.hf.layouts.rules import WB, Rule, ends, layered, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, sublayers
 from headway.checkpoints.hf.rope import read_rope
 from headway.checkpoints.hf.windows import from_foreign
 from headway.models import ModelSpec
 from headway.patterns import Window
 
 KEYS: FieldMap = {
-    "vocab": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
+    **SIZES,
     "kv_heads": "num_key_value_heads",
-    "hidden": "intermediate_size",
-    "activation": "hidden_act",
     "qkv_bias": "use_bias",
     "out_bias": "use_bias",
     "mlp_bias": "use_bias",
     "dropout": ("residual_dropout", "embedding_dropout"),
     "attention_dropout": "attention_dropout",
     "norm_eps": "norm_epsilon",
-    "init_std": "initializer_range",
     "tied": "tie_word_embeddings",
 }
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
@@ -105,6 +99,8 @@ STARCODER2 = Layout(
     },
     read=_read,
     write=_write,
-    rules=_rules,
-    aliases={"lm_head.weight": "model.embed_tokens.weight"},
+    tensors=TensorNames(
+        rules=_rules,
+        aliases={"lm_head.weight": "model.embed_tokens.weight"},
+    ),
 )

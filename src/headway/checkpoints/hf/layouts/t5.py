@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.field_map import FieldMap
-from headway.checkpoints.hf.layouts.rules import Rule, layered, output, same
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, output, same
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import T5Bias
@@ -133,9 +133,11 @@ T5 = Layout(
     defaults=DEFAULTS,
     read=_read,
     write=_write,
-    rules=_rules,
-    aliases=_aliases,
-    stand_in={"lm_head.weight": "shared.weight"},
     # one that no layer reads, in old files
-    unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    tensors=TensorNames(
+        rules=_rules,
+        aliases=_aliases,
+        stand_in={"lm_head.weight": "shared.weight"},
+        unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    ),
 )

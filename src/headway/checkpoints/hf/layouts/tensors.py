@@ -1,58 +1,53 @@
-"""Tensors under their names and ours, by the rules of a layout; lazily, and strict about what is there."""
+"""Tensors under their names and ours, by the names of a family; lazily, and strict about what is there."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, same
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, blank
 
 
-def own_shapes(spec: ModelSpec) -> dict[str, Tensor]:
+@lru_cache(maxsize=2)
+def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
     """Our tensors of a spec on the device "meta", in their one order."""
     with torch.device("meta"):
-        return dict(blank(spec).state_dict())
+        return MappingProxyType(dict(blank(spec).state_dict()))
 
 
-def bare(spec: ModelSpec) -> bool:
-    """Whether transformers' class is the stack alone, whose names have no prefix."""
-    return spec.head.task in ("states", "embed") and spec.encoder is None
-
-
-def rules_of(layout: Layout, spec: ModelSpec, prefix: bool) -> list[Rule]:
-    """The layout's rules for a spec, with or without the prefix of their names."""
-    rules = list(layout.rules(spec))
-    if prefix or not layout.prefix:
-        return rules
-    cut = layout.prefix
-    return [Rule(r.ours, r.theirs.removeprefix(cut), r.join, r.split) for r in rules]
+OWN_NAMES = TensorNames(
+    rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
+    aliases=lambda spec: {"lm_head.weight": "model.embed_tokens.weight"} if spec.tied else {},
+    unused=(".rotary_emb.inv_freq",),  # written by old versions; a function of the config
+    heads=("head.",),
+)
+"""The names of our modules, which are those of LLaMA in transformers."""
 
 
 def imported(
-    layout: Layout, tensors: LazyTensors, spec: ModelSpec, path: Path, other_head: bool = False
+    names: TensorNames, tensors: LazyTensors, spec: ModelSpec, path: Path, other_head: bool = False
 ) -> LazyTensors:
     """A checkpoint's tensors under our names; with `other_head`, those of the head that it was saved with are not
     needed.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config says, listed
     together with the nearest names; for tied tensors and constants that differ."""
-    tensors = _modern(layout, tensors, path)
+    tensors = _with_new_names(names, tensors, path)
     found = dict(forms(tensors))
-    meta = own_shapes(spec)
-    prefix = _prefixed(layout, found)
-    rules = rules_of(layout, spec, prefix)
-    assert sorted(n for r in rules for n in r.ours) == sorted(meta), "rules and module disagree"
-    wanted = {r.theirs: tuple(r.join([meta[n] for n in r.ours]).shape) for r in rules}
+    names_here = _Resolved.of_file(names, spec, found)
+    rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
+    assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
+    wanted = {name: names_here.shape(rule) for name, rule in rules.items()}
     source = {name: name for name in wanted}
-    pairs = _pairs(layout, spec, wanted, prefix)
     for second, (first, tied) in pairs.items():
         if second not in found:
             continue
@@ -64,70 +59,52 @@ def imported(
                 "model's (tie_word_embeddings, if the second is a matrix of its own), or the file is damaged"
             )
     zeros = set()
-    for name, other in layout.stand_in.items():
-        name = _place(name, layout, prefix)
-        if name in wanted and name not in found and other is None:
-            zeros.add(name)
-            found[name] = Form(wanted[name], next(iter(found.values())).dtype)
-        elif name in wanted and name not in found and other is not None:
-            source[name] = source[_place(other, layout, prefix)]
-    constants = _constant_shapes(layout, spec, prefix)
+    for name, other in names_here.stand_in.items():
+        if name not in wanted or name in found:
+            continue
+        if other is not None:
+            source[name] = source[other]
+            continue
+        zeros.add(name)
+        found[name] = Form(wanted[name], next(iter(found.values())).dtype)
+    constants = names_here.constant_shapes
     for name, shape in constants.items():
         if name in found and (
-            found[name].shape != shape
-            or not _is_constant(tensors[name], _constants(layout, spec, prefix)[name])
+            found[name].shape != shape or not _is_constant(tensors[name], names_here.constants[name])
         ):
             raise CheckpointError(
                 f"{path}: {name} is not what it is in every model of the sizes in config.json ({list(shape)}), and "
                 "would be ignored: config.json is another model's, or the file is damaged"
             )
-    spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
-    known = (*layout.unused, *(layout.heads if other_head else ()))
-    places = tuple(_place(name, layout, prefix) for name in known)
-    begin = tuple(name for name in places if name.endswith("."))
-    spare = {n for n in spare if not n.startswith(begin) and not n.endswith(places)}
     there = {n: found[source[n]] for n in wanted if source[n] in found}
-    outputs = [r.theirs for r in rules if r.ours[0] in ("lm_head.weight", "head.out.weight")]
+    spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
+    outputs = [r.theirs for r in rules.values() if r.ours[0] in ("lm_head.weight", "head.out.weight")]
     lost = [n for n in outputs if n not in there and spec.head.task in ("lm", "masked-lm")]
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
         for n in lost
     ]
-    compare(there, wanted, spare, path, "".join(tips))
-    at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
-
-    def make(name: str) -> Tensor:
-        rule, i = at[name]
-        if rule.theirs in zeros:
-            return torch.zeros(meta[name].shape, dtype=found[rule.theirs].dtype)
-        return rule.split(tensors[source[rule.theirs]])[i]
-
-    return Made(
-        {n: Form(tuple(t.shape), found[source[at[n][0].theirs]].dtype) for n, t in meta.items()}, make
-    )
+    _compare(there, wanted, names_here.unexpected(spare, other_head), path, "".join(tips))
+    return _Imported(tensors, rules, source, zeros, {n: found[source[n]].dtype for n in rules}, ours)
 
 
-def left_out(layout: Layout, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
+def left_out(names: TensorNames, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
     """Names in a checkpoint that `imported` does not read: what its model has and this one has not."""
-    modern = {_new_name(layout, name): name for name in tensors.forms}
-    prefix = _prefixed(layout, modern)
-    read = {r.theirs for r in rules_of(layout, spec, prefix)}
-    read |= _pairs(layout, spec, read, prefix).keys() | _constant_shapes(layout, spec, prefix).keys()
+    modern = {_new_name(names, name): name for name in tensors.forms}
+    here = _Resolved.of_file(names, spec, modern)
+    read = {*here.rules, *here.pairs, *here.constant_shapes}
     return tuple(old for new, old in modern.items() if new not in read)
 
 
-def exported(layout: Layout, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
+def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """Our tensors under their names, made when asked for."""
-    prefix = not bare(spec)
-    rules = {r.theirs: r for r in rules_of(layout, spec, prefix)}
-    pairs = _pairs(layout, spec, rules, prefix)
-    rules |= {name: replace(rules[first], theirs=name) for name, (first, tied) in pairs.items() if not tied}
-    constants = _constants(layout, spec, prefix)
-    meta, ours = own_shapes(spec), forms(state)
-    shapes = {
-        name: Form(tuple(r.join([meta[n] for n in r.ours]).shape), ours[r.ours[0]].dtype)
-        for name, r in rules.items()
+    # transformers' class is the stack alone where nothing stands on it, and its names have no prefix
+    here = _Resolved(names, spec, spec.head.task not in ("states", "embed") or spec.encoder is not None)
+    more = {
+        name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
     }
+    rules, constants, ours = {**here.rules, **more}, here.constants, forms(state)
+    shapes = {name: Form(here.shape(rule), ours[rule.ours[0]].dtype) for name, rule in rules.items()}
     shapes |= {name: Form(tuple(value.shape), value.dtype) for name, value in constants.items()}
 
     def make(name: str) -> Tensor:
@@ -139,12 +116,114 @@ def exported(layout: Layout, state: Mapping[str, Tensor], spec: ModelSpec) -> Ma
     return Made(shapes, make)
 
 
-def compare(
-    found: Mapping[str, Form],
-    wanted: Mapping[str, tuple[int, ...]],
-    spare: set[str],
-    path: Path,
-    tip: str = "",
+@dataclass(frozen=True)
+class _Resolved:
+    """The names of a family for one spec, with or without their prefix."""
+
+    names: TensorNames
+    spec: ModelSpec
+    prefix: bool
+
+    @staticmethod
+    def of_file(names: TensorNames, spec: ModelSpec, there: Iterable[str]) -> _Resolved:
+        """With the prefix where a file has it."""
+        prefix = not names.prefix or any(name.startswith(names.prefix) for name in there)
+        return _Resolved(names, spec, prefix)
+
+    def place(self, name: str) -> str:
+        """A name of the tables as it is here."""
+        return name if self.prefix else name.removeprefix(self.names.prefix)
+
+    @cached_property
+    def rules(self) -> Mapping[str, Rule]:
+        """By their name."""
+        rules = [replace(rule, theirs=self.place(rule.theirs)) for rule in self.names.rules(self.spec)]
+        return {rule.theirs: rule for rule in rules}
+
+    def shape(self, rule: Rule) -> tuple[int, ...]:
+        """Of their tensor."""
+        ours = own_shapes(self.spec)
+        return tuple(rule.join([ours[name] for name in rule.ours]).shape)
+
+    @cached_property
+    def pairs(self) -> Mapping[str, tuple[str, bool]]:
+        """Second names of what is wanted: name -> the first, and whether both are one tensor in transformers, too.
+
+        They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted:
+        transformers then reads the alias, and has the other for nothing."""
+        found = {}
+        aliases = self.names.aliases
+        for alias, name in (aliases(self.spec) if callable(aliases) else aliases).items():
+            alias, name = self.place(alias), self.place(name)
+            if name in self.rules and alias not in self.rules:
+                found[alias] = (name, True)
+            elif alias in self.rules and name not in self.rules:
+                found[name] = (alias, False)
+        return found
+
+    @property
+    def stand_in(self) -> Mapping[str, str | None]:
+        """What is taken where a tensor is absent."""
+        table = self.names.stand_in.items()
+        return {self.place(a): None if b is None else self.place(b) for a, b in table}
+
+    @property
+    def constants(self) -> Mapping[str, Tensor]:
+        """Tensors that are the same in every model of these sizes."""
+        return {self.place(name): value for name, value in self.names.constants(self.spec).items()}
+
+    @cached_property
+    def constant_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the constants, whatever sizes the config says: none is made."""
+        with torch.device("meta"):
+            return {name: tuple(value.shape) for name, value in self.constants.items()}
+
+    def unexpected(self, spare: Iterable[str], other_head: bool) -> set[str]:
+        """What of `spare` may not be there."""
+        known = (*self.names.unused, *(self.names.heads if other_head else ()))
+        places = tuple(self.place(name) for name in known)
+        begin = tuple(name for name in places if name.endswith("."))
+        return {name for name in spare if not name.startswith(begin) and not name.endswith(places)}
+
+
+class _Imported(Made):
+    """Our tensors from theirs: `source` is where theirs is in `tensors`, `zeros` are those that are in no file."""
+
+    def __init__(
+        self,
+        tensors: LazyTensors,
+        rules: Mapping[str, Rule],
+        source: Mapping[str, str],
+        zeros: Container[str],
+        dtypes: Mapping[str, torch.dtype],
+        ours: Mapping[str, Tensor],
+    ) -> None:
+        self._tensors = tensors
+        at = {name: (rule, i) for rule in rules.values() for i, name in enumerate(rule.ours)}
+        known = {n: Form(tuple(value.shape), dtypes[at[n][0].theirs]) for n, value in ours.items()}
+
+        def make(name: str) -> Tensor:
+            rule, i = at[name]
+            if rule.theirs in zeros:
+                return torch.zeros(known[name].shape, dtype=known[name].dtype)
+            return rule.split(tensors[source[rule.theirs]])[i]
+
+        super().__init__(known, make)
+        self._stored = {
+            name: source[rule.theirs]
+            for name, (rule, _) in at.items()
+            if rule.renames_only and rule.theirs not in zeros
+        }
+
+    def copy_into(self, name: str, target: Tensor) -> None:
+        if name in self._stored:  # piece by piece
+            self._tensors.copy_into(self._stored[name], target)
+        else:
+            super().copy_into(name, target)
+
+
+def _compare(
+    found: Mapping[str, Form], wanted: Mapping[str, tuple[int, ...]], spare: set[str], path: Path, tip: str
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected (`spare`) or of another shape; `tip` ends it."""
     lines = [f"missing: {n}{_hint(n, spare)}" for n in wanted if n not in found]
@@ -166,52 +245,19 @@ def _hint(name: str, spare: set[str]) -> str:
     return did_you_mean(name, spare).replace("did you mean", "nearest there:").replace("?", "")
 
 
-def _prefixed(layout: Layout, names: Iterable[str]) -> bool:
-    """Whether a file has the names of a class with a head."""
-    return not layout.prefix or any(name.startswith(layout.prefix) for name in names)
-
-
-def _pairs(
-    layout: Layout, spec: ModelSpec, wanted: Container[str], prefix: bool
-) -> dict[str, tuple[str, bool]]:
-    """Second names of what is wanted: name -> the first, and whether both are one tensor in transformers, too.
-
-    They are not where an alias is a tensor of its own (nothing is tied) and the other name is not wanted: transformers
-    then reads the alias, and has the other for nothing."""
-    found = {}
-    aliases = layout.aliases(spec) if callable(layout.aliases) else layout.aliases
-    for alias, name in aliases.items():
-        alias, name = _place(alias, layout, prefix), _place(name, layout, prefix)
-        if name in wanted and alias not in wanted:
-            found[alias] = (name, True)
-        elif alias in wanted and name not in wanted:
-            found[name] = (alias, False)
-    return found
-
-
-def _constants(layout: Layout, spec: ModelSpec, prefix: bool) -> dict[str, Tensor]:
-    return {_place(name, layout, prefix): value for name, value in layout.constants(spec).items()}
-
-
-def _constant_shapes(layout: Layout, spec: ModelSpec, prefix: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes of the constants, whatever sizes the config says: none is made."""
-    with torch.device("meta"):
-        return {name: tuple(value.shape) for name, value in _constants(layout, spec, prefix).items()}
-
-
-def _modern(layout: Layout, tensors: LazyTensors, path: Path) -> LazyTensors:
-    """The same under the names of today. Raises CheckpointError for one that is there under both."""
-    names: dict[str, str] = {}
+def _with_new_names(names: TensorNames, tensors: LazyTensors, path: Path) -> LazyTensors:
+    """The same under today's names. Raises CheckpointError for one that is there under both."""
+    modern: dict[str, str] = {}
     for old in tensors.forms:
-        new = _new_name(layout, old)
-        if new in names:
-            raise CheckpointError(f"{path}: {old} and {names[new]} are two names of one tensor; drop one")
-        names[new] = old
-    return tensors if all(new == old for new, old in names.items()) else tensors.renamed(names)
+        new = _new_name(names, old)
+        if new in modern:
+            raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
+        modern[new] = old
+    return tensors if all(new == old for new, old in modern.items()) else tensors.renamed(modern)
 
 
-def _new_name(layout: Layout, name: str) -> str:
-    for old, new in layout.renamed.items():
+def _new_name(names: TensorNames, name: str) -> str:
+    for old, new in names.renamed.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name
@@ -221,7 +267,3 @@ def _is_constant(found: Tensor, value: Tensor) -> bool:
     """Whether a stored tensor is the value, up to the rounding of the dtype that it is stored in."""
     tolerance = torch.finfo(found.dtype).eps
     return found.shape == value.shape and torch.allclose(found.to(value.dtype), value, 0.0, tolerance)
-
-
-def _place(name: str, layout: Layout, prefix: bool) -> str:
-    return name if prefix else name.removeprefix(layout.prefix)

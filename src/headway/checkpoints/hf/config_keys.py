@@ -1,4 +1,5 @@
-"""Config keys of transformers that are fields of a spec under another name: one table, read and written."""
+"""Keys of `config.json`: those that are fields of a spec, in one table that is read and written, and those that change
+nothing in any family."""
 
 from __future__ import annotations
 
@@ -10,10 +11,23 @@ from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
+OURS = "headway"
+"""The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
+
 FieldMap = Mapping[str, str | tuple[str, ...]]
 """Field of `ModelSpec` -> its key, or several keys that must agree. Where one key stands for several fields, it is
 written from the first."""
 
+SIZES: FieldMap = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "activation": "hidden_act",
+    "init_std": "initializer_range",
+}
+"""What most families name alike."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""
@@ -66,3 +80,69 @@ def one_number(given: ConfigReader, *keys: str) -> float:
         said = ", ".join(f"{key} {value}" for key, value in values.items())
         raise ConfigError(f"config.json: {said}: headway has one number for these; make them equal")
     return next(iter(values.values()))
+
+
+HARMLESS = (
+    # how the folder came about, how it is run
+    "transformers_version",
+    "_name_or_path",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "attn_implementation",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "pretraining_tp",
+    "torchscript",
+    "use_bfloat16",
+    "tf_legacy_loss",
+    "return_dict",
+    "return_dict_in_generate",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "chunk_size_feed_forward",
+    "max_sequence_length",
+    "transformers.js_config",
+    "unsloth_version",
+    "unsloth_fixed",
+    # token ids: tokenizer and generation config own them
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "begin_suppress_tokens",
+    "suppress_tokens",
+    "bad_words_ids",
+    "exponential_decay_length_penalty",
+    "tokenizer_class",
+    "prefix",
+    # generation settings that old versions kept here
+    "max_length",
+    "min_length",
+    "do_sample",
+    "early_stopping",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "num_return_sequences",
+    "remove_invalid_values",
+    # heads of other tasks
+    "id2label",
+    "label2id",
+    "problem_type",
+    "task_specific_params",
+    "finetuning_task",
+    "num_labels",
+)

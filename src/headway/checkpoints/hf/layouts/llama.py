@@ -1,0 +1,212 @@
+"""LLaMA, Mistral, Ministral, Qwen2 and Qwen3 as `transformers` stores them (Touvron et al. 2023; Jiang et al. 2023;
+Yang et al. 2024, 2025): tensors have our own names; the five differ in biases, in norms of queries and keys, and in
+which layers may have a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
+
+from headway.checkpoints.hf.config_keys import SIZES, FieldMap, names
+from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
+from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
+from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
+from headway.checkpoints.hf.rope import read_rope
+from headway.checkpoints.hf.windows import from_foreign
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.patterns import Causal, Pattern, Window
+
+Windows = Literal["none", "all", "layer", "late"]
+"""Where `transformers` puts windows: nowhere; in all layers (`sliding_window`); layer by layer (`layer_types`); as
+"layer", or by `use_sliding_window` and `max_window_layers`."""
+
+WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
+    "none": (),
+    "all": ("sliding_window",),
+    "layer": ("sliding_window",),
+    "late": ("sliding_window", "use_sliding_window", "max_window_layers"),
+}
+KEYS: FieldMap = {**SIZES, "norm_eps": "rms_norm_eps", "tied": "tie_word_embeddings"}
+FIRST_WINDOW = 28
+"""`max_window_layers` where it is not given."""
+TRANSLATED = ("num_key_value_heads", "head_dim", "attention_dropout", "layer_types")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    # keys of other families, or of generic code, with the values at which they change nothing
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+    "max_window_layers": (None,),
+    "partial_rotary_factor": (1, 1.0, None),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False, None),
+    "is_decoder": (False, True, None),
+    "use_mrope": (False, None),
+    "rope_interleaved": (False, None),
+    "is_llama_config": (True, None),
+    "auto_map": ({}, None),
+    "quantization_config": (None,),
+    "per_layer_config": ({}, None),
+}
+
+
+def _read(given: ConfigReader, kind: str, *, windows: Windows) -> dict[str, Any]:
+    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
+    if given.get("head_dim") is None and width % heads:
+        raise ConfigError(
+            f"config.json: hidden_size {width} is not a multiple of num_attention_heads {heads}, "
+            "and head_dim is not given"
+        )
+    head_dim = given.whole("head_dim", width // heads)
+    rope = read_rope(given.config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)
+    return {
+        "kv_heads": given.whole("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "patterns": _read_windows(given, windows),
+        "positions": rope.rotary,
+        "trained_context": rope.context,
+        "attention_dropout": given.number("attention_dropout", 0.0),
+    }
+
+
+def _read_windows(given: ConfigReader, windows: Windows) -> tuple[Pattern, ...]:
+    layers, kinds = given.whole("num_hidden_layers"), given.get("layer_types")
+    kinds = None if kinds is None else _layer_types(kinds, layers)
+    if windows in ("none", "all") and set(kinds or LAYER_TYPES[:1]) != {LAYER_TYPES[0]}:
+        raise ConfigError(
+            f"config.json: transformers ignores layer_types for model_type {given.get('model_type')} (it lists "
+            f"{', '.join(sorted(set(kinds or ())))}); ministral, qwen2 and qwen3 honour it"
+        )
+    if windows == "none":
+        return (Causal(),) * layers
+    size, switch = given.get("sliding_window"), given.get("use_sliding_window")
+    if windows == "late" and not given.flag("use_sliding_window"):
+        size = None
+    windowed = from_foreign("huggingface sliding_window", size)
+    if windows != "late" and switch is False and size is not None:
+        raise ConfigError(
+            f"config.json: use_sliding_window is false, but sliding_window is {size}, and this family has no such "
+            "switch: transformers would ignore it; set sliding_window to null for no window"
+        )
+    if windows == "all" or (windows == "layer" and kinds is None):
+        return (windowed,) * layers
+    if kinds is None:
+        first = given.get("max_window_layers")
+        first = FIRST_WINDOW if first is None else first
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise ConfigError(f'config.json: "max_window_layers" must be a whole number, got {first!r}')
+        return tuple(windowed if i >= first else Causal() for i in range(layers))
+    if "sliding_attention" in kinds and size is None:
+        raise ConfigError(
+            "config.json: layer_types has sliding_attention layers, but there is no window "
+            f"(sliding_window {given.get('sliding_window')!r}, use_sliding_window {switch!r})"
+        )
+    return tuple(windowed if kind == "sliding_attention" else Causal() for kind in kinds)
+
+
+def _layer_types(kinds: object, layers: int) -> list[str]:
+    """`layer_types` as a list of known kinds, one per layer."""
+    if not isinstance(kinds, list):
+        raise ConfigError(
+            f'config.json: "layer_types" must be a list with one of {", ".join(LAYER_TYPES)} per layer, got {kinds!r}'
+        )
+    if len(kinds) != layers:
+        raise ConfigError(
+            f"config.json: layer_types lists {len(kinds)} layers, but num_hidden_layers is {layers}"
+        )
+    for number, kind in enumerate(kinds):
+        if kind not in LAYER_TYPES:
+            hint = did_you_mean(str(kind), LAYER_TYPES)
+            raise ConfigError(
+                f"config.json: layer_types[{number}] is {kind!r}{hint}; known are {', '.join(LAYER_TYPES)}"
+            )
+    return kinds
+
+
+def _write(spec: ModelSpec, *, windows: Windows, head_dim: bool, heads_divide: bool) -> dict[str, Any]:
+    placed = _write_windows(spec, windows)
+    if heads_divide and spec.width % spec.heads:
+        raise Inexpressible("head_dim")
+    return {
+        "num_key_value_heads": spec.kv_heads,
+        **write_rotary(spec),
+        "attention_dropout": spec.attention_dropout,
+        "use_cache": True,
+        **({"head_dim": spec.head_dim} if head_dim else {}),
+        **placed,
+    }
+
+
+def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
+    each = [p.before + 1 if isinstance(p, Window) else None for p in spec.patterns]
+    sizes = {size for size in each if size is not None}
+    if windows == "none" and not sizes:
+        return {}
+    if len(sizes) > 1 or windows == "none" or (windows == "all" and sizes and None in each):
+        raise Inexpressible("windows")
+    keys: dict[str, Any] = {"sliding_window": sizes.pop() if sizes else None}
+    if windows == "all":
+        return keys
+    if windows == "late":
+        keys["use_sliding_window"] = keys["sliding_window"] is not None
+        # readers that do not know layer_types go by this; it says the same where windows come last
+        keys["max_window_layers"] = next((i for i, w in enumerate(each) if w is not None), len(each))
+    return {**keys, "layer_types": [LAYER_TYPES[0] if w is None else LAYER_TYPES[1] for w in each]}
+
+
+def _layout(
+    family: str,
+    architecture: str,
+    windows: Windows,
+    defaults: Mapping[str, Any],
+    biases: FieldMap | None = None,
+    *,
+    head_dim: bool = True,
+    heads_divide: bool = False,
+) -> Layout:
+    """One of them: `biases` are the keys that switch biases on; `head_dim` says whether transformers has that key for
+    this family, `heads_divide` whether it insists on a width that is a multiple of the heads."""
+    keys = {**KEYS, **(biases or {})}
+    return Layout(
+        family=family,
+        architectures={architecture: "lm"},
+        keys=keys,
+        translated=(
+            *ROPE,
+            *WINDOW_KEYS[windows],
+            "num_key_value_heads",
+            "head_dim",
+            "attention_dropout",
+            "layer_types",
+        ),
+        only={key: at for key, at in ONLY.items() if key not in (*names(keys), *WINDOW_KEYS[windows])},
+        defaults={"hidden_act": "silu", "initializer_range": 0.02, **defaults},
+        read=partial(_read, windows=windows),
+        write=partial(_write, windows=windows, head_dim=head_dim, heads_divide=heads_divide),
+        tensors=OWN_NAMES,
+        generic=True,
+    )
+
+
+_QWEN = {
+    "sliding_window": 4096,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+}
+_MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_ATTENTION_BIAS = {"qkv_bias": "attention_bias", "out_bias": "attention_bias"}
+
+LLAMA = _layout(
+    *("llama", "LlamaForCausalLM", "none", {"max_position_embeddings": 2048}),
+    {**_ATTENTION_BIAS, "mlp_bias": "mlp_bias"},
+    heads_divide=True,
+)
+MISTRAL = _layout("mistral", "MistralForCausalLM", "all", _MISTRAL)
+MINISTRAL = _layout("ministral", "MinistralForCausalLM", "layer", _MISTRAL)
+QWEN2 = _layout("qwen2", "Qwen2ForCausalLM", "late", _QWEN, head_dim=False)
+QWEN3 = _layout("qwen3", "Qwen3ForCausalLM", "late", {**_QWEN, "head_dim": 128}, _ATTENTION_BIAS)
