@@ -1,0 +1,150 @@
+"""A family costs one layout and one row of the families' table: here one is added from outside, there and back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headway.checkpoints import (
+    config_from_spec,
+    inspect,
+    load_model,
+    save_folder,
+    spec_from_config,
+    why_not_plain,
+)
+from headway.checkpoints.hf.config_keys import FieldMap
+from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.layouts import LAYOUTS, Layout, TensorNames
+from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
+from headway.cli import run
+from headway.errors import CheckpointError, ConfigError
+from headway.models import FAMILIES, Family, ModelSpec, build
+from headway.positions import LinearBias
+
+# -- the row ---------------------------------------------------------------------------------------------------
+
+ROW = Family(
+    "pre-norm LayerNorm without biases, ALiBi, ReLU, a grouped tensor of queries, keys and values",
+    {"norm": "layer", "positions": LinearBias(), "gated": False, "activation": "relu", "tied": True},
+    groups=True,
+)
+
+# -- the layout file -------------------------------------------------------------------------------------------
+
+KEYS: FieldMap = {
+    "vocab": "n_tokens",
+    "width": "d",
+    "layers": "depth",
+    "heads": "n_heads",
+    "kv_heads": "n_groups",
+    "trained_context": "length",
+    "norm_eps": "eps",
+    "init_std": "std",
+    "tied": "tie_word_embeddings",
+}
+NAMES = {
+    "self_attn.o_proj": "mixer.out",
+    "mlp.up_proj": "ff.in",
+    "mlp.down_proj": "ff.out",
+    "input_layernorm": "norms.0",
+    "post_attention_layernorm": "norms.1",
+}
+
+
+def read(given: ConfigReader, kind: str) -> dict[str, Any]:
+    return {"hidden": given.whole("ratio") * given.whole("d")}
+
+
+def write(spec: ModelSpec) -> dict[str, Any]:
+    return {"ratio": spec.hidden // spec.width}
+
+
+def rules(spec: ModelSpec) -> Sequence[Rule]:
+    rules = [
+        *ends(spec, "net.words", "net.last", ("weight",)),
+        *sublayers("model.layers.#.", "net.blocks.#.", NAMES, ("weight",)),
+        *qkv(spec, "net.blocks.#.mixer.qkv", ("weight",), by_group=True),
+    ]
+    return layered(rules, spec.layers)
+
+
+LAYOUT = Layout(
+    family="harbour",
+    architectures={"HarbourForCausalLM": "lm"},
+    keys=KEYS,
+    defaults={"eps": 1e-6, "std": 0.02, "ratio": 4, "tie_word_embeddings": True},
+    read=read,
+    write=write,
+    tensors=TensorNames(rules=rules, prefix="net.", aliases={"lm_head.weight": "net.words.weight"}),
+)
+
+# -- what follows from the two ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def harbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "harbour", ROW)  # type: ignore[arg-type]
+    monkeypatch.setitem(LAYOUTS, "harbour", LAYOUT)
+
+
+def spec(**more: Any) -> ModelSpec:
+    sizes: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
+    return ModelSpec.of("harbour", **{**sizes, **more})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_its_models_are_saved_under_its_names_and_loaded_with_equal_logits(
+    tmp_path: Path, tied: bool
+) -> None:
+    model = build(spec(tied=tied), seed=0).eval()
+    save_folder(tmp_path / "m", model)
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    assert {"net.words.weight", "net.blocks.1.mixer.qkv.weight", "net.last.weight"} < stored.keys()
+    assert ("lm_head.weight" in stored) == (not tied)
+    assert stored["net.blocks.0.mixer.qkv.weight"].shape == (16 + 8 + 8, 16)
+    back = load_model(tmp_path / "m")
+    ids = torch.arange(12).view(1, -1)
+    assert back.spec == model.spec
+    assert torch.equal(back(ids), model(ids))
+
+
+def test_its_config_is_its_own(tmp_path: Path) -> None:
+    config = config_from_spec(spec())
+    assert (config["model_type"], config["architectures"]) == ("harbour", ["HarbourForCausalLM"])
+    assert (config["n_groups"], config["ratio"]) == (2, 4)
+    assert spec_from_config(config) == spec()
+    assert spec_from_config({k: v for k, v in config.items() if k != "model_type"}) == spec()
+    with pytest.raises(
+        ConfigError, match=r'unknown key "n_group" .did you mean "n_groups".* model_type harbour'
+    ):
+        spec_from_config({**config, "n_group": 2})
+    with pytest.raises(
+        ConfigError, match=r"model_type 'harbor' .*did you mean \"harbour\".*known are .*harbour"
+    ):
+        spec_from_config({**config, "model_type": "harbor"})
+
+
+def test_what_it_cannot_express_is_a_folder_of_ours(tmp_path: Path) -> None:
+    odd = spec(hidden=40)
+    assert why_not_plain(odd) == "hidden"
+    assert config_from_spec(odd)["model_type"] == "headway"
+    save_folder(tmp_path / "m", build(odd, seed=0))
+    assert load_model(tmp_path / "m").spec == odd
+
+
+def test_its_folders_are_inspected_and_planned_and_broken_ones_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_folder(tmp_path / "m", build(spec(), seed=0))
+    assert inspect(tmp_path / "m").transformers == "loads it"
+    assert run(["inspect", str(tmp_path / "m")]) == 0
+    assert "family         harbour; transformers loads it" in capsys.readouterr().out
+    assert run(["plan", str(tmp_path / "m"), "--context", "16"]) == 0
+    text = (tmp_path / "m" / "config.json").read_text()
+    (tmp_path / "m" / "config.json").write_text(text.replace('"depth": 2', '"depth": 3'))
+    with pytest.raises(CheckpointError, match=r"(?s)missing: net\.blocks\.2\.mixer\.out\.weight"):
+        load_model(tmp_path / "m")
