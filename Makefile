@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all check bench clean
+.PHONY: help install demo test test-all mutants check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,6 +19,7 @@ help:
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
+	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
 	@echo "make check     lint, format, types, floors"
 	@echo "make bench     measure attention on this machine"
 
@@ -56,6 +57,9 @@ test: $(VENV)/.installed-test $(VENV)/.native
 test-all: $(VENV)/.installed-test $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
+
+mutants: $(VENV)/.installed-test $(VENV)/.native
+	$(BIN)/python tests/mutants -j $(WORKERS)
 
 check: $(VENV)/.installed-check
 	$(BIN)/ruff check .

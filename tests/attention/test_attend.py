@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import KeyValues, attend, attend_keys, attention_weights, choose
+from headway.attention.dropout import keep_scale
 from headway.errors import BackendError, HeadwayError, PatternError
 from headway.patterns import Causal, Full, Global, Pattern, PerHead, Sink, Window, visible
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes
@@ -130,6 +131,17 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean() -> None:
     assert not torch.equal(first, attend(q, q, v, dropout=0.25))
     torch.manual_seed(3)
     assert torch.equal(first, attend(q, q, v, dropout=0.25))
+
+
+def test_the_keep_bit_depends_on_the_whole_seed_and_on_every_coordinate() -> None:
+    at = torch.arange(6)
+    made = [
+        keep_scale(seed, 0.5, at, at, at[None], at[None], torch.float64)
+        for seed in (0, 1, 2, 1 << 32, 2 << 32)
+    ]
+    slices = [*made, *(made[0].unbind(0)), *made[0].unbind(1), *made[0].unbind(2), *made[0].unbind(3)]
+    same = [(i, j) for i, a in enumerate(slices) for j in range(i) if torch.equal(a, slices[j])]
+    assert not same
 
 
 def scores(heads: int, width: int) -> list[Score]:

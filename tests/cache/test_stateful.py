@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from typing import Any
+from unittest import TestCase
 
 import pytest
 import torch
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -206,8 +208,16 @@ class Int8GrowingMachine(GrowingMachine):
     dtype = torch.int8
 
 
-TestRing = CacheMachine.TestCase
-TestRingWithGlobals = PinningMachine.TestCase
-TestGrowing = GrowingMachine.TestCase
-TestInt8RingWithGlobals = Int8PinningMachine.TestCase
-TestInt8Growing = Int8GrowingMachine.TestCase
+def quick(machine: type[CacheMachine]) -> type[TestCase]:
+    """Its test, which reports a failure as it was found, in seconds: to shrink the steps takes minutes, and the
+    assertions name row and token. The steps are printed; add Phase.shrink for fewer of them."""
+    case: type[TestCase] = machine.TestCase
+    case.settings = settings(case.settings, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # type: ignore[attr-defined]
+    return case
+
+
+TestRing = quick(CacheMachine)
+TestRingWithGlobals = quick(PinningMachine)
+TestGrowing = quick(GrowingMachine)
+TestInt8RingWithGlobals = quick(Int8PinningMachine)
+TestInt8Growing = quick(Int8GrowingMachine)

@@ -60,6 +60,24 @@ def swap(request, monkeypatch):
     return request.param
 
 
+def test_everything_is_on_the_device_before_the_rename(tmp_path, swap):
+    """Files that were written by other means, files in folders, and the folders: each synced, then the swap, then the
+    folder that holds the name."""
+    folder, seen = tmp_path / "m", []
+    put_old(folder)
+    with (
+        disk.watch(lambda operation, path, data: seen.append((operation, path))),
+        atomic_folder(folder) as new,
+    ):
+        (new / "inner").mkdir()
+        (new / "inner" / "plain").write_text("by other means")
+        write_file(new / "a", b"new")
+    swapped = next(i for i, (operation, _) in enumerate(seen) if operation in ("exchange", "rename"))
+    synced = {path.relative_to(new).as_posix() for o, path in seen[:swapped] if o == "fsync"}
+    assert synced == {".", "a", "inner", "inner/plain"}
+    assert ("fsync", tmp_path) in seen[swapped:]
+
+
 def test_folder_is_replaced_whole_and_keeps_what_it_is_told_to(tmp_path, swap):
     folder = tmp_path / "m"
     put_old(folder)

@@ -158,6 +158,13 @@ def test_what_every_seed_shares_is_no_spread() -> None:
     assert not gap(base, base).seen, "equal is not a difference"
 
 
+def test_what_is_not_seen_is_neither_higher_nor_lower() -> None:
+    for mean in (0.05, -0.05):
+        clear, lost = Gap(mean, 0.01), Gap(mean, 0.1)
+        assert (clear.higher, clear.lower) == (mean > 0, mean < 0)
+        assert (lost.higher, lost.lower) == (False, False)
+
+
 def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
     """The points of t are right: 4000 draws, 5 % within four standard deviations of the count."""
     noise = torch.Generator().manual_seed(0)
@@ -368,8 +375,12 @@ def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
     good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
     assert linear_training.judge(good, costs, 3.0).seen
     assert not linear_training.judge(good, costs, 2.05).seen
-    squares = {**costs, "linear": [cost(64, 1.0, 100), cost(128, 4.0, 400)]}
-    assert not linear_training.judge(good, squares, 3.0).seen
+    for most in (400, 100):
+        other = {**costs, "linear": [cost(64, 1.0, 100), cost(128, 4.0, most)]}
+        found = linear_training.judge(good, other, 3.0)
+        assert not found.seen, "bytes by pairs, and bytes that do not grow, are not bytes by length"
+        assert "bytes kept grow linearly: not seen" in found.finding
+    assert "bytes kept grow linearly: seen" in linear_training.judge(good, costs, 3.0).finding
 
 
 def test_guessing_without_context_costs_the_entropy_of_bytes() -> None:

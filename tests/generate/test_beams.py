@@ -282,6 +282,19 @@ def test_rules(rules: TokenConstraints, text: Text, banned: set[int]) -> None:
     assert found[kept].tolist() == ([0.0] if forced is not None else values[0, kept].tolist())
 
 
+@given(st.lists(st.integers(0, 3), max_size=7), st.integers(1, 4))
+def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[int], n: int) -> None:
+    """By writing the text out with each token, and counting; [3, 3] with n = 2 bans 3."""
+
+    def twice(text: list[int]) -> bool:
+        grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+        return grams[-1:] != [] and grams.count(grams[-1]) > 1
+
+    cut = len(past) // 2
+    text = Text(past[:cut], past[cut:], 9)
+    assert TokenConstraints(no_repeat_ngram=n).banned(text) == {t for t in range(4) if twice([*past, t])}
+
+
 def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
     found = TokenConstraints(repetition_penalty=2.0)(values, [Text([0, 1], [1], 5)])

@@ -72,6 +72,12 @@ def test_top_p_keeps_the_fewest_that_reach_p(shape: tuple[int, int, int], p: flo
             assert inside.min() >= probabilities[~kept_row].max()
 
 
+@pytest.mark.parametrize(("p", "count"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.7500001, 4)])
+def test_top_p_that_is_met_exactly_is_reached(p: float, count: int) -> None:
+    """Four equal tokens have probability 1/4 each, to the bit."""
+    assert int(kept(TopP(p), torch.zeros(1, 4)).sum()) == count
+
+
 @given(SHAPES, st.floats(0.01, 0.99))
 def test_min_p_by_its_definition(shape: tuple[int, int, int], p: float) -> None:
     logits = some(shape)

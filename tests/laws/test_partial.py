@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.attention import KeyValues, attend, attend_keys
 from headway.partial import Partial, merge_all
-from headway.patterns import Causal, Full
+from headway.patterns import Causal, Full, Global, Pattern, Window
 from headway.tokens import Tokens
 
 NAMES = ("dense", "banded")
@@ -94,6 +94,23 @@ def test_gradcheck_through_out_and_finite_lse(backend: str) -> None:
         return result.out, result.lse
 
     assert torch.autograd.gradcheck(both, (q, k, v))
+
+
+@pytest.mark.parametrize(
+    "pattern", [Window.around(9, step=3), Window.around(2) | Global()], ids=["dilated", "scattered globals"]
+)
+def test_a_gradient_of_lse_reaches_its_own_query_when_slots_are_sorted(pattern: Pattern) -> None:
+    """Blocked backends take slots in another order; every lse has a weight of its own."""
+    q, k, v = (t.requires_grad_() for t in tensors(queries=40, keys=40))
+    at = Tokens.range(40).with_global([3, 17, 38])
+    weight = torch.linspace(-2, 3, 2 * 2 * 40, dtype=torch.float64).view(2, 2, 40)
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        result = attend_keys(q, at, [KeyValues(k, v, at)], pattern, backend=backend)
+        return torch.autograd.grad((result.lse * weight).sum(), (q, k))
+
+    for ours, exact in zip(gradients("banded"), gradients("dense"), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
 
 
 def test_gradcheck_through_the_merge_of_two_results() -> None:

@@ -240,6 +240,16 @@ def test_kept_bytes_are_what_autograd_keeps(scores: str, qk_norm: bool, dtype: t
     assert abs(found - want) < 0.02 * want
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_norm_behind_the_embedding_keeps_what_autograd_keeps_for_it(dtype: torch.dtype) -> None:
+    """To the byte: what a model with one keeps beyond the same model without."""
+    ids = torch.randint(97, (2, 48))
+    specs = [spec_of(Causal(), layers=2, norm="layer", embedding_norm=given) for given in (True, False)]
+    found = [kept(build(spec, seed=0, dtype=dtype, backend="sdpa"), ids) for spec in specs]
+    want = [sum(cost.activation_bytes(spec, 48, 2, dtype).values()) for spec in specs]
+    assert found[0] - found[1] == want[0] - want[1] > 0
+
+
 def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
     spec = spec_of(Causal())
     short, long = (cost.activation_bytes(spec, n, scores="stored") for n in (512, 2048))

@@ -243,6 +243,19 @@ def test_frequencies_are_those_of_each_row_and_each_document(name: str) -> None:
     assert torch.allclose(packed[0, 8:], layer(X[:1, 8:])[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", MOVING)
+def test_keys_turned_when_they_are_read_are_turned_by_position(name: str) -> None:
+    """Positions that skip and repeat, as in a tree of drafts: decoding equals the forward over the whole row."""
+    layer = layer_of(2, positions=MOVING[name])
+    index = torch.arange(LENGTH)[None]
+    tokens = Tokens(index, position=index * 3 % 7 + index)
+    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    with torch.no_grad():
+        layer(X[:, :-1], tokens=tokens.slice(0, LENGTH - 1), cache=cache)
+        last = layer(X[:, -1:], tokens=tokens.slice(LENGTH - 1, LENGTH), cache=cache)
+        assert torch.allclose(last, layer(X, tokens=tokens)[:, -1:], rtol=0, atol=1e-12)
+
+
 def test_a_ragged_cache_turns_keys_by_each_row_s_length() -> None:
     layer = layer_of(2, positions=MOVING["dynamic"])
     cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)

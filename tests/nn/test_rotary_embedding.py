@@ -56,10 +56,11 @@ def test_schemes_that_do_not_turn_give_no_table(scheme):
 def test_plain_rotary_is_its_own_table_and_enters_no_checkpoint(values):
     rotary = Rotary(pairing="halves", scaling=None if values else YaRN(4.0, 32), values=values)
     turns, x = RotaryEmbedding(rotary, 8), random(0, 2, 3, 9, 8)
-    table = turns(TOKENS, x.dtype)
-    assert isinstance(table, RotaryTable)
-    assert table.turns_values == values
-    assert torch.equal(table.apply(x), rotary.rotate(x, TOKENS.positions))
+    for tokens in (TOKENS, Tokens(TOKENS.index, position=TOKENS.index * 5 % 7)):
+        table = turns(tokens, x.dtype)
+        assert isinstance(table, RotaryTable)
+        assert table.turns_values == values
+        assert torch.equal(table.apply(x), rotary.rotate(x, tokens.positions))
     assert not turns.state_dict()
     assert not list(turns.parameters())
 

@@ -1,5 +1,7 @@
 """Patterns: their truth, their text, what caches need to keep."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,6 +65,16 @@ def test_a_prefix_lm() -> None:
     ]
 
 
+def test_a_window_is_its_definition_pair_by_pair() -> None:
+    """k = q + j * step for some j with -before <= j <= after."""
+    for before, after, step in itertools.product((0, 1, 3), (0, 1, 2), (1, 2, 3)):
+        places = [j * step for j in range(-before, after + 1)]
+        sees = [[k for k in range(14) if k - q in places] for q in range(14)]
+        assert seen(Window(before, after, step), 14) == sees, (before, after, step)
+    for count in range(4):
+        assert seen(Sink(count), 5) == [list(range(count))] * 5
+
+
 @given(patterns)
 def test_the_text_form_parses_and_prints_back(p: Pattern) -> None:
     assert parse(str(p)) == p
@@ -97,6 +109,30 @@ def test_retention_keeps_whatever_a_later_query_sees(p: Pattern, t: int, marks: 
     kept = torch.ones(t + 1, dtype=torch.bool) if keep.reach is None else index > t - keep.reach
     kept = kept | (index < keep.sinks) | (torch.tensor(marks[: t + 1]) & keep.globals)
     assert (needed <= kept).all()
+
+
+LEAVES = [Sink(0), Sink(3), Window(0), Window(4), Window(0, 3), Window(5, 1), Window(2, 1, 3)]
+
+
+@pytest.mark.parametrize("leaf", [Causal(), *LEAVES], ids=str)
+def test_the_reach_of_a_leaf_is_that_of_its_furthest_pairs(leaf: Pattern) -> None:
+    """Where there is a bound, some pair is as far apart."""
+    at = Tokens.range(60)
+    away = (at.index.unsqueeze(-2) - at.index.unsqueeze(-1))[visible(leaf, at, at)[:, 0]].tolist()
+    for bound, furthest in zip(leaf.reach, (-min([0, *away]), max([0, *away])), strict=True):
+        assert bound in (None, furthest)
+
+
+@pytest.mark.parametrize("leaf", [*LEAVES, GlobalKeys(), Window(5) | Sink(2) | GlobalKeys()], ids=str)
+def test_the_retention_of_a_leaf_keeps_nothing_in_vain(leaf: Pattern) -> None:
+    """The oldest recent key, the last sink and a global key are seen later; what is not kept is not."""
+    keep, t = leaf.retention, 30
+    at = Tokens.range(60).with_global([20])
+    needed = visible(leaf, at, at)[0, 0, t + 1 :, : t + 1].any(0).nonzero()[:, 0].tolist()
+    assert keep.reach is not None
+    recent, first = range(t + 1 - keep.reach, t + 1), range(keep.sinks)
+    pinned = [20] if keep.globals else []
+    assert {*recent[:1], *first[-1:], *pinned} <= set(needed) <= {*recent, *first, *pinned}
 
 
 def test_retention_of_what_decoders_use_is_exact() -> None:

@@ -1,10 +1,24 @@
 """What is known of tiles is what their tokens say: bounds over every tile, by looking at each slot."""
 
+import itertools
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.patterns import Extent
+from headway.patterns import (
+    Causal,
+    Extent,
+    Full,
+    GlobalKeys,
+    GlobalQueries,
+    Pattern,
+    Sink,
+    Window,
+    classify,
+    visible,
+)
 from headway.tokens import Tokens
 from tests.strategies import tokens
 
@@ -14,6 +28,10 @@ sides = st.one_of(
 )
 FIELDS = ("lo", "hi", "document_lo", "document_hi", "any_global", "all_global", "any_token", "all_tokens")
 RESIDUES = ("residue_lo", "residue_hi")
+LEAVES = [
+    *(Full(), Causal(), Sink(3), GlobalKeys(), GlobalQueries()),
+    *(Window(0), Window(5), Window(0, 4), Window(3, 2)),
+]
 
 
 def naive(at: Tokens, tile: int, step: int) -> list[list[dict[str, int | bool] | None]]:
@@ -63,6 +81,30 @@ def test_groups_of_tiles_joined_are_the_wider_tiles(at: Tokens, tile: int, count
     wide = Extent.of(at, tile * count, step)
     for name in FIELDS + RESIDUES:
         assert torch.equal(getattr(joined, name), getattr(wide, name)), name
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=str)
+def test_leaves_judge_tiles_of_neighbours_exactly(leaf: Pattern) -> None:
+    """Where indices leave nothing out, tiles are possible if some pair of them is visible and certain if all pairs are:
+    neither less nor more."""
+    marks = torch.arange(30)[None] % 7 < 2
+    for ahead, q_tile, k_tile in itertools.product((0, 1, 6, 29), (1, 2, 3, 8), (1, 2, 4, 8)):
+        q, k = Tokens.range(30, start=ahead).with_global(marks), Tokens.range(30).with_global(marks)
+        truth = visible(leaf, q, k)[0, 0]
+        tiles = [rows.split(k_tile, 1) for rows in truth.split(q_tile)]
+        possible, certain = (t[0].tolist() for t in classify(leaf, q, k, q_tile, k_tile))
+        assert possible == [[bool(t.any()) for t in row] for row in tiles], (ahead, q_tile, k_tile)
+        assert certain == [[bool(t.all()) for t in row] for row in tiles], (ahead, q_tile, k_tile)
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_dilated_window_judges_slots_exactly(step: int) -> None:
+    """Tiles of a single slot know their residue."""
+    window = Window(3, 2, step)
+    q, k = (Tokens.range(40).gather(torch.randperm(40).unsqueeze(0)) for _ in "qk")
+    truth = visible(window, q, k)[:, 0]
+    for judged in classify(window, q, k, 1, 1):
+        assert torch.equal(judged, truth)
 
 
 def test_documents_keep_all_their_bits() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.storage import disk
 from headway.data import Piece, TokenFile
-from headway.errors import ConfigError, DataError
+from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import cost
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
@@ -31,6 +32,7 @@ from headway.train.dry_run import describe_run
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
 from headway.train.progress import Reporter, clock
+from headway.train.schedule import learning_rate
 from headway.train.state import checkpoints
 
 Make = Callable[..., TrainConfig]
@@ -56,6 +58,8 @@ def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.Captu
         "peak_memory_bytes", "share_of_gemm_peak", "seconds", "eta_s",
     }  # fmt: skip
     assert all(set(r) == wanted for r in steps)
+    factors = [learning_rate(n / 40, warmup=config.warmup, floor=config.lr_floor) for n in range(1, 41)]
+    assert [r["lr"] for r in steps] == [config.lr * factor for factor in factors]
     assert steps[-1]["trained_tokens"] == sum(r["tokens"] for r in steps) == result.trained_tokens
     assert [p.name for p in checkpoints(out)] == ["checkpoint-30", "checkpoint-40"]
     assert read_config(out / "config.yaml") == config
@@ -85,6 +89,17 @@ def test_a_finished_run_that_is_resumed_trains_nothing_more(settings: Make) -> N
     first = train(settings(steps=2), quiet=True)
     again = train(settings(steps=2), resume="auto", quiet=True)
     assert (again.steps, again.trained_tokens, again.loss) == (2, first.trained_tokens, None)
+
+
+def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make) -> None:
+    config = settings(steps=1)
+    train(config, quiet=True)
+    saved = Path(config.out) / "config.yaml"
+    before = saved.read_bytes()
+    full = disk.watch(lambda operation, path, data: 20 if "config.yaml" in path.name and data else None)
+    with full, pytest.raises(CheckpointError, match=r"could not save .*config\.yaml: No space left"):
+        train(settings(steps=2), resume="auto", quiet=True)
+    assert saved.read_bytes() == before
 
 
 def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
