@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.hf.config_out import config_from_spec
+from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
