@@ -11,10 +11,10 @@ import torch
 import headway
 from headway.checkpoints import save_folder
 from headway.cli import run
+from headway.data.pairs import END, START, joint_tokenizer
 from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer
-from headway.train.pairs import END, START, joint_tokenizer
-from headway.train.translation import translation_spec
+from headway.train.tasks.translation import translation_spec
 from headway.train.translation_config import TranslationConfig
 from tests.generate.conftest import small
 from tests.text.conftest import CORPUS, byte_level

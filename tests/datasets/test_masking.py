@@ -20,8 +20,8 @@ from headway.data import (
     encode_corpus,
     pack,
 )
-from headway.data.packing import IGNORED
 from headway.errors import ConfigError, DataError
+from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
 
 TEXT = "黛玉笑道：“宝玉，你来了。”\n宝玉笑道：“我来了，妹妹可好？” one two three, four-five 1234\n"
@@ -60,7 +60,7 @@ def test_row_87_the_shares_are_those_of_the_paper(share: float) -> None:
     ids = np.random.default_rng(0).integers(0, vocab, (rows, n))
     seen = [masking(row, key) for key, row in enumerate(ids)]
     inputs, targets = np.stack([a for a, _ in seen]), np.stack([b for _, b in seen])
-    chosen = targets != IGNORED
+    chosen = targets != IGNORE_INDEX
     ordinary = int((ids >= SPECIALS).sum())
     count = int(chosen.sum())
     assert within(count, ordinary, share)
@@ -84,7 +84,7 @@ def test_row_87_the_shares_are_those_of_the_paper(share: float) -> None:
 def test_tokens_are_chosen_one_by_one_in_every_slot() -> None:
     """Each slot at the same rate, and neighbours independently of each other."""
     n, rows = 64, 4000
-    chosen = np.stack([plain(50)(np.full(n, 9), key)[1] != IGNORED for key in range(rows)])
+    chosen = np.stack([plain(50)(np.full(n, 9), key)[1] != IGNORE_INDEX for key in range(rows)])
     assert all(within(int(found), rows, 0.15) for found in chosen.sum(0))
     both = int((chosen[:, 1:] & chosen[:, :-1]).sum())
     p = 0.15**2  # pairs overlap: the variance is at most 3 times that of independent ones
@@ -98,7 +98,7 @@ def test_a_mask_is_a_function_of_the_key_and_undoes_itself(tokens: list[int], ke
     a, b = masking(ids, key), masking(ids, key)
     assert np.array_equal(a[0], b[0])
     assert np.array_equal(a[1], b[1])
-    assert np.array_equal(np.where(a[1] == IGNORED, a[0], a[1]), ids)
+    assert np.array_equal(np.where(a[1] == IGNORE_INDEX, a[0], a[1]), ids)
 
 
 def test_special_tokens_of_a_tokenizer_are_never_chosen(characters: Tokenizer) -> None:
@@ -106,7 +106,7 @@ def test_special_tokens_of_a_tokenizer_are_never_chosen(characters: Tokenizer) -
     ids = np.array(characters.encode(TEXT))
     for key in range(200):
         _, targets = masking(ids, key)
-        assert targets[0] == targets[-1] == IGNORED
+        assert targets[0] == targets[-1] == IGNORE_INDEX
     assert set(masking.ordinary.tolist()).isdisjoint(characters.special_ids)
     assert len(masking.ordinary) == characters.vocab_size - SPECIALS
 
@@ -150,7 +150,7 @@ def test_whole_words_are_masked_as_a_whole_at_the_same_rate(wordpiece: Tokenizer
     assert masking.words is not None
     ids = np.array(wordpiece.encode("the walkings s walker. " * 20))
     first, rows = masking.words.first_of(ids), 400
-    chosen = np.stack([masking(ids, key)[1] != IGNORED for key in range(rows)])
+    chosen = np.stack([masking(ids, key)[1] != IGNORE_INDEX for key in range(rows)])
     assert np.array_equal(chosen, chosen[:, first])
     begins = np.unique(first)[1:-1]  # without the template
     assert within(int(chosen[:, begins].sum()), rows * len(begins), 0.15)
@@ -221,7 +221,7 @@ def test_a_row_does_not_depend_on_its_batch(tmp_path: Path) -> None:
         assert tokens.valid.sum() == together[2].valid.expand(together[0].shape)[i].sum()
     empty = ~together[2].valid.expand(together[0].shape)
     assert empty.any()
-    assert (together[1][empty] == IGNORED).all()
+    assert (together[1][empty] == IGNORE_INDEX).all()
     again = rows.drawn(1).batch(range(len(rows)))
     assert not torch.equal(again[1], together[1])
     assert torch.equal(rows.drawn(1).drawn(0).batch([2, 1])[1], together[1][[2, 1]])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.checkpoints import load_folder, load_model, save_folder
-from headway.data import TokenFile, encode_corpus
+from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import CheckpointError, DataError
 from headway.models import ModelSpec, build
 from headway.surgery import (
@@ -44,7 +44,7 @@ def to_2(spec, state):
 
 
 def loss(folder, tokens, context):
-    return evaluate(load_model(folder, dtype=torch.float32), tokens, context)
+    return evaluate(load_model(folder, dtype=torch.float32), Rows(tokens, context))
 
 
 def test_the_report_is_what_the_two_folders_measure_by_themselves(source, tmp_path):

@@ -23,15 +23,14 @@ def documents(seed: int, count: int, most: int = 60) -> list[str]:
 @pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak of the machine is a second of work, and only scales one number of metrics.jsonl."""
-    monkeypatch.setattr("headway.train.loop.gemm_peak", lambda dtype: 1e12)
+    monkeypatch.setattr("headway.train.tasks.text.gemm_peak", lambda dtype: 1e12)
 
 
 @pytest.fixture
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's clock shows 0.01 s more whenever it is read, however busy the machine is."""
     clock = SimpleNamespace(monotonic=itertools.count(0, 0.01).__next__)
-    for module in ("loop", "run"):
-        monkeypatch.setattr(f"headway.train.{module}.time", clock)
+    monkeypatch.setattr("headway.train.trainer.time", clock)
 
 
 @pytest.fixture

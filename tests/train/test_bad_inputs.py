@@ -13,22 +13,22 @@ from headway.checkpoints.restore import load_model
 from headway.data import Rows, TokenFile, TokenFileWriter
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import ModelSpec, build
+from headway.nn import IGNORE_INDEX
+from headway.nn.cross_entropy import fused_cross_entropy
 from headway.text import Tokenizer, train_bpe
 from headway.train import (
+    Callback,
     CallbackContext,
-    PeriodicCallback,
     TrainConfig,
     TrainingError,
     evaluate,
     read_config,
     train,
 )
-from headway.train.loss import IGNORED, cross_entropy_sum
-from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.plan import Plan
-from headway.train.state import checkpoints
-from headway.train.step import compute_window
+from headway.train.run_folder import checkpoints
+from tests.train.objectives import Given, sgd_step
 from tests.train.test_step import VOCAB, model, token_file
 
 Make = Callable[..., TrainConfig]
@@ -39,10 +39,11 @@ HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidd
 def test_a_target_outside_the_vocab_is_named(bad: int) -> None:
     """Neither trained as another token nor left out."""
     hidden, weight = torch.randn(1, 4, 8), torch.randn(9, 8)
-    targets = torch.tensor([[0, IGNORED, bad, 8]])
+    targets = torch.tensor([[0, IGNORE_INDEX, bad, 8]])
     with pytest.raises(DataError, match=rf"target {bad} is not in 0\.\.8, the model's vocab, and not -100"):
-        cross_entropy_sum(hidden, weight, targets)
-    assert cross_entropy_sum(hidden, weight, targets.clamp(IGNORED, 8).where(targets != bad, 1))[1][0, 1] == 0
+        fused_cross_entropy(hidden, weight, targets)
+    fixed = targets.clamp(IGNORE_INDEX, 8).where(targets != bad, 1)
+    assert fused_cross_entropy(hidden, weight, fixed).each[0, 1] == 0
 
 
 def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_token_file_of_a_larger_vocab_is_refused_by_a_smaller_model(tmp_path: 
     for ids, said in (([1, 2, 39, 3], "token id 39"), ([1, 2, 3, 39], "target 39 is not in 0..19")):
         file = token_file(tmp_path / "a.tokens", [ids])
         with pytest.raises(DataError, match=said):
-            evaluate(build(ModelSpec.of_depth(1, 20), seed=0), file, 8)
+            evaluate(build(ModelSpec.of_depth(1, 20), seed=0), Rows(file, 8))
 
 
 def test_a_tokenizer_larger_than_the_embedding_stops_a_run_before_it_begins(
@@ -76,16 +77,17 @@ def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: P
     plan = Plan.of(TrainConfig.of(config), len(rows))
     last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
     assert [len(part) for part in last] == [2, 1]
-    twin, plain = MasterWeights(model(), torch.float32), model()
-    window = compute_window(twin, rows, last, clip=float("inf"), step=1)
+    own, plain = model(), model()
+    stats, taken = sgd_step(Given.of(rows, last), own)
     ids, targets, tokens = rows.batch([r for part in last for r in part])
-    mean = F.cross_entropy(plain(ids, tokens=tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    mean = F.cross_entropy(
+        plain(ids, tokens=tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX
+    )
     mean.backward()  # torch's own mean over the tokens that are trained on
-    assert window.tokens == int((targets != IGNORED).sum())
-    assert window.loss == pytest.approx(float(mean.detach()), rel=1e-6)
-    for (name, p), q in zip(twin.master.named_parameters(), plain.parameters(), strict=True):
-        atol = 1e-6 * max(1.0, float(q.grad.abs().max()))
-        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=atol, msg=name)
+    assert stats.count == int((targets != IGNORE_INDEX).sum())
+    assert stats.loss == pytest.approx(float(mean.detach()), rel=1e-6)
+    wanted = torch.cat([q.grad.flatten() for q in plain.parameters()])
+    torch.testing.assert_close(taken, wanted, rtol=0, atol=1e-6 * max(1.0, float(wanted.abs().max())))
 
 
 def test_a_window_that_trains_nothing_makes_no_step(settings: Make, tmp_path: Path) -> None:
@@ -123,23 +125,23 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
     kept: list[dict[str, Tensor]] = []
     models: list[torch.nn.Module] = []
 
-    def watch(moment: CallbackContext) -> None:
-        kept.append({n: p.clone() for n, p in moment.model.named_parameters()})
-        models.append(moment.model)
-        if moment.step == 3:
-            weight = moment.model.model.layers[1].mlp.down_proj.weight  # type: ignore[union-attr]
+    def watch(context: CallbackContext) -> None:
+        kept.append({n: p.clone() for n, p in context.model.named_parameters()})
+        models.append(context.model)
+        if context.step == 3:
+            weight = context.model.model.layers[1].mlp.down_proj.weight  # type: ignore[union-attr]
             weight.register_hook(lambda grad: torch.full_like(grad, 1.0) * factor)
 
     with pytest.raises(
         TrainingError, match=r"step 4: the gradient is not finite .*no step was made"
     ) as caught:
-        train(settings(steps=9), callbacks=[PeriodicCallback(watch, steps=1)], quiet=True)
+        train(settings(steps=9), callbacks=[Callback(watch, every_steps=1)], quiet=True)
     assert len(kept) == 3
     config = settings(steps=9)
     tokens = Path(config.out) / "data" / "train.tokens"
     rows = Plan.of(config, len(Rows(TokenFile(tokens), config.context))).rows_of(3)
     assert len(rows) == 8
-    assert f"Rows {', '.join(map(str, rows))} of {tokens}" in str(caught.value)
+    assert f"rows {', '.join(map(str, rows))} of {tokens}" in str(caught.value)
     for name, parameter in models[-1].named_parameters():
         assert torch.equal(parameter, kept[-1][name]), name
     if factor != 1e37:
@@ -148,13 +150,13 @@ def test_a_bad_gradient_makes_no_step_and_names_the_rows(settings: Make, factor:
 
 def test_the_rows_that_are_named_are_the_rows_of_the_step(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [[i % VOCAB for i in range(90)]]), 8)
-    twin = MasterWeights(model(), torch.float32)
+    m = model()
     with torch.no_grad():
-        twin.master.model.embed_tokens.weight[5] = float("inf")  # only rows that hold token 5 are bad
+        m.model.embed_tokens.weight[5] = float("inf")  # only rows that hold token 5 are bad
     bad = [i for i in range(len(rows)) if 5 in rows[i].ids.tolist()]
     assert 0 < len(bad) < len(rows)
-    with pytest.raises(TrainingError, match=rf"Rows {bad[0]} of .*a\.tokens"):
-        compute_window(twin, rows, [[bad[0]]], clip=1.0, step=1)
+    with pytest.raises(TrainingError, match=rf"rows {bad[0]} of .*a\.tokens"):
+        sgd_step(Given.of(rows, [[bad[0]]]), m)
 
 
 def test_a_folder_of_settings_is_no_file_of_settings(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway.data import TokenFile, encode_corpus
+from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
 from headway.models import ModelSpec, build
 from headway.text import train_bpe
@@ -24,7 +24,7 @@ def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
         ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
     context = 12
-    found = evaluate(model, file, context)
+    found = evaluate(model, Rows(file, context))
 
     nats, count, by_position = 0.0, 0, [0.0] * context
     stream = [(d, t) for d in range(3) for t in file.document(d).tolist()]
@@ -60,11 +60,11 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     model = build(
         ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
     )
-    found = evaluate(model, file, 40)
+    found = evaluate(model, Rows(file, 40))
     assert [(b.first, b.last) for b in found.positions] == [(0, 15), (16, 31), (32, 39)]
     assert sum(b.tokens for b in found.positions) == found.tokens
     assert sum(b.nats for b in found.positions) == pytest.approx(found.nats)
-    less = evaluate(model, file, 40, limit=50)
+    less = evaluate(model, Rows(file, 40), limit=50)
     assert less.tokens == 80
     assert less.text_bytes == round(found.text_bytes * 80 / found.tokens)
 
@@ -77,4 +77,4 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
         out.add([2])
     model = build(ModelSpec.of_depth(1, 9), seed=0)
     with pytest.raises(DataError, match="no token to predict: every document has a single token"):
-        evaluate(model, TokenFile(tmp_path / "a.tokens"), 8)
+        evaluate(model, Rows(TokenFile(tmp_path / "a.tokens"), 8))

@@ -18,18 +18,19 @@ from headway.cli import run
 from headway.data import MaskedRows, TokenFile
 from headway.errors import ConfigError, DataError, HeadwayError
 from headway.models import Encoder, Head, ModelSpec, build, cost
+from headway.nn import IGNORE_INDEX
+from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
 from headway.positions import Learned, Rotary
 from headway.text import Tokenizer
-from headway.tokens import Tokens
 from headway.train import TrainConfig, evaluate, train
 from headway.train.dry_run import describe_run
 from headway.train.inputs import make_spec
-from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
 from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
-from headway.train.objective import MaskedLM, losses, objective_name
-from headway.train.step import accumulate
+from headway.train.tasks import text_task
+from headway.train.tasks.masked_lm import MaskedLM
 from tests.data import data_path
+from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 
 Make = Callable[..., TrainConfig]
@@ -81,20 +82,18 @@ def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
     assert result.curve.read_bytes().startswith(b"\x89PNG")
 
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
-    again = evaluate(model_of(result.model), file, 24, objective=MaskedLM.of(tokenizer, seed=config.seed))
+    again = evaluate(model_of(result.model), MaskedRows.of(file, 24, tokenizer, seed=config.seed))
     assert (again.hits, again.tokens) == (found.hits, found.tokens)
     assert again.nats == pytest.approx(found.nats, rel=1e-5)
-    other = evaluate(model_of(result.model), file, 24, objective=MaskedLM.of(tokenizer, seed=config.seed + 1))
+    other = evaluate(model_of(result.model), MaskedRows.of(file, 24, tokenizer, seed=config.seed + 1))
     assert other.nats != again.nats
 
 
 def examples(config: TrainConfig, folder: Path) -> tuple[MaskedRows, ModelSpec]:
-    from headway.train.inputs import first_model, prepare
-
-    made = prepare(config, folder)
-    rows = made.objective.examples(made.train, config.context, 0)
+    task = MaskedLM(config, folder, None, torch.float32)
+    rows = task.train_rows.drawn(0)
     assert isinstance(rows, MaskedRows)
-    return rows, first_model(config, made.tokenizer.vocab_size).spec
+    return rows, task.model.spec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -106,18 +105,19 @@ def test_the_loss_is_the_mean_over_masked_tokens(encoder: Make, tmp_path: Path, 
     assert isinstance(model, Encoder)
     batch = rows.batch(range(6))
     ids, targets, tokens = batch
-    kept = targets != IGNORED
-    if spec.global_projections:
-        tokens = tokens.with_global(tokens.index == 0)
+    kept = targets != IGNORE_INDEX
+    assert (tokens.is_global is not None) == spec.global_projections
     logits = model(ids, tokens=tokens)[kept].double().detach()
     wanted = F.cross_entropy(logits, targets[kept], reduction="none")
-    total, each, hits = losses(model, batch)
-    assert hits is not None
-    torch.testing.assert_close(each.double(), wanted, rtol=1e-5, atol=1e-5)
+    total, nats, count, each, hits = model(ids, tokens=tokens, targets=targets)
+    assert (count, float(nats)) == (int(kept.sum()), float(total.detach()))
+    assert not each[~kept].any()
+    assert not hits[~kept].any()
+    torch.testing.assert_close(each[kept].double(), wanted, rtol=1e-5, atol=1e-5)
     assert float(total.detach()) == pytest.approx(float(wanted.sum()), rel=1e-6)
-    assert torch.equal(hits, logits.argmax(-1) == targets[kept])
+    assert torch.equal(hits[kept], logits.argmax(-1) == targets[kept])
     twin = MasterWeights(model, torch.float32)
-    assert accumulate(twin, [batch]) == (float(total.detach()), int(kept.sum()), int(hits.sum()))
+    assert accumulated(twin, [batch]) == (float(total.detach()), count, {"hits": int(hits.sum())})
 
 
 def test_every_parameter_is_trained(encoder: Make, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_parameter_is_trained(encoder: Make, tmp_path: Path) -> None:
     for family in FAMILIES:
         rows, spec = examples(encoder(family=family), tmp_path / family)
         twin = MasterWeights(build(replace(spec, init_std=0.3), seed=1).train(), torch.float32)
-        accumulate(twin, [rows.batch(range(8))])
+        accumulated(twin, [rows.batch(range(8))])
         still = {n for n, p in twin.master.named_parameters() if p.grad is None or not p.grad.any()}
         # A bias on the keys adds the same to all scores of a query.
         still = {n for n in still if not n.endswith(("k_proj.bias", "k_global_proj.bias"))}
@@ -145,11 +145,12 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
     ):
         for d in document[index >= 0].unique():
             own = document == d
-            one = (ids[own][None], targets[own][None], Tokens.range(int(own.sum())))
-            if (one[1] != IGNORED).any():
-                alone.append(losses(model, one).each)
+            said = targets[own][None]
+            if (said != IGNORE_INDEX).any():
+                alone.append(model(ids[own][None], targets=said).each[said != IGNORE_INDEX])
     assert len(alone) > len(rows)
-    torch.testing.assert_close(losses(model, batch).each, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    together = model(batch[0], tokens=batch[2], targets=batch[1]).each[batch[1] != IGNORE_INDEX]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_has_a_bias_and_counts_what_is_found() -> None:
@@ -159,9 +160,9 @@ def test_the_loss_has_a_bias_and_counts_what_is_found() -> None:
         for shape in ((50, 8), (30, 8), (30,))
     )
     targets = torch.randint(0, 30, (50,), generator=generator)
-    targets[::7] = IGNORED
-    wanted = plain_cross_entropy_sum(hidden, weight, targets, bias)
-    found = cross_entropy_sum(hidden, weight, targets, bias=bias, hits=True, rows=16)
+    targets[::7] = IGNORE_INDEX
+    wanted = plain_cross_entropy(hidden, weight, targets, bias)
+    found = fused_cross_entropy(hidden, weight, targets, bias=bias, hits=True, rows=16)
     torch.testing.assert_close(found.total, wanted)
     best = F.linear(hidden, weight, bias).argmax(-1)
     assert found.hits is not None
@@ -182,14 +183,14 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
     assert config["architectures"] == [theirs.__name__]
     peer, ours = theirs.from_pretrained(result.model).eval(), model_of(result.model)
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
-    rows = MaskedLM.of(tokenizer, packed=False).examples(file, 24, 5)
+    rows = MaskedRows.of(file, 24, tokenizer, packed=False, draw=5)
     batch = rows.batch(range(len(rows)))
     ids, targets, tokens = batch
     with torch.no_grad():
         said = peer(input_ids=ids, attention_mask=tokens.valid.long(), labels=targets)
-        total, each, _ = losses(ours, batch)
-    assert len(each) > 5
-    assert float(total) / len(each) == pytest.approx(float(said.loss), rel=1e-5)
+        found = ours(ids, tokens=tokens, targets=targets)
+    assert found.tokens > 5
+    assert float(found.nats) / found.tokens == pytest.approx(float(said.loss), rel=1e-5)
     peers = transformers.AutoTokenizer.from_pretrained(result.model)
     assert peers("one two")["input_ids"] == tokenizer.encode("one two")
     assert peers.mask_token_id == tokenizer.mask
@@ -244,7 +245,7 @@ def test_specs_of_encoders(encoder: Make) -> None:
     assert isinstance(spec.positions, Rotary)
     assert spec.linear is not None
     assert (spec.linear.feature, spec.dropout, spec.attention_dropout) == ("elu+1", 0.2, 0.0)
-    assert objective_name(spec) == "masked-lm"
+    assert text_task(spec) is MaskedLM
     found = describe_run(encoder(family="roformer"))
     assert sum(found.groups.values()) == cost.parameter_count(found.spec)
 
@@ -377,7 +378,7 @@ def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]
     assert result.validation.accuracy is not None
     print(f"accuracy {result.validation.accuracy:.3f}, most frequent {float(counts.max()) / len(file):.3f}")
     assert result.validation.accuracy > float(counts.max()) / len(file)
-    longer = evaluate(model_of(result.model), file, 4 * 64, objective=MaskedLM.of(tokenizer))
+    longer = evaluate(model_of(result.model), MaskedRows.of(file, 4 * 64, tokenizer))
     print(f"loss {result.validation.loss:.3f}, at four times the length {longer.loss:.3f}, {longer.accuracy}")
     assert longer.positions[-1].tokens > 50
     assert longer.loss < result.validation.loss + 0.5

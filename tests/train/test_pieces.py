@@ -9,8 +9,9 @@ from torch import nn
 
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec, build
+from headway.nn import IGNORE_INDEX
+from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
 from headway.train import TrainConfig
-from headway.train.loss import IGNORED, cross_entropy_sum, plain_cross_entropy_sum
 from headway.train.master_weights import choose_precision
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
@@ -107,13 +108,14 @@ def test_chunked_loss_is_the_plain_one(rows: int, ignored: str) -> None:
     weight = torch.randn(29, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     targets = torch.randint(0, 29, (3, 11), generator=generator)
     if ignored != "none":
-        targets[0, : 11 if ignored == "some" else None] = IGNORED
-        targets[1:] = IGNORED if ignored == "all" else targets[1:]
-    total, losses, _ = cross_entropy_sum(hidden, weight, targets, rows=rows)
-    wanted = plain_cross_entropy_sum(hidden, weight, targets)
+        targets[0, : 11 if ignored == "some" else None] = IGNORE_INDEX
+        targets[1:] = IGNORE_INDEX if ignored == "all" else targets[1:]
+    total, _, count, losses, _ = fused_cross_entropy(hidden, weight, targets, rows=rows)
+    assert count == int((targets != IGNORE_INDEX).sum())
+    wanted = plain_cross_entropy(hidden, weight, targets)
     torch.testing.assert_close(total, wanted)
     torch.testing.assert_close(losses.sum(), wanted)
-    assert torch.equal(losses == 0, targets == IGNORED)
+    assert torch.equal(losses == 0, targets == IGNORE_INDEX)
     found = torch.autograd.grad(0.37 * total, (hidden, weight))
     for a, b in zip(found, torch.autograd.grad(0.37 * wanted, (hidden, weight)), strict=True):
         torch.testing.assert_close(a, b)
@@ -126,9 +128,9 @@ def test_chunked_loss_in_bf16_is_as_near_as_bf16_is() -> None:
     targets = torch.randint(0, 100, (64,), generator=generator)
     low_h, low_w = (t.bfloat16().requires_grad_() for t in (hidden, weight))
     exact_h, exact_w = (t.detach().double().requires_grad_() for t in (low_h, low_w))
-    wanted = torch.autograd.grad(plain_cross_entropy_sum(exact_h, exact_w, targets), (exact_h, exact_w))
-    plain = torch.autograd.grad(plain_cross_entropy_sum(low_h, low_w, targets), (low_h, low_w))
-    found = torch.autograd.grad(cross_entropy_sum(low_h, low_w, targets, rows=16)[0], (low_h, low_w))
+    wanted = torch.autograd.grad(plain_cross_entropy(exact_h, exact_w, targets), (exact_h, exact_w))
+    plain = torch.autograd.grad(plain_cross_entropy(low_h, low_w, targets), (low_h, low_w))
+    found = torch.autograd.grad(fused_cross_entropy(low_h, low_w, targets, rows=16)[0], (low_h, low_w))
     for a, b, exact in zip(found, plain, wanted, strict=True):
         assert (a.double() - exact).norm() <= 2 * (b.double() - exact).norm()
 
@@ -137,7 +139,7 @@ def test_chunked_loss_computes_no_gradient_where_none_is_wanted(monkeypatch: pyt
     hidden, weight = torch.randn(4, 8), nn.Parameter(torch.randn(9, 8))
     monkeypatch.setattr(torch, "mm", None)
     with torch.no_grad():
-        total, *_ = cross_entropy_sum(hidden, weight, torch.arange(4))
+        total, *_ = fused_cross_entropy(hidden, weight, torch.arange(4))
     assert not total.requires_grad
 
 

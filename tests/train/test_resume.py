@@ -21,11 +21,11 @@ from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.text import Tokenizer
-from headway.train import CallbackContext, Interrupted, PeriodicCallback, TrainConfig, train
+from headway.train import Callback, CallbackContext, Interrupted, TrainConfig, train
 from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
+from headway.train.run_folder import checkpoints
 from headway.train.settings import Settings
-from headway.train.state import checkpoints
 
 Make = Callable[..., TrainConfig]
 
@@ -76,16 +76,16 @@ def killed_at_micro_batch(
 ) -> Callable[[], None]:
     def run() -> None:
         count = 0
-        add = MasterWeights.add
+        collect = MasterWeights.collect
 
-        def counted(twin: MasterWeights[Any], gradients: Any) -> None:
+        def counted(weights: MasterWeights[Any]) -> None:
             nonlocal count
-            add(twin, gradients)
+            collect(weights)
             count += 1
             if count == number:
                 kill_me()
 
-        MasterWeights.add = counted  # type: ignore[method-assign]
+        MasterWeights.collect = counted  # type: ignore[method-assign]
         trained(config, resume="auto", quiet=True)
 
     return run
@@ -195,13 +195,13 @@ def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
     )  # fmt: skip
     seen: list[int] = []
 
-    def look(moment: CallbackContext) -> None:
+    def look(context: CallbackContext) -> None:
         torch.rand(3)
-        assert not moment.model.training
-        seen.append(moment.step)
+        assert not context.model.training
+        seen.append(context.step)
 
     train(plain, quiet=True)
-    train(watched, callbacks=[PeriodicCallback(look, steps=4)], quiet=True)
+    train(watched, callbacks=[Callback(look, every_steps=4)], quiet=True)
     assert seen == [4, 6]
     assert_same_bits(watched.out, plain.out)
 
@@ -209,13 +209,13 @@ def test_looking_changes_nothing(settings: Make, tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_says_where(settings: Make) -> None:
     config = settings(steps=50)
 
-    def interrupt(moment: CallbackContext) -> None:
-        if moment.step == 3:
+    def interrupt(context: CallbackContext) -> None:
+        if context.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(Interrupted) as stop:
-        train(config, callbacks=[PeriodicCallback(interrupt, steps=1)], quiet=True)
+        train(config, callbacks=[Callback(interrupt, every_steps=1)], quiet=True)
     assert signal.getsignal(signal.SIGINT) is before
     assert stop.value.checkpoint == Path(config.out) / "checkpoint-4"
     assert checkpoints(Path(config.out))[-1] == stop.value.checkpoint

@@ -13,14 +13,14 @@ import torch
 
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.storage import disk
-from headway.data import Piece, TokenFile
+from headway.data import Piece, Rows, TokenFile
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import cost
 from headway.patterns import Causal, Window
 from headway.text import Tokenizer
 from headway.train import (
+    Callback,
     CallbackContext,
-    PeriodicCallback,
     TrainConfig,
     TrainingError,
     evaluate,
@@ -32,8 +32,8 @@ from headway.train.dry_run import describe_run
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import draw_curve, read_metrics
 from headway.train.progress import Reporter, clock
+from headway.train.run_folder import checkpoints
 from headway.train.schedule import learning_rate
-from headway.train.state import checkpoints
 
 Make = Callable[..., TrainConfig]
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
@@ -71,7 +71,7 @@ def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.Captu
 
     file = TokenFile(out / "data" / "validation.tokens")
     for folder in (result.model, checkpoints(out)[-1]):
-        again = evaluate(load_model(folder), file, config.context)
+        again = evaluate(load_model(folder), Rows(file, config.context))
         assert again.nats == pytest.approx(result.validation.nats, rel=1e-6)
     assert Tokenizer.load(result.model).fingerprint == file.fingerprint
 
@@ -125,12 +125,12 @@ def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
 def test_callbacks_are_called_by_seconds_and_at_the_end(settings: Make) -> None:
     moments: list[tuple[int, bool]] = []
 
-    def look(moment: CallbackContext) -> None:
-        moments.append((moment.step, moment.last))
+    def look(context: CallbackContext) -> None:
+        moments.append((context.step, context.last))
 
     train(
         settings(steps=5),
-        callbacks=[PeriodicCallback(look, seconds=0.0), PeriodicCallback(look, seconds=1e6)],
+        callbacks=[Callback(look, every_seconds=0.0), Callback(look, every_seconds=1e6)],
         quiet=True,
     )
     assert moments == [(1, False), (2, False), (3, False), (4, False), (5, True), (5, True)]
@@ -139,12 +139,12 @@ def test_callbacks_are_called_by_seconds_and_at_the_end(settings: Make) -> None:
 def test_not_finite_stops_before_a_step_and_the_last_checkpoint_stays(settings: Make) -> None:
     config = settings(steps=9, save_every=1)
 
-    def poison(moment: CallbackContext) -> None:
-        if moment.step == 3:
-            moment.model.model.norm.weight.fill_(float("nan"))
+    def poison(context: CallbackContext) -> None:
+        if context.step == 3:
+            context.model.model.norm.weight.fill_(float("nan"))
 
-    with pytest.raises(TrainingError, match=r"step 4: the loss is not finite .* Rows \d+, "):
-        train(config, callbacks=[PeriodicCallback(poison, steps=1)], quiet=True)
+    with pytest.raises(TrainingError, match=r"step 4: the loss is not finite .* rows \d+, "):
+        train(config, callbacks=[Callback(poison, every_steps=1)], quiet=True)
     last = checkpoints(Path(config.out))[-1]
     assert last.name == "checkpoint-3"
     assert all(bool(torch.isfinite(p).all()) for p in load_model(last).parameters())

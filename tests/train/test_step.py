@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.data import Rows, TokenFile, TokenFileWriter
+from headway.data import Batch, Rows, TokenFile, TokenFileWriter
 from headway.models import Decoder, ModelSpec, build
+from headway.nn import IGNORE_INDEX
 from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
-from headway.train.loss import IGNORED
+from headway.train.checkpoint import Progress
 from headway.train.master_weights import MasterWeights
-from headway.train.step import Batch, accumulate, compute_window
+from tests.train.objectives import Given, accumulated, sgd_step
 
 VOCAB = 40
 
@@ -35,7 +36,7 @@ def ragged(rows: int, length: int = 16) -> list[Batch]:
     ids = torch.randint(0, VOCAB, (rows, length + 1), generator=generator)
     targets = ids[:, 1:].clone()
     for b, n in enumerate(lengths):
-        targets[b, n:] = IGNORED
+        targets[b, n:] = IGNORE_INDEX
     return [
         (ids[b : b + 1, :-1], targets[b : b + 1], Tokens.from_lengths([lengths[b]], total=length))
         for b in range(rows)
@@ -60,10 +61,10 @@ def joined(batches: list[Batch], size: int) -> list[Batch]:
 def gradients(
     batches: list[Batch], dtype: torch.dtype = torch.float32, redo: bool = False
 ) -> dict[str, Tensor]:
-    twin = MasterWeights(model(), dtype)
-    twin.compute.gradient_checkpointing = redo
-    accumulate(twin, batches)
-    return {n: p.grad for n, p in twin.master.named_parameters() if p.grad is not None}
+    weights = MasterWeights(model(), dtype)
+    weights.compute.gradient_checkpointing = redo
+    accumulated(weights, batches)
+    return {n: p.grad for n, p in weights.master.named_parameters() if p.grad is not None}
 
 
 def test_accumulation_is_a_big_batch() -> None:
@@ -120,12 +121,12 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
         row = stream[start : start + 16][: len(stream) - 1 - start]
         for d in dict.fromkeys(d for d, _ in row):
             piece = [i for e, i in row if e == d]
-            said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORED for i in piece]
+            said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORE_INDEX for i in piece]
             ids = torch.tensor([[texts[d][i] for i in piece]])
             alone.append((ids, torch.tensor([said]), Tokens.range(len(piece))))
     a, b = MasterWeights(model(), torch.float32), MasterWeights(model(), torch.float32)
-    nats, count, _ = accumulate(a, packed)
-    nats_alone, count_alone, _ = accumulate(b, alone)
+    nats, count, _ = accumulated(a, packed)
+    nats_alone, count_alone, _ = accumulated(b, alone)
     assert count == count_alone == sum(lengths) - len(lengths)
     assert nats == pytest.approx(nats_alone, rel=1e-5)
     for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
@@ -134,14 +135,14 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
 
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
     ids, targets, tokens = ragged(1)[0]
-    twin = MasterWeights(model(), torch.float32)
-    assert accumulate(twin, [(ids, torch.full_like(targets, IGNORED), tokens)] * 3) == (0.0, 0, None)
-    assert all(p.grad is None for p in twin.master.parameters())
+    weights = MasterWeights(model(), torch.float32)
+    assert accumulated(weights, [(ids, torch.full_like(targets, IGNORE_INDEX), tokens)] * 3) == (0.0, 0, {})
+    assert all(p.grad is None for p in weights.master.parameters())
 
 
 def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
     rows = ragged(3)
-    empty = (rows[0][0], torch.full_like(rows[0][1], IGNORED), rows[0][2])
+    empty = (rows[0][0], torch.full_like(rows[0][1], IGNORE_INDEX), rows[0][2])
     for name, grad in gradients([rows[1], empty, rows[2]]).items():
         torch.testing.assert_close(grad, gradients([rows[1], rows[2]])[name])
 
@@ -149,16 +150,16 @@ def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
-    twin = MasterWeights(model(), torch.float32)
-    weight = twin.master.model.layers[0].mlp.down_proj.weight
+    m = model()
+    weight = m.model.layers[0].mlp.down_proj.weight
     if where == "loss":
         with torch.no_grad():
             weight[0, 0] = float("inf")
     else:
         weight.register_hook(lambda grad: grad * float("nan"))
     with pytest.raises(TrainingError, match=re.escape(f"step 7: the {where} is not finite")) as caught:
-        compute_window(twin, rows, [[2], [0]], clip=1.0, step=7)
-    assert f"Rows 2, 0 of {tmp_path / 'a.tokens'}" in str(caught.value)
+        sgd_step(Given.of(rows, [[2], [0]]), m, clip=1.0, progress=Progress(step=6))
+    assert f"rows 2, 0 of {tmp_path / 'a.tokens'}" in str(caught.value)
     if where == "gradient":
         assert "not finite: model.layers.0.mlp.down_proj.weight" in str(caught.value)
 
@@ -166,19 +167,17 @@ def test_what_is_not_finite_stops_with_step_and_rows(tmp_path: Path, where: str)
 def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
     rows = Rows(token_file(tmp_path / "a.tokens", [list(range(30))]), 8)
     for clip in (1e-2, float("inf")):
-        twin = MasterWeights(model(), torch.float32)
-        window = compute_window(twin, rows, [[0, 1]], clip=clip, step=1)
-        after = torch.cat([p.grad.flatten() for p in twin.master.parameters() if p.grad is not None]).norm()
-        assert window.grad_norm > 0.1
-        assert float(after) == pytest.approx(min(clip, window.grad_norm), rel=1e-4)
+        stats, taken = sgd_step(Given.of(rows, [[0, 1]]), model(), clip=clip)
+        assert stats.grad_norm > 0.1
+        assert float(taken.norm()) == pytest.approx(min(clip, stats.grad_norm), rel=1e-4)
 
 
 def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
     """What autograd saves is the inputs of the blocks (and the loss), not what is inside of them."""
 
     def saved(redo: bool) -> int:
-        twin = MasterWeights(model(), torch.float32)
-        twin.compute.gradient_checkpointing = redo
+        m = model()
+        m.gradient_checkpointing = redo
         ids, _, tokens = joined(ragged(8), 8)[0]
         sizes: dict[int, int] = {}
 
@@ -187,7 +186,7 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            hidden = twin.compute.hidden(ids, tokens=tokens)
+            hidden = m.hidden(ids, tokens=tokens)
         assert hidden.requires_grad
         return sum(sizes.values())
 

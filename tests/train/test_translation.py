@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 import headway
 from headway.api import Translator
 from headway.api.bleu import bleu
+from headway.data.pairs import END, START, Pairs, batches
 from headway.errors import ConfigError, DataError
 from headway.models import EncoderDecoder, build
+from headway.nn import IGNORE_INDEX
+from headway.nn.cross_entropy import chunked_cross_entropy
+from headway.train import train
 from headway.train.config_io import config_yaml, read_settings
-from headway.train.loss import IGNORED
 from headway.train.metrics import read_metrics
-from headway.train.pairs import END, START, Pairs, batches
-from headway.train.translation import inverse_sqrt, smoothed, train_translation, translation_spec
+from headway.train.tasks.translation import inverse_sqrt, translation_spec
 from headway.train.translation_config import TranslationConfig
 from tests.data import data_path
 
@@ -53,9 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, str]]:
     folder = tmp_path_factory.mktemp("translation")
     files = corpus(folder)
     held = {"validation_source": files["source"], "validation_target": files["target"]}
-    found = train_translation(
-        TranslationConfig.of({**TINY, **files, **held, "out": str(folder / "run")}), quiet=True
-    )
+    found = train(TranslationConfig.of({**TINY, **files, **held, "out": str(folder / "run")}), quiet=True)
     return found, files
 
 
@@ -85,7 +85,7 @@ def test_epochs_have_orders_of_their_own() -> None:
 def test_row_14_a_target_is_read_one_slot_late() -> None:
     batch = Pairs([[5, 6, END], [5, END]], [[7, END], [8, 9, END]]).batch([0, 1])
     assert batch.ids.tolist() == [[START, 7, END], [START, 8, 9]]
-    assert batch.targets.tolist() == [[7, END, IGNORED], [8, 9, END]]
+    assert batch.targets.tolist() == [[7, END, IGNORE_INDEX], [8, 9, END]]
     assert batch.tokens.index.tolist() == [[0, 1, -1], [0, 1, 2]]
     assert batch.source_tokens.index.tolist() == [[0, 1, 2], [0, 1, -1]]
 
@@ -98,17 +98,30 @@ def test_row_23_the_rate_rises_and_falls_as_the_paper_says() -> None:
     assert rates[15999] == pytest.approx(rates[3999] / 2)
 
 
+@pytest.mark.parametrize("rows", [None, 4], ids=["one chunk", "two"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-def test_labels_are_smoothed_as_the_formula_says(smoothing: float) -> None:
+def test_labels_are_smoothed_as_the_formula_says(smoothing: float, rows: int | None) -> None:
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([[1, 2, IGNORED], [0, 6, 3]])
-    loss, nats = smoothed(logits, targets, smoothing)
+    targets = torch.tensor([[1, 2, IGNORE_INDEX], [0, 6, 3]])
+    logits.requires_grad_()
+    loss, nats, count, each, _ = chunked_cross_entropy(
+        logits, targets, torch.nn.Identity(), 7, label_smoothing=smoothing, rows=rows
+    )
     log_p = logits.double().log_softmax(-1)
-    kept = targets != IGNORED
+    kept = targets != IGNORE_INDEX
     picked = log_p.gather(-1, targets.clamp_min(0).unsqueeze(-1))[..., 0]
     wanted = -(1 - smoothing) * picked - smoothing * log_p.mean(-1)
-    assert float(loss) == pytest.approx(float(wanted[kept].sum()), rel=1e-5)
-    assert float(nats) == pytest.approx(float(-picked[kept].sum()), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(wanted[kept].detach().sum()), rel=1e-5)
+    assert float(nats) == pytest.approx(float(-picked[kept].detach().sum()), rel=1e-5)
+    assert count == 5
+    torch.testing.assert_close(each.double(), torch.where(kept, -picked, 0.0))
+    weights = torch.rand(2, 3, generator=torch.Generator().manual_seed(1))
+    for found, exact in (
+        (loss, wanted[kept].sum()),
+        ((weights * each).sum(), -(weights * picked)[kept].sum()),
+    ):
+        (a,), (b,) = (torch.autograd.grad(x, logits, retain_graph=True) for x in (found, exact))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
@@ -132,7 +145,7 @@ def test_the_loss_falls_and_the_folder_translates(run: tuple[Any, dict[str, str]
     losses = [record["loss"] for record in read_metrics(result.metrics) if "loss" in record]
     assert len(losses) == result.steps == 40
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
-    assert result.validation_loss < losses[0]
+    assert result.validation.loss < losses[0]
     translator = headway.load(result.model)
     assert isinstance(translator, Translator)
     texts = Path(files["source"]).read_text("utf-8").splitlines()[:12]
@@ -174,11 +187,11 @@ def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
         settings = TranslationConfig.of(
             {**TINY, **files, "steps": 3, "dropout": 0.1, "out": str(tmp_path / name)}
         )
-        found.append(headway.load(train_translation(settings, quiet=True).model))
+        found.append(headway.load(train(settings, quiet=True).model))
     one, two = (translator.model.state_dict() for translator in found)
     assert all(torch.equal(one[name], two[name]) for name in one)
     with pytest.raises(ConfigError, match="already holds a run"):
-        train_translation(settings, quiet=True)
+        train(settings, quiet=True)
 
 
 def test_bleu_is_that_of_sacrebleu() -> None:
@@ -236,7 +249,7 @@ def test_pairs_that_are_none(source: str, target: str, match: str, tmp_path: Pat
     (tmp_path / "t").write_text(target)
     files = {"source": str(tmp_path / "s"), "target": str(tmp_path / "t"), "out": str(tmp_path / "out")}
     with pytest.raises(DataError, match=match):
-        train_translation(TranslationConfig.of({**TINY, **files}), quiet=True)
+        train(TranslationConfig.of({**TINY, **files}), quiet=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -253,9 +266,7 @@ def test_row_26_german_from_english(tmp_path: Path) -> None:
         "steps": 150,
     }
     config = {**size, "warmup": 60, "context": 128, "out": str(tmp_path / "run")}
-    result = train_translation(
-        TranslationConfig.of({**{k: str(v) for k, v in files.items()}, **config}), quiet=True
-    )
+    result = train(TranslationConfig.of({**{k: str(v) for k, v in files.items()}, **config}), quiet=True)
     losses = [record["loss"] for record in read_metrics(result.metrics) if "loss" in record]
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
     translator = headway.load(result.model, task="translate")

@@ -11,11 +11,12 @@ import torch
 
 import headway
 from headway.cli import run
+from headway.data.pairs import START, Pairs
 from headway.errors import CheckpointError, ConfigError
 from headway.train import Interrupted, TrainConfig, train
-from headway.train.pairs import START, Pairs
-from headway.train.state import checkpoints
-from headway.train.translation import _Translation, train_translation
+from headway.train.run_folder import checkpoints
+from headway.train.tasks.base import StepStats
+from headway.train.trainer import Trainer
 from headway.train.translation_config import TranslationConfig
 from tests.train.test_resume import (
     assert_same_bits,
@@ -42,14 +43,14 @@ def translation(tmp_path: Path) -> Make:
 
 def interrupted_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the midst of the step after `step`."""
-    plain = _Translation.step
+    plain = Trainer.step
 
-    def interrupting(run: _Translation) -> dict[str, Any]:
-        if run.state.progress.step == step:
+    def interrupting(trainer: Trainer[Any, Any]) -> StepStats:
+        if trainer.progress.step == step:
             os.kill(os.getpid(), signal.SIGINT)
-        return plain(run)
+        return plain(trainer)
 
-    monkeypatch.setattr(_Translation, "step", interrupting)
+    monkeypatch.setattr(Trainer, "step", interrupting)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -59,26 +60,26 @@ def test_killed_inside_steps_and_inside_a_save(translation: Make, tmp_path: Path
     whole = translation(dtype=dtype, out=str(tmp_path / "whole"), save_every=None)
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    train_translation(whole, quiet=True)
+    train(whole, quiet=True)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)  # what the caller drew before has no part in it
-    assert in_a_child(killed_at_micro_batch(usual, 5, train_translation)) == -signal.SIGKILL
+    assert in_a_child(killed_at_micro_batch(usual, 5, train)) == -signal.SIGKILL
     assert [p.name for p in checkpoints(Path(usual.out))] == ["checkpoint-0", "checkpoint-3"]
-    assert in_a_child(killed_at_disk_call(usual, "checkpoint-6", 9, train_translation)) == -signal.SIGKILL
+    assert in_a_child(killed_at_disk_call(usual, "checkpoint-6", 9, train)) == -signal.SIGKILL
     assert [p.name for p in checkpoints(Path(usual.out))] == ["checkpoint-0", "checkpoint-3"]
-    assert in_a_child(killed_at_micro_batch(usual, 5, train_translation)) == -signal.SIGKILL
+    assert in_a_child(killed_at_micro_batch(usual, 5, train)) == -signal.SIGKILL
     assert checkpoints(Path(usual.out))[-1].name == "checkpoint-6"
-    train_translation(usual, resume="auto", quiet=True)
+    train(usual, resume="auto", quiet=True)
     assert_same_bits(usual.out, whole.out)
 
 
 def test_resumed_from_every_step_across_epochs(translation: Make, tmp_path: Path) -> None:
     whole = translation(save_every=1, keep_last=99, steps=5)
-    done = train_translation(whole, quiet=True)
+    done = train(whole, quiet=True)
     assert len(checkpoints(Path(whole.out))) == done.steps + 1
     for checkpoint in checkpoints(Path(whole.out))[:-1]:
         again = translation(steps=5, out=str(tmp_path / f"from-{checkpoint.name}"))
-        assert train_translation(again, resume=str(checkpoint), quiet=True).loss == done.loss
+        assert train(again, resume=str(checkpoint), quiet=True).loss == done.loss
         a, b = weights(again.out), weights(whole.out)
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in b), checkpoint.name
@@ -88,14 +89,14 @@ def test_resumed_from_every_step_across_epochs(translation: Make, tmp_path: Path
 def test_a_run_that_ended_goes_on_as_if_it_had_been_longer(
     translation: Make, tmp_path: Path, end: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_translation(translation(out=str(tmp_path / "whole")), quiet=True)
-    assert train_translation(translation(**end), quiet=True).steps == end.get("steps", 0)
-    train_translation(translation(), resume="auto")
+    train(translation(out=str(tmp_path / "whole")), quiet=True)
+    assert train(translation(**end), quiet=True).steps == end.get("steps", 0)
+    train(translation(), resume="auto")
     said = capsys.readouterr().err
     assert "going on from" in said
     assert "not bit for bit" not in said
     assert_same_bits(translation().out, str(tmp_path / "whole"))
-    again = train_translation(translation(), resume="auto", quiet=True)
+    again = train(translation(), resume="auto", quiet=True)
     assert (again.steps, again.loss) == (10, None)  # nothing was left to do
 
 
@@ -103,7 +104,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
     translation: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = translation()
-    train_translation(translation(out=str(tmp_path / "whole")), quiet=True)
+    train(translation(out=str(tmp_path / "whole")), quiet=True)
     given = [
         f"--{name.replace('_', '-')}={value}" for name, value in config.model_dump(exclude_none=True).items()
     ]
@@ -123,39 +124,39 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
 
 
 def test_a_second_ctrl_c_ends_at_once(translation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, plain = translation(), _Translation.step
+    config, plain = translation(), Trainer.step
 
-    def twice(run: _Translation) -> dict[str, Any]:
-        if run.state.progress.step == 1:
+    def twice(trainer: Trainer[Any, Any]) -> StepStats:
+        if trainer.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
-        return plain(run)
+        return plain(trainer)
 
-    monkeypatch.setattr(_Translation, "step", twice)
+    monkeypatch.setattr(Trainer, "step", twice)
     with pytest.raises(KeyboardInterrupt) as stop:
-        train_translation(config, quiet=True)
+        train(config, quiet=True)
     assert not isinstance(stop.value, Interrupted)
     assert [p.name for p in checkpoints(Path(config.out))] == ["checkpoint-0"]
 
 
 def test_what_does_not_fit_a_checkpoint_is_refused(translation: Make, tmp_path: Path) -> None:
     config = translation(steps=3)
-    train_translation(config, quiet=True)
+    train(config, quiet=True)
     last = Path(config.out) / "checkpoint-3"
     with pytest.raises(ConfigError, match=r"already holds a run \(checkpoint-3\); go on with --resume auto"):
-        train_translation(config, quiet=True)
+        train(config, quiet=True)
     with pytest.raises(
         ConfigError, match=r"from .*checkpoint-3: hidden was 64, is 32; seed was 0, is 3\. Start"
     ):
-        train_translation(translation(hidden=32, seed=3), resume="auto", quiet=True)
+        train(translation(hidden=32, seed=3), resume="auto", quiet=True)
     with pytest.raises(CheckpointError, match=r"nowhere is no training checkpoint: it has no training.json"):
-        train_translation(config, resume=str(tmp_path / "nowhere"), quiet=True)
+        train(config, resume=str(tmp_path / "nowhere"), quiet=True)
     with pytest.raises(ConfigError, match=r"run holds checkpoint-3, which go beyond .*checkpoint-0; choose"):
-        train_translation(config, resume=str(last.with_name("checkpoint-0")), quiet=True)
+        train(config, resume=str(last.with_name("checkpoint-0")), quiet=True)
     lines = Path(config.target).read_text("utf-8").splitlines()
     Path(config.target).write_text("\n".join([lines[1], lines[0], *lines[2:]]), "utf-8")
     with pytest.raises(ConfigError, match=r"the training data is not the same: it was .*'pairs': 60"):
-        train_translation(translation(steps=4), resume="auto", quiet=True)
+        train(translation(steps=4), resume="auto", quiet=True)
 
 
 def test_a_checkpoint_of_another_kind_of_run_is_refused(
@@ -163,12 +164,12 @@ def test_a_checkpoint_of_another_kind_of_run_is_refused(
 ) -> None:
     text, pairs = settings(steps=1, out=str(tmp_path / "text")), translation(steps=1)
     train(text, quiet=True)
-    train_translation(pairs, quiet=True)
+    train(pairs, quiet=True)
     elsewhere = str(tmp_path / "elsewhere")
     with pytest.raises(
         ConfigError, match="no checkpoint of `headway train-translation`, for its settings lack source"
     ):
-        train_translation(translation(out=elsewhere), resume=f"{text.out}/checkpoint-1", quiet=True)
+        train(translation(out=elsewhere), resume=f"{text.out}/checkpoint-1", quiet=True)
     with pytest.raises(ConfigError, match="no checkpoint of `headway train`, for its settings lack data"):
         train(settings(out=elsewhere), resume=f"{pairs.out}/checkpoint-1", quiet=True)
     assert not Path(elsewhere).exists()

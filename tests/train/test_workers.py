@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headway.data import Rows
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build
 from headway.train import TrainConfig, train
@@ -16,7 +17,7 @@ from headway.train.inputs import prepare
 from headway.train.master_weights import MasterWeights
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
-from headway.train.step import accumulate
+from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits
 from tests.train.test_step import joined, model, ragged
 
@@ -47,11 +48,12 @@ def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, red
     rows = joined(ragged(10), 2)
     found = []
     for count in (1, 2, 3):
-        twin = MasterWeights(model(), dtype)
-        twin.compute.gradient_checkpointing = redo
+        m = model()
+        m.gradient_checkpointing = redo
+        weights = MasterWeights(m, dtype, count)
         with MicrobatchPool(count) as workers:
-            result = accumulate(twin, rows, workers)
-        found.append((result, [p.grad for p in twin.master.parameters()]))
+            result = accumulated(weights, rows, workers)
+        found.append((result, [p.grad for p in m.parameters()]))
     for result, gradients in found[1:]:
         assert result == found[0][0]
         for a, b in zip(gradients, found[0][1], strict=True):
@@ -69,10 +71,9 @@ class Backwards(MicrobatchPool):
 
 def test_the_order_of_computing_changes_no_bit() -> None:
     rows = joined(ragged(9), 3)
-    a, b = MasterWeights(model(), torch.bfloat16), MasterWeights(model(), torch.bfloat16)
-    accumulate(a, rows, MicrobatchPool(1))
-    backwards = Backwards(3)
-    accumulate(b, rows, backwards)
+    a, b = MasterWeights(model(), torch.bfloat16), MasterWeights(model(), torch.bfloat16, 3)
+    accumulated(a, rows)
+    accumulated(b, rows, Backwards(3))
     for p, q in zip(a.master.parameters(), b.master.parameters(), strict=True):
         assert p.grad is not None
         assert q.grad is not None
@@ -124,13 +125,13 @@ def test_another_number_of_workers_is_said_on_resume(
 
 
 def test_evaluation_side_by_side(settings: Make, tmp_path: Path) -> None:
-    inputs = prepare(settings(), tmp_path / "made")
-    m = build(
-        ModelSpec.of_depth(1, inputs.tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8), seed=0
-    )
-    alone = evaluate(m, inputs.train, 24)
+    tokenizer, file, _ = prepare(settings(), tmp_path / "made", None, in_template=True)
+    spec = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, head_dim=8)
+    m = build(spec, seed=0)
+    rows = Rows(file, 24)
+    alone = evaluate(m, rows)
     with MicrobatchPool(3) as workers:
-        together = evaluate(m, inputs.train, 24, workers=workers)
+        together = evaluate(m, rows, pool=workers)
     assert together.tokens == alone.tokens
     assert together.nats == pytest.approx(alone.nats, rel=1e-6)
 

@@ -64,7 +64,7 @@ def read_texts(texts: list[str] | None, file: Path | None = None) -> list[str]:
     if texts and file is not None:
         raise typer.BadParameter("texts are given twice, as arguments and as --file")
     if file is not None:
-        from headway.train.pairs import read_lines
+        from headway.data.pairs import read_lines
 
         return read_lines(file)
     if texts and texts != ["-"]:

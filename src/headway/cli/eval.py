@@ -35,21 +35,24 @@ def command(
     from headway.checkpoints.restore import build_model
     from headway.data import TokenFile, encode_corpus
     from headway.errors import ConfigError
+    from headway.models import Decoder, Encoder
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
     from headway.train.master_weights import DTYPES, choose_precision
     from headway.train.microbatch_pool import MicrobatchPool
-    from headway.train.objective import MaskedLM, NextToken, Objective, trainable
+    from headway.train.tasks import text_task
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
     set_threads(threads)
     precision = choose_precision(dtype)
-    found_model = trainable(build_model(load_folder(model), dtype=DTYPES[precision.what], backend=backend))
-    spec = found_model.spec
+    source = load_folder(model)
+    spec = source.spec
+    task = text_task(spec)
+    found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    assert isinstance(found_model, (Decoder, Encoder))
     tokenizer = Tokenizer.load(model)
     tokenizer.require_fits(spec.vocab)
-    objective: Objective = NextToken() if spec.causal else MaskedLM.of(tokenizer)
     length = context or min(spec.trained_context, 2048)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(data)
@@ -58,8 +61,8 @@ def command(
             path = encode_corpus(data, tokenizer, whole, bos=spec.causal, eos=spec.causal).path
         file = TokenFile(path)
         file.require_tokenizer(tokenizer.fingerprint)
-        with MicrobatchPool(torch.get_num_threads()) as workers:
-            found = evaluate(found_model, file, length, limit=limit, workers=workers, objective=objective)
+        with MicrobatchPool(torch.get_num_threads()) as pool:
+            found = evaluate(found_model, task.rows(file, tokenizer, spec, length), limit=limit, pool=pool)
     report = {
         "model": model,
         "data": data,

@@ -38,10 +38,10 @@ def command(
         print(config_yaml(settings), end="")
         return 0
     from headway.train.callbacks import Interrupted
-    from headway.train.translation import train_translation
+    from headway.train.run import train
 
     try:
-        result = train_translation(settings, resume=resume)
+        result = train(settings, resume=resume)
     except Interrupted as stop:
         return say_how_to_go_on(settings, stop.checkpoint)
     if json:
@@ -51,8 +51,8 @@ def command(
         ("steps", result.steps),
         ("loss of the last step, nats per token", result.loss),
     ]
-    if result.validation_loss is not None:
-        rows.append(("held-out loss, nats per token", result.validation_loss))
+    if result.validation is not None:
+        rows.append(("held-out loss, nats per token", result.validation.loss))
     rows += [("model", str(result.model)), ("metrics", str(result.metrics)), ("curve", str(result.curve))]
     print(table(("what", "value"), rows))
     print(f"next: headway translate {shlex.quote(str(result.model))} 'A man rides a horse.'")

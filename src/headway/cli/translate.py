@@ -61,7 +61,7 @@ def command(
     from headway.api import load
     from headway.api.bleu import bleu
     from headway.checkpoints import atomic_write
-    from headway.train.pairs import read_lines
+    from headway.data.pairs import read_lines
 
     translator = load(model, task="translate", dtype=dtype, backend=backend)
     given = read_texts(texts, file)

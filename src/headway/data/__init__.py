@@ -3,12 +3,14 @@
 from headway.data.encode import Corpus, encode_corpus
 from headway.data.masking import Masking
 from headway.data.order import Order, Place, order
-from headway.data.packing import PackedRow, Rows, Span, apart, pack
+from headway.data.packing import Batch, PackedRow, Rows, Span, apart, pack
 from headway.data.reading import Piece, read_text, texts
-from headway.data.template_rows import FramedRows, MaskedRows
+from headway.data.template_rows import HELD_OUT, FramedRows, MaskedRows
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 
 __all__ = [
+    "HELD_OUT",
+    "Batch",
     "Corpus",
     "FramedRows",
     "MaskedRows",

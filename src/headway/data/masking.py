@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.packing import IGNORED
 from headway.data.whole_word_masking import WordTable
 from headway.errors import ConfigError
+from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 
 SHARE, MASKED, RANDOM = 0.15, 0.8, 0.1
@@ -66,4 +66,4 @@ class Masking:
         chosen = (first < self.share) & ~self.special[ids]
         other = self.ordinary[(third * len(self.ordinary)).astype(np.int64)]
         instead = np.where(second < MASKED, self.mask, np.where(second < MASKED + RANDOM, other, ids))
-        return np.where(chosen, instead, ids), np.where(chosen, ids, IGNORED)
+        return np.where(chosen, instead, ids), np.where(chosen, ids, IGNORE_INDEX)

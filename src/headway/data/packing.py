@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from headway.data.tokenfile import TokenFile
 from headway.errors import DataError
+from headway.nn import IGNORE_INDEX
 from headway.tokens import Tokens
 
-IGNORED = -100
+Batch = tuple[Tensor, Tensor, Tokens]
+"""ids [B, L], targets [B, L] (`IGNORE_INDEX` where nothing is predicted), and the tokens' description."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ class PackedRow:
 class Rows:
     """The rows of a token file: `len(rows)`, `rows[i]`, `rows.batch([..])`."""
 
+    covers_text: ClassVar[bool] = True
+    """Every token but the first of each document is a target once, so that losses can be stated per byte."""
+
     def __init__(self, file: TokenFile, length: int) -> None:
         _check_length(length)
         if len(file) < 2:
@@ -100,18 +106,22 @@ class Rows:
         window = np.asarray(self.file.tokens[begin : begin + length + 1], dtype=np.int64)
         n = len(window) - 1
         ids = np.zeros(length, np.int64)
-        targets = np.full(length, IGNORED, np.int64)
+        targets = np.full(length, IGNORE_INDEX, np.int64)
         ids[:n], targets[:n] = window[:-1], window[1:]
         edges_of_row = np.array([begin, begin + n], np.uint64)  # the same dtype: else numpy copies all ends
         first, last = np.searchsorted(self.file.ends, edges_of_row, side="right")
         ends = np.asarray(self.file.ends[first:last], dtype=np.int64) - begin
-        targets[ends[(ends >= 1) & (ends <= n)] - 1] = IGNORED
+        targets[ends[(ends >= 1) & (ends <= n)] - 1] = IGNORE_INDEX
         edges = [0, *(int(e) for e in ends if 0 < e < n), n]
         lengths = [b - a for a, b in pairwise(edges)]
         return PackedRow(torch.from_numpy(ids), torch.from_numpy(targets), lengths)
 
-    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tokens]:
-        """ids [B, L], targets [B, L] and the tokens' description, for the given rows."""
+    def drawn(self, draw: int) -> Rows:
+        """The same rows: nothing in them is drawn."""
+        return self
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The given rows."""
         rows = [self[i] for i in indices]
         ids, targets = torch.stack([r.ids for r in rows]), torch.stack([r.targets for r in rows])
         return ids, targets, Tokens.packed([r.lengths for r in rows], total=self.length)

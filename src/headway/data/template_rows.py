@@ -6,18 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from headway.data.masking import Masking
+from headway.data.masking import SHARE, Masking
 from headway.data.order import keyed
-from headway.data.packing import IGNORED, apart, pack
+from headway.data.packing import Batch, apart, pack
 from headway.data.tokenfile import TokenFile
 from headway.errors import DataError
+from headway.nn import IGNORE_INDEX
+from headway.text import Tokenizer
 from headway.tokens import Tokens
+
+HELD_OUT = -1  # the draw of every evaluation: steps are numbered from 0
 
 
 class FramedRows:
@@ -79,13 +83,34 @@ class MaskedRows:
     """Rows with tokens to be found: `len(rows)`, `rows.batch([..])`.
 
     What is masked in row i is a function of (seed, draw, i): another draw is another mask, an equal one the same,
-    whatever else is in the batch.
+    whatever else is in the batch. With `global_first` the first token of each text, [CLS], is global.
     """
 
     rows: FramedRows
     masking: Masking
     seed: int = 0
     draw: int = 0
+    global_first: bool = False
+    covers_text: ClassVar[bool] = False
+
+    @staticmethod
+    def of(
+        file: TokenFile,
+        length: int,
+        tokenizer: Tokenizer,
+        *,
+        share: float = SHARE,
+        whole_words: bool = False,
+        packed: bool = True,
+        seed: int = 0,
+        draw: int = HELD_OUT,
+        global_first: bool = False,
+    ) -> MaskedRows:
+        """For a tokenizer, its template and its mask; arguments and errors as in `FramedRows` and `Masking.of`."""
+        template = tokenizer.template
+        rows = FramedRows(file, length, prefix=template.prefix, suffix=template.suffix, packed=packed)
+        masking = Masking.of(tokenizer, share=share, whole_words=whole_words)
+        return MaskedRows(rows, masking, seed, draw, global_first)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,19 +120,26 @@ class MaskedRows:
         """Where the text is from."""
         return self.rows.file
 
+    @property
+    def length(self) -> int:
+        """Slots of a row."""
+        return self.rows.length
+
     def drawn(self, draw: int) -> MaskedRows:
         """The same rows with another mask."""
         return replace(self, draw=draw)
 
-    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tokens]:
-        """ids [B, L] (0 in empty slots), targets [B, L] (-100 where nothing is to be found), and the tokens'
-        description, for the given rows."""
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The given rows, with 0 in empty slots."""
         total = self.rows.length
         ids = np.zeros((len(indices), total), np.int64)
-        targets = np.full((len(indices), total), IGNORED, np.int64)
+        targets = np.full((len(indices), total), IGNORE_INDEX, np.int64)
         lengths = []
         for b, i in enumerate(indices):
             row, parts = self.rows[i]
             ids[b, : len(row)], targets[b, : len(row)] = self.masking(row, keyed(self.seed, self.draw, i))
             lengths.append(parts)
-        return torch.from_numpy(ids), torch.from_numpy(targets), Tokens.packed(lengths, total=total)
+        tokens = Tokens.packed(lengths, total=total)
+        if self.global_first:
+            tokens = tokens.with_global(tokens.index == 0)
+        return torch.from_numpy(ids), torch.from_numpy(targets), tokens

@@ -65,6 +65,15 @@ class TokenFile:
         self.tokens = _map(self.path, np.dtype(np.uint16 if width == 2 else np.uint32), _ROOM, count)
         self.ends = _map(self.path, np.dtype(np.uint64), at, documents)
 
+    def described(self) -> dict[str, Any]:
+        """What tells this file from another."""
+        return {
+            "tokens": len(self),
+            "documents": self.documents,
+            "text_bytes": self.text_bytes,
+            "tokenizer": self.fingerprint.hex()[:16],
+        }
+
     def __len__(self) -> int:
         """Tokens in the file."""
         return len(self.tokens)

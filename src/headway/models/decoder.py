@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from headway.cache import DecoderCache
 from headway.cache.choose import Kind
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call, make_layer_cache
-from headway.nn import OutputLayer, check_ids
+from headway.nn import Losses, OutputLayer, check_ids
 from headway.tokens import Tokens
 
 
@@ -46,8 +46,9 @@ class Decoder(nn.Module):
         tokens: Tokens | None = None,
         cache: DecoderCache | None = None,
         logits_for: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Logits of the token that follows each slot.
+        targets: Tensor | None = None,
+    ) -> Tensor | Losses:
+        """Logits of the token that follows each slot; given the tokens that do follow, their summed loss.
 
         Args:
             ids: token ids [B, T]; those of empty slots are not looked at.
@@ -56,13 +57,18 @@ class Decoder(nn.Module):
             cache: past keys and values (`make_cache`); this chunk is added.
             logits_for: slots whose logits are computed, all unless given: a slice of slots; slot numbers [N]
                 for all rows, or [B, N] row by row; a bool mask [B, T].
+            targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
         Returns:
-            [B, N, V], or [number of True, V] for a mask.
+            [B, N, V], or [number of True, V] for a mask; with targets `Losses`, without ever holding all logits.
         Raises:
-            DataError: ids that are not in the vocab, or of a wrong shape. ConfigError: tokens that do not fit
-            ids, rows beyond `max_context`, a wrong logits_for. CacheError: chunks that do not continue a cache.
+            DataError: ids or targets that are not in the vocab, or of a wrong shape. ConfigError: tokens that do not
+            fit ids, rows beyond `max_context`, a wrong logits_for, or one beside targets. CacheError: chunks that do
+            not continue a cache.
         """
+        check_targets(ids, targets, logits_for)
         hidden = self.hidden(ids, tokens=tokens, cache=cache)
+        if targets is not None:
+            return self.lm_head.cross_entropy(hidden, targets, self.model.embedding)
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def hidden(
@@ -92,6 +98,19 @@ class Decoder(nn.Module):
         return make_layer_cache(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
 
 
+def check_targets(ids: Tensor, targets: Tensor | None, logits_for: Tensor | slice | None) -> None:
+    """DataError unless there is one target for each of the ids; ConfigError beside `logits_for`."""
+    if targets is None:
+        return
+    if logits_for is not None:
+        raise ConfigError(
+            "targets and logits_for are given: losses are those of all targets that are not -100, and there are no "
+            "logits to choose from; drop one of them"
+        )
+    if targets.shape != ids.shape:
+        raise DataError(f"targets {[*targets.shape]} do not fit ids {[*ids.shape]}; give one for each slot")
+
+
 def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
     """The slots that `logits_for` of `Decoder.forward` names: [B, N, M], or [n, M] for a bool mask.
 
@@ -117,4 +136,4 @@ def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
     return x_BTM.gather(1, at.unsqueeze(-1).expand(-1, -1, width))
 
 
-__all__ = ["Decoder", "select_slots"]
+__all__ = ["Decoder", "check_targets", "select_slots"]

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.models.decoder import select_slots
+from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call
-from headway.nn import OutputLayer, check_ids, make_norm, named_activation
+from headway.nn import IGNORE_INDEX, Losses, OutputLayer, check_ids, make_norm, named_activation
 from headway.tokens import Tokens
 
 
@@ -47,21 +47,28 @@ class Encoder(nn.Module):
         tokens: Tokens | None = None,
         types: Tensor | None = None,
         logits_for: Tensor | slice | None = None,
-    ) -> Tensor:
-        """What the head gives: see `Head`.
+        targets: Tensor | None = None,
+    ) -> Tensor | Losses:
+        """What the head gives: see `Head`; for a masked-lm head that is given targets, their summed loss.
 
         Args:
             ids: token ids [B, T]; those of empty slots are not looked at.
             tokens: [B|1, T]; every slot is a token unless given. Global tokens are `tokens.with_global(...)`.
             types: token types [B, T] (BERT's segments), all 0 unless given.
             logits_for: for heads with an output per token: the slots that are wanted, as in `Decoder.forward`.
+            targets: [B, T] the token that stands in each slot, `IGNORE_INDEX` (-100) where none is trained. The head
+                is computed for the others alone, and hits are counted.
         Raises:
-            DataError: ids or types that are not in their tables. ConfigError: tokens that do not fit ids, rows
-            beyond the context limit, logits_for with a head that gives one output for a row.
+            DataError: ids, types or targets that are not in their tables. ConfigError: tokens that do not fit ids, rows
+            beyond the context limit, logits_for with a head that gives one output for a row, targets with a head
+            other than masked-lm.
         """
         check_ids(ids)
+        check_targets(ids, targets, logits_for)
         tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self.hidden(ids, tokens=tokens, types=types)
+        if targets is not None:
+            return self.head.cross_entropy(hidden, targets, self.model.embedding)
         if logits_for is not None:
             if self.spec.head.task in ("classify", "embed"):
                 raise ConfigError(
@@ -120,6 +127,23 @@ class HeadLayer(nn.Module):
         if self.out is not None:
             x = self.out(self.drop(x))
         return F.normalize(x, dim=-1) if self.unit else x
+
+    def cross_entropy(self, hidden: Tensor, targets: Tensor, embedding: Tensor) -> Losses:
+        """The last states [B, T, M] and targets [B, T] -> `Losses`, computed for the targets that are not ignored.
+
+        Raises ConfigError for a head that has no output over the vocab."""
+        if not isinstance(self.out, OutputLayer):
+            raise ConfigError(
+                f"Encoder: targets are tokens, and Head({self.task!r}) has no output over the vocab; give a model with "
+                "a masked-lm head, or compute the loss from this head's outputs"
+            )
+        wanted = targets != IGNORE_INDEX
+        found = self.out.cross_entropy(
+            self.before_output(hidden[wanted]), targets[wanted], embedding, hits=True
+        )
+        assert found.hits is not None
+        each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
+        return found._replace(each=each, hits=torch.zeros_like(wanted).masked_scatter(wanted, found.hits))
 
     def before_output(self, x: Tensor) -> Tensor:
         """[..., M] -> what `out` is given: dense and norm, where the head has them."""

@@ -15,10 +15,10 @@ from headway.attention import KeyValues
 from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.cache.choose import Kind
 from headway.errors import ConfigError
-from headway.models.decoder import select_slots
+from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, check_call, make_layer_cache
-from headway.nn import OutputLayer, check_ids
+from headway.nn import Losses, OutputLayer, check_ids
 from headway.tokens import Tokens
 
 
@@ -65,16 +65,27 @@ class EncoderDecoder(nn.Module):
         source_tokens: Tokens | None = None,
         tokens: Tokens | None = None,
         logits_for: Tensor | slice | None = None,
-    ) -> Tensor:
-        """Logits [B, T, V] of the target token that follows each slot (teacher forcing).
+        targets: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> Tensor | Losses:
+        """Logits [B, T, V] of the target token that follows each slot (teacher forcing); given the tokens that do
+        follow, their summed loss.
 
         Args:
             source: ids [B, S] of what is translated.
             ids: target ids [B, T], shifted: the first is the one that decoding starts from.
             source_tokens, tokens: [B|1, S] and [B|1, T]; every slot is a token unless given.
             logits_for: slots whose logits are computed; as in `Decoder.forward`.
+            targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
+            label_smoothing: share of each target that all tokens have evenly; see `chunked_cross_entropy`.
+        With targets it returns `Losses`, without ever holding all logits; `each` is differentiable.
         Raises DataError and ConfigError as `Decoder.forward` does.
         """
+        check_targets(ids, targets, logits_for)
+        if label_smoothing and targets is None:
+            raise ConfigError(
+                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
+            )
         memory = self.encode(source, tokens=source_tokens)
         if memory.states.shape[0] != ids.shape[0]:
             raise ConfigError(
@@ -83,6 +94,10 @@ class EncoderDecoder(nn.Module):
         check_ids(ids)
         tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self._decode(ids, tokens, self.memory_keys(memory))
+        if targets is not None:
+            return self.lm_head.cross_entropy(
+                hidden, targets, self.decoder.embedding, label_smoothing=label_smoothing
+            )
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:

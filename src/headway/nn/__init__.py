@@ -2,6 +2,7 @@
 
 from headway.nn.attention import Attention
 from headway.nn.block import ORDERS, Block, Order
+from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.global_attention import GlobalAttention
@@ -13,6 +14,7 @@ from headway.nn.scores import Scores
 
 __all__ = [
     "ACTIVATIONS",
+    "IGNORE_INDEX",
     "NORMS",
     "ORDERS",
     "Attention",
@@ -22,6 +24,7 @@ __all__ = [
     "GlobalAttention",
     "LayerNorm",
     "LinearAttention",
+    "Losses",
     "Norm",
     "Order",
     "OutputLayer",

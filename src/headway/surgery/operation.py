@@ -17,11 +17,11 @@ from headway.checkpoints.restore import fill
 from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
-from headway.data import TokenFile, encode_corpus
+from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
 from headway.models import Decoder, ModelSpec, cost
 from headway.text import Tokenizer
-from headway.train.evaluation import Evaluation, evaluate
+from headway.train.evaluation import TextEvaluation, evaluate
 from headway.train.microbatch_pool import MicrobatchPool
 
 Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
@@ -52,10 +52,10 @@ class Text:
             file.require_tokenizer(tokenizer.fingerprint)
             yield Text(file, limit)
 
-    def evaluate(self, model: Decoder, context: int) -> Evaluation:
+    def evaluate(self, model: Decoder, context: int) -> TextEvaluation:
         """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
-        with MicrobatchPool(torch.get_num_threads()) as workers:
-            return evaluate(model, self.file, context, limit=self.limit, workers=workers)
+        with MicrobatchPool(torch.get_num_threads()) as pool:
+            return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
 
     @property
     def longest_document(self) -> int:
@@ -155,7 +155,7 @@ def operate(
     old = fill(replace(folder.spec, max_context=None), folder.tensors)
     was, logits_before = _look(old, text, context, ids)
     del old
-    found: list[tuple[Evaluation | None, Tensor]] = []
+    found: list[tuple[TextEvaluation | None, Tensor]] = []
     save_state(
         target,
         spec,
@@ -237,12 +237,14 @@ def _probe(spec: ModelSpec, text: Text | None, context: int) -> Tensor:
 
 
 @torch.no_grad()
-def _look(model: Decoder, text: Text | None, context: int, ids: Tensor) -> tuple[Evaluation | None, Tensor]:
+def _look(
+    model: Decoder, text: Text | None, context: int, ids: Tensor
+) -> tuple[TextEvaluation | None, Tensor]:
     logits: Tensor = model(ids[None], logits_for=slice(-PROBED, None))[0]
     return None if text is None else text.evaluate(model, context), logits
 
 
-def _side(spec: ModelSpec, found: Evaluation | None, context: int, dtype: torch.dtype) -> Side:
+def _side(spec: ModelSpec, found: TextEvaluation | None, context: int, dtype: torch.dtype) -> Side:
     return Side(
         parameters=cost.parameter_count(spec),
         kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype),
@@ -253,7 +255,7 @@ def _side(spec: ModelSpec, found: Evaluation | None, context: int, dtype: torch.
     )
 
 
-def _positions(was: Evaluation | None, now: Evaluation | None) -> tuple[Position, ...]:
+def _positions(was: TextEvaluation | None, now: TextEvaluation | None) -> tuple[Position, ...]:
     if was is None or now is None:
         return ()
     return tuple(

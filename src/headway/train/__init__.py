@@ -7,32 +7,45 @@ from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml, read_config
 
 if TYPE_CHECKING:
-    from headway.train.callbacks import CallbackContext, Interrupted, PeriodicCallback, TrainResult
-    from headway.train.evaluation import Evaluation, evaluate
-    from headway.train.loop import train
-    from headway.train.step import TrainingError
+    from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult
+    from headway.train.evaluation import Evaluation, TextEvaluation, evaluate
+    from headway.train.run import train
+    from headway.train.tasks.base import Objective, Sums, Task
+    from headway.train.trainer import Trainer, TrainingError, fit
 
 _LATER = {
-    "Evaluation": "evaluation",
-    "evaluate": "evaluation",
-    "PeriodicCallback": "callbacks",
-    "Interrupted": "callbacks",
+    "Callback": "callbacks",
     "CallbackContext": "callbacks",
+    "Evaluation": "evaluation",
+    "Interrupted": "callbacks",
+    "Objective": "tasks.base",
+    "Sums": "tasks.base",
+    "Task": "tasks.base",
+    "TextEvaluation": "evaluation",
     "TrainResult": "callbacks",
-    "train": "loop",
-    "TrainingError": "step",
+    "Trainer": "trainer",
+    "TrainingError": "trainer",
+    "evaluate": "evaluation",
+    "fit": "trainer",
+    "train": "run",
 }
 
 __all__ = [
+    "Callback",
     "CallbackContext",
     "Evaluation",
     "Interrupted",
-    "PeriodicCallback",
+    "Objective",
+    "Sums",
+    "Task",
+    "TextEvaluation",
     "TrainConfig",
     "TrainResult",
+    "Trainer",
     "TrainingError",
     "config_yaml",
     "evaluate",
+    "fit",
     "read_config",
     "train",
 ]

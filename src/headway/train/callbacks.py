@@ -1,4 +1,4 @@
-"""What goes in and out of a run besides settings and text: results, callbacks, interruption."""
+"""What goes in and out of a run besides settings and data: results, callbacks, interruption."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from typing import Any
 
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
-from headway.train.objective import Trained
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run left behind: `model` is a Hugging Face folder; loss and accuracy of the last step (the latter for
-    masked tokens alone), and held-out text."""
+    """What a run left behind.
+
+    Attributes:
+        out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture.
+        steps, trained_tokens, seconds: of the whole run.
+        loss: of the last step, per token. accuracy: of its masked tokens, None for other tasks.
+        validation: of held-out data, after the last step.
+    """
 
     out: Path
     model: Path
@@ -34,25 +39,37 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class CallbackContext:
-    """What a callback may look at. `model` computes (in the run's dtype) and must be left as it is."""
+    """What a callback may look at. `model` computes (in the run's dtype) and must be left as it is.
+
+    Attributes:
+        step, seconds: that are done. last: whether the run is at its end.
+        record: the step's line of metrics.jsonl.
+        tokenizer: of the run; None where the trained objective has none.
+        say: prints a remark on stderr.
+    """
 
     step: int
     seconds: float
     last: bool
     record: dict[str, Any]
-    model: Trained
-    tokenizer: Tokenizer
+    model: Any
+    tokenizer: Tokenizer | None
     say: Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class PeriodicCallback:
-    """Call `run(moment)` after a step when `seconds` have gone by since the last call (or the start), or every
-    `steps` steps, and after the last step."""
+class Callback:
+    """Call `function(context)` between two steps: when `every_seconds` have gone by since the last call (or the start),
+    every `every_steps` steps, and after the last step."""
 
-    run: Callable[[CallbackContext], None]
-    seconds: float | None = None
-    steps: int | None = None
+    function: Callable[[CallbackContext], None]
+    every_seconds: float | None = None
+    every_steps: int | None = None
+
+    def is_due(self, step: int, seconds: float) -> bool:
+        """After step `step`, `seconds` after the last call."""
+        by_clock = self.every_seconds is not None and seconds >= self.every_seconds
+        return by_clock or (self.every_steps is not None and step % self.every_steps == 0)
 
 
 class Interrupted(KeyboardInterrupt):

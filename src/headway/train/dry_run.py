@@ -13,16 +13,17 @@ from headway.data import TokenFile
 from headway.errors import DataError
 from headway.hardware import memory_available
 from headway.models import ModelSpec, blank, cost
+from headway.nn.cross_entropy import CHUNK_BYTES
 from headway.report import size, table
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
 from headway.train.inputs import TOKENS, VOCAB, model_spec
-from headway.train.loss import CHUNK_BYTES
 from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.microbatch_pool import choose_workers
-from headway.train.objective import HELD_OUT, check_objective, objective_of
 from headway.train.optimizer import parameter_groups
 from headway.train.plan import Plan
+from headway.train.tasks import task_of
+from headway.train.tasks.text import TextTask
 
 BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
 
@@ -85,13 +86,14 @@ def describe_run(config: TrainConfig) -> DryRun:
     tokenizer = _tokenizer(config)
     tokens, exact = _tokens(config)
     spec = model_spec(config, tokenizer.vocab_size if tokenizer is not None else config.vocab or VOCAB)
-    check_objective(config, spec)
+    task = task_of(config)
+    assert issubclass(task, TextTask)
+    task.check(config, spec)
     with torch.device("meta"):
         groups = parameter_groups(blank(spec))
     rows = -(-tokens // config.context)
     if exact and tokenizer is not None:
-        objective = objective_of(config, spec, tokenizer)
-        rows = len(objective.examples(TokenFile(config.data), config.context, HELD_OUT))
+        rows = len(task.rows(TokenFile(config.data), tokenizer, spec, config.context, config))
     low = DTYPES[precision.what]
     threads, passes = (
         config.threads or torch.get_num_threads(),

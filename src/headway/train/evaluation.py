@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.data import TokenFile
+from headway.data import MaskedRows, Rows
 from headway.errors import DataError
-from headway.train.loss import IGNORED
+from headway.models import Decoder, Encoder
+from headway.nn import IGNORE_INDEX
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.objective import HELD_OUT, NextToken, Objective, Trained, losses
 
 BATCH_TOKENS = 8192
 LEAST_BUCKET = 16
@@ -43,6 +43,42 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Evaluation:
+    """Loss on held-out data: `nats`, the sum of -ln p over `tokens` predicted tokens."""
+
+    nats: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / max(self.tokens, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss): per token, so it depends on the tokenizer."""
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
+        return None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Of the text; None where the tokens are not all of a text's."""
+        return None
+
+    @property
+    def record(self) -> dict[str, float | int | None]:
+        """The line of metrics.jsonl."""
+        return {"val_loss": self.loss}
+
+    def __str__(self) -> str:
+        return f"{self.loss:.3f} nats per token"
+
+
+@dataclass(frozen=True)
+class TextEvaluation(Evaluation):
     """Loss of a model on a token file.
 
     Attributes:
@@ -54,27 +90,15 @@ class Evaluation:
         hits: how many of them the model finds most probable; None for next tokens.
     """
 
-    nats: float
-    tokens: int
     text_bytes: int
     seconds: float
     positions: tuple[Bucket, ...]
     hits: int | None = None
 
     @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nats / max(self.tokens, 1)
-
-    @property
     def accuracy(self) -> float | None:
         """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
         return None if self.hits is None else self.hits / max(self.tokens, 1)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss): per token, so it depends on the tokenizer."""
-        return math.exp(min(self.loss, 700.0))
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -96,43 +120,40 @@ class Evaluation:
 
 
 def evaluate(
-    model: Trained,
-    file: TokenFile,
-    context: int,
+    model: Decoder | Encoder,
+    rows: Rows | MaskedRows,
     *,
     limit: int | None = None,
-    workers: MicrobatchPool | None = None,
-    objective: Objective | None = None,
-) -> Evaluation:
-    """Predict every token of `file` but the first of each document, in rows of `context` tokens; with `MaskedLM` as
-    the objective, the masked ones, under one mask for good.
+    pool: MicrobatchPool | None = None,
+) -> TextEvaluation:
+    """Predict the targets of `rows`: every token but the first of each document (`Rows`), or those that are masked
+    (`MaskedRows`), under one mask for good.
 
-    Rows do not overlap, so a prediction looks back on 1 to `context` tokens: the number is an upper bound of
+    Rows do not overlap, so a prediction looks back on 1 to `rows.length` tokens: the number is an upper bound of
     what a longer look back would give. With `limit`, only about the first `limit` tokens are read, and
-    the bytes are those of the whole file times the share of tokens. `workers` compute batches side by side.
+    the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time.
 
     Raises DataError when no token can be predicted.
     """
-    objective = NextToken() if objective is None else objective
-    rows = objective.examples(file, context, HELD_OUT)
-    count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // context)))
-    workers = workers or MicrobatchPool(1)
-    per_batch = max(1, BATCH_TOKENS // context // workers.count)
+    length, file = rows.length, rows.file
+    count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
+    pool = pool or MicrobatchPool(1)
+    per_batch = max(1, BATCH_TOKENS // length // pool.count)
 
     @torch.no_grad()
     def run(start: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        batch = rows.batch(range(start, min(start + per_batch, count)))
-        _, targets, described = batch
-        _, each, hits = losses(model, batch)
-        return described.index.expand(targets.shape)[targets != IGNORED], each.double(), hits
+        ids, targets, tokens = rows.batch(range(start, min(start + per_batch, count)))
+        found, wanted = model(ids, tokens=tokens, targets=targets), targets != IGNORE_INDEX
+        hits = None if found.hits is None else found.hits[wanted]
+        return tokens.index.expand(targets.shape)[wanted], found.each[wanted].double(), hits
 
-    sums, counts = torch.zeros(context, dtype=torch.float64), torch.zeros(context, dtype=torch.int64)
+    sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     right: Tensor | None = None
     training = model.training
     model.eval()
     begin = time.perf_counter()
     try:
-        for at, each, hits in workers.map(run, range(0, count, per_batch)):
+        for at, each, hits in pool.map(run, range(0, count, per_batch)):
             sums.index_add_(0, at, each)
             counts.index_add_(0, at, torch.ones_like(at))
             if hits is not None:
@@ -143,15 +164,14 @@ def evaluate(
     seconds = time.perf_counter() - begin
     tokens = int(counts.sum())
     if not tokens:
-        why = "every document has a single token" if objective.says_text else "none of so few is masked"
+        why = "every document has a single token" if rows.covers_text else "none of so few is masked"
         raise DataError(f"{file.path}: no token to predict: {why}")
     total = len(file) - file.documents if file.documents else len(file) - 1
-    whole = count == len(rows)
-    text_bytes = file.text_bytes if whole else round(file.text_bytes * tokens / max(total, 1))
-    return Evaluation(
+    text_bytes = file.text_bytes if count == len(rows) else round(file.text_bytes * tokens / max(total, 1))
+    return TextEvaluation(
         float(sums.sum()),
         tokens,
-        text_bytes if objective.says_text else 0,
+        text_bytes if rows.covers_text else 0,
         seconds,
         _buckets(sums, counts, right),
         None if right is None else int(right.sum()),

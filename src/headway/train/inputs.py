@@ -1,4 +1,4 @@
-"""What a run reads: tokenizer, token files, spec and first weights, made or found as the settings say."""
+"""What training on text begins with: tokenizer, token files, spec and first weights, made or found."""
 
 from __future__ import annotations
 
@@ -12,55 +12,42 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.data import Piece, TokenFile, encode_corpus, order, read_text
 from headway.errors import ConfigError, DataError, did_you_mean
-from headway.models import FAMILIES, ModelSpec, blank, build, catalog
+from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, blank, build, catalog
 from headway.patterns import Causal
 from headway.text import Tokenizer
 from headway.train.config import TrainConfig
-from headway.train.objective import Objective, Trained, check_objective, objective_of, trainable
 from headway.train.scratch_model import changed, encoder_spec, layer_patterns, trained_tokenizer
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Tokenizer, objective and token files of a run; `validation` is None when nothing is held out."""
-
-    tokenizer: Tokenizer
-    objective: Objective
-    train: TokenFile
-    validation: TokenFile | None
-
-
-def prepare(config: TrainConfig, folder: Path, checkpoint: Path | None = None) -> Inputs:
-    """Load or train the tokenizer, and encode the text into `folder`/data. Files that are there are reused:
-    they have their names only when they are complete. A run that goes on from `checkpoint` has its tokenizer.
+def prepare(
+    config: TrainConfig, folder: Path, start: Path | None, *, in_template: bool
+) -> tuple[Tokenizer, TokenFile, TokenFile | None]:
+    """The tokenizer, loaded or trained, and the text that is trained on and the text that is held out (None without
+    one), encoded into `folder`/data. Files that are there are reused: they have their names only when they are
+    complete. A run that goes on from the checkpoint `start` has its tokenizer. With `in_template`, each document begins
+    and ends as the tokenizer says.
 
     Raises DataError and ConfigError for text and settings that do not fit together.
     """
-    spec = model_spec(config, config.vocab or VOCAB if config.model is None else 1)
-    _check_model(config, spec)
-    tokenizer = _tokenizer(config, folder, checkpoint, spec.causal)
-    objective = objective_of(config, spec, tokenizer)
-    token_file = Path(config.data).suffix == TOKENS
-    if token_file and config.validation_share:
+    tokenizer = _tokenizer(config, folder, start, masked=not in_template)
+    if Path(config.data).suffix == TOKENS and config.validation_share:
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
         )
-    make = _Encoding(config, tokenizer, template=spec.causal)
+    make = _Encoding(config, tokenizer, in_template)
     train = make.file(config.data, folder / "data" / f"train{TOKENS}", held_out=False)
-    validation: TokenFile | None = None
-    if config.validation is not None or config.validation_share:
-        source = config.validation or config.data
-        name = folder / "data" / f"validation{TOKENS}"
-        validation = make.file(source, name, held_out=config.validation is None)
-    return Inputs(tokenizer, objective, train, validation)
+    if config.validation is None and not config.validation_share:
+        return tokenizer, train, None
+    name = folder / "data" / f"validation{TOKENS}"
+    source = config.validation or config.data
+    return tokenizer, train, make.file(source, name, held_out=config.validation is None)
 
 
-def _check_model(config: TrainConfig, spec: ModelSpec) -> None:
+def check_model(config: TrainConfig, spec: ModelSpec) -> None:
     """Say what is wrong with the model before a tokenizer is trained for it."""
-    check_objective(config, spec)
     limit = spec.context_limit
     if limit is not None and config.context > limit:
         raise ConfigError(
@@ -71,7 +58,7 @@ def _check_model(config: TrainConfig, spec: ModelSpec) -> None:
         blank(spec, backend=config.backend)
 
 
-def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None, causal: bool) -> Tokenizer:
+def _tokenizer(config: TrainConfig, folder: Path, start: Path | None, masked: bool) -> Tokenizer:
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer)
     if config.model is not None and Path(config.model).is_dir():
@@ -80,7 +67,7 @@ def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None, causa
         raise ConfigError(
             f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
         )
-    own = checkpoint or folder / "tokenizer"
+    own = start or folder / "tokenizer"
     if (own / "tokenizer.json").exists():
         return Tokenizer.load(own)
     if Path(config.data).suffix == TOKENS:
@@ -88,18 +75,18 @@ def _tokenizer(config: TrainConfig, folder: Path, checkpoint: Path | None, causa
             f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
         )
     texts = (piece.text for piece in _pieces(config.data, config, held_out=False))
-    tokenizer = trained_tokenizer(texts, config.units or "bpe", config.vocab or VOCAB, masked=not causal)
+    tokenizer = trained_tokenizer(texts, config.units or "bpe", config.vocab or VOCAB, masked=masked)
     tokenizer.save(own)
     return Tokenizer.load(own)  # the one that a resumed run will have
 
 
 @dataclass(frozen=True)
 class _Encoding:
-    """Text into token files; with `template`, each document begins and ends as the tokenizer says."""
+    """Text into token files."""
 
     config: TrainConfig
     tokenizer: Tokenizer
-    template: bool
+    in_template: bool
 
     def file(self, source: str, path: Path, *, held_out: bool) -> TokenFile:
         if Path(source).suffix == TOKENS:
@@ -108,7 +95,7 @@ class _Encoding:
             if not path.exists():
                 whole = source == self.config.validation
                 pieces = read_text(source) if whole else _pieces(source, self.config, held_out=held_out)
-                encode_corpus(pieces, self.tokenizer, path, bos=self.template, eos=self.template)
+                encode_corpus(pieces, self.tokenizer, path, bos=self.in_template, eos=self.in_template)
             file = TokenFile(path)
         file.require_tokenizer(self.tokenizer.fingerprint)
         return file
@@ -161,10 +148,12 @@ def hold_out(
         raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
 
 
-def model_spec(config: TrainConfig, vocab: int) -> ModelSpec:
-    """The spec of the model that a run begins with; `vocab` is for fresh weights."""
+def model_spec(config: TrainConfig, vocab: int | None = None) -> ModelSpec:
+    """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
     if config.model is not None and Path(config.model).is_dir():
         return load_folder(config.model).spec
+    if vocab is None:  # the catalog has vocabularies of its own
+        vocab = config.vocab or VOCAB if config.model is None else 1
     return make_spec(config, vocab)
 
 
@@ -207,10 +196,11 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     return changed(spec, config)
 
 
-def first_model(config: TrainConfig, vocab: int) -> Trained:
+def first_model(config: TrainConfig, vocab: int) -> Decoder | Encoder:
     """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
     if config.model is not None and Path(config.model).is_dir():
         model = build_model(load_folder(config.model), dtype=torch.float32, backend=config.backend).train()
     else:
         model = build(make_spec(config, vocab), dtype=torch.float32, seed=config.seed, backend=config.backend)
-    return trainable(model)
+    assert isinstance(model, (Decoder, Encoder)), "a task that trains on text has checked the spec"
+    return model

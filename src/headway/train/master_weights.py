@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
 
+M = TypeVar("M", bound=nn.Module)
 M_co = TypeVar("M_co", bound=nn.Module, covariant=True)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -39,32 +39,48 @@ def choose_precision(asked: str) -> Choice:
 
 
 class MasterWeights(Generic[M_co]):
-    """fp32 weights that are trained, and the module that computes: the same one, or a copy in bf16.
+    """fp32 weights that are trained, and the modules that compute with them.
 
-    A bf16 copy rather than autocast: under autocast every activation is cast on its way into every product
-    and the residual stream stays fp32, which costs more time than the products of a small model. Gradients
-    of each micro batch are added up in fp32.
+    In fp32 the module that computes is the trained one; in bf16 it is a copy. A copy rather than autocast: under
+    autocast every activation is cast on its way into every product and the residual stream stays fp32, which costs
+    more time than the products of a small model.
+
+    `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
+    their `.backward()` at the same time. `collect` adds what they hold to the fp32 gradients, in the order of the
+    replicas, so that the sum does not depend on which was done first.
+
+    Args:
+        master: the module that is trained.
+        dtype: of the weights that compute.
+        replicas: micro batches that run at the same time.
     """
 
-    def __init__(self, master: M_co, dtype: torch.dtype) -> None:
+    def __init__(self, master: M_co, dtype: torch.dtype, replicas: int = 1) -> None:
         self.master = master
         self.compute: M_co = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
-        both = list(zip(master.parameters(), self.compute.parameters(), strict=True))
-        self._pairs = [(own, copied) for own, copied in both if own.requires_grad]
-        self._copies = both if self.compute is not master else []
+        self.replicas = [self.compute, *(_sharing(self.compute) for _ in range(replicas - 1))]
 
-    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the computing weights, not yet added to anything: several threads may ask at the same time."""
-        return torch.autograd.grad(loss, [copied for _, copied in self._pairs], allow_unused=True)
-
-    def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add what `gradients` gave to `.grad` of the fp32 weights."""
-        for (own, _), grad in zip(self._pairs, gradients, strict=True):
-            if grad is not None:
-                own.grad = grad.float() if own.grad is None else own.grad.add_(grad)
+    def collect(self) -> None:
+        """Add the gradients of the replicas to `.grad` of the fp32 weights, and drop them."""
+        for replica in self.replicas:
+            if replica is self.master:
+                continue  # its gradients are the master's
+            for own, copied in zip(self.master.parameters(), replica.parameters(), strict=True):
+                if copied.grad is not None:
+                    own.grad = copied.grad.float() if own.grad is None else own.grad.add_(copied.grad)
+                    copied.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """After an optimizer step: the copy takes the new weights."""
-        for own, copied in self._copies:
-            copied.copy_(own)
+        """After an optimizer step: the weights that compute take the new values."""
+        if self.compute is not self.master:
+            for own, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
+                copied.copy_(own)
+
+
+def _sharing(module: M) -> M:
+    """A copy of a module whose parameters and buffers are the same memory, with `.grad` of their own."""
+    memo: dict[int, Tensor] = {id(b): b for b in module.buffers()}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(p.detach(), requires_grad=p.requires_grad)
+    return copy.deepcopy(module, memo)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class MetricsLog:
         for record in kept:
             self.write(record)
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
         clean = {k: (None if isinstance(v, float) and v - v != 0 else v) for k, v in record.items()}
         self._file.write(json.dumps(clean) + "\n")

@@ -118,6 +118,16 @@ class Optimizer:
                 parts.append((rate, muon))
         return Optimizer({name: p for group in groups for name, p in group.items()}, parts, workers)
 
+    @staticmethod
+    def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optimizer:
+        """One of torch's optimizers over all parameters of `model`; its peak learning rate is the one it has."""
+        return Optimizer(dict(model.named_parameters()), [(optimizer.param_groups[0]["lr"], optimizer)])
+
+    @property
+    def peak_lr(self) -> float:
+        """Of the first part."""
+        return self._parts[0][0]
+
     def step(self, factor: float) -> None:
         """One step at `factor` times the peak learning rates; gradients are dropped afterwards."""
 

@@ -42,6 +42,10 @@ class Settings(BaseModel):
 
     if TYPE_CHECKING:  # every kind of run declares these, in the group and the order of its own
         max_seconds: float | None
+        clip: float
+        dtype: Any
+        threads: int | None
+        seed: int
         out: str
         log_every: int
         eval_every: int | None

@@ -14,7 +14,7 @@ from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import ModelSpec, cost
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
-from headway.train import CallbackContext, PeriodicCallback, TrainConfig, TrainResult, train
+from headway.train import Callback, CallbackContext, TrainConfig, TrainResult, train
 from headway.train.inputs import make_spec
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 
@@ -141,14 +141,14 @@ def learn(
     left = max(3.0, seconds * (1 - SHARE_FOR_EVALUATION) - (time.monotonic() - began))
     samples: list[Sample] = []
 
-    def look(moment: CallbackContext) -> None:
-        samples.append(sample(moment, prompt))
+    def look(context: CallbackContext) -> None:
+        samples.append(sample(context, tokenizer, prompt))
         say(show(samples[-1], prompt))
 
-    every = [PeriodicCallback(look, seconds=min(SAMPLE_SECONDS, left / 2))]
+    callbacks = [Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))]
     config = settings(out, left, quick)
     say(about_model(make_spec(config, tokenizer.vocab_size)))
-    result = train(config, callbacks=every)
+    result = train(config, callbacks=callbacks)
     return Learned(result, baselines, tokenizer, samples)
 
 
@@ -161,16 +161,16 @@ def about_model(spec: ModelSpec) -> str:
     )
 
 
-def sample(moment: CallbackContext, prompt: str) -> Sample:
+def sample(context: CallbackContext, tokenizer: Tokenizer, prompt: str) -> Sample:
     """Continue the prompt with the model as it is; the same noise every time."""
-    room = moment.model.spec.trained_context
-    ids = moment.tokenizer.encode(prompt)[: room // 2]
-    end = () if moment.tokenizer.eos is None else (moment.tokenizer.eos,)
+    room = context.model.spec.trained_context
+    ids = tokenizer.encode(prompt)[: room // 2]
+    end = () if tokenizer.eos is None else (tokenizer.eos,)
     how = GenerationConfig(
         max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)), sampling=Sampling(temperature=0.7), eos=end
     )
-    made = generate(as_decoder(moment.model), [ids], how, tokenizer=moment.tokenizer)[0]
-    return Sample(moment.seconds, moment.step, moment.record.get("bits_per_byte"), made.text)
+    made = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)[0]
+    return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), made.text)
 
 
 def show(one: Sample, prompt: str) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.data import order
+from headway.data.order import order
 from headway.errors import DataError
+from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe
 from headway.tokens import Tokens
-from headway.train.loss import IGNORED
 
 START, END = 0, 1  # ids of `train_bpe`: what a target is begun with, and what ends either side
 
@@ -45,20 +45,20 @@ class Pairs:
             "digest": digest.hexdigest(),
         }
 
-    def batch(self, rows: Sequence[int]) -> Batch:
+    def batch(self, rows: Sequence[int]) -> PairBatch:
         """The pairs `rows`, padded on the right; a target is read one slot late, behind START."""
         sources, targets = [self.sources[i] for i in rows], [self.targets[i] for i in rows]
-        return Batch(
+        return PairBatch(
             _padded(sources, END),
             Tokens.from_lengths([len(ids) for ids in sources]),
             _padded([[START, *ids[:-1]] for ids in targets], END),
             Tokens.from_lengths([len(ids) for ids in targets]),
-            _padded(targets, IGNORED),
+            _padded(targets, IGNORE_INDEX),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class PairBatch:
     """source [B, S]; ids [B, T], which are read, and targets [B, T], which follow them."""
 
     source: Tensor

@@ -1,4 +1,4 @@
-"""The whole state of a run in one object, to and from a `checkpoint-N` folder.
+"""The whole state of a run, to and from a `checkpoint-N` folder.
 
     checkpoint-N/   a Hugging Face folder (config, fp32 weights, tokenizer) and
       optimizer.safetensors   moments of every parameter, and torch's random state
@@ -9,7 +9,6 @@ The folder is written as one: it is there as a whole or not at all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,22 +19,18 @@ import torch
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, read_json, write_file
+from headway.checkpoints.storage.files import atomic_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.checkpoints.storage.write import write_safetensors
-from headway.data import TokenFile
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model
 from headway.text import Tokenizer
-from headway.train.metrics import METRICS
 from headway.train.optimizer import Optimizer
 from headway.train.settings import Settings
 
 FORMAT = 1
-CONFIG = "config.yaml"
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
-NAME = re.compile(r"checkpoint-(\d+)")
 
 
 @dataclass
@@ -74,6 +69,7 @@ class State:
 
 
 def save_checkpoint(
+    path: Path,
     state: State,
     *,
     config: Settings,
@@ -81,12 +77,10 @@ def save_checkpoint(
     data: Mapping[str, Any],
     machine: Machine,
     generation: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write `config.out`/checkpoint-N, N being the steps done, in one atomic step; then drop the oldest ones.
+) -> None:
+    """Write the folder `path` in one atomic step.
 
     `data` tells the training data from another; `generation` is what generation_config.json says."""
-    out = Path(config.out)
-    path = out / f"checkpoint-{state.progress.step}"
     record = {
         "format": FORMAT,
         **asdict(state.progress),
@@ -105,9 +99,6 @@ def save_checkpoint(
         tensors = state.optimizer.state_tensors() | {RNG: torch.get_rng_state()}
         write_safetensors(folder / OPTIMIZER, tensors)
         write_file(folder / STATE, json_text(record))
-    for old in checkpoints(out)[: -config.keep_last]:
-        disk.remove(old)
-    return path
 
 
 def load_checkpoint(
@@ -183,60 +174,3 @@ def changes(record: dict[str, Any], config: Settings, path: Path) -> list[tuple[
             "settings of the run (config.yaml in its folder)"
         )
     return [(name, then.get(name), now[name]) for name in changed]
-
-
-def describe(data: TokenFile) -> dict[str, Any]:
-    """What tells one token file from another."""
-    return {
-        "tokens": len(data),
-        "documents": data.documents,
-        "text_bytes": data.text_bytes,
-        "tokenizer": data.fingerprint.hex()[:16],
-    }
-
-
-def checkpoints(out: Path) -> list[Path]:
-    """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
-    if not out.is_dir():
-        return []
-    there = [p for p in out.iterdir() if NAME.fullmatch(p.name) and (current_folder(p) / STATE).exists()]
-    return sorted(there, key=step_of)
-
-
-def step_of(checkpoint: Path) -> int:
-    """N of `checkpoint-N`."""
-    name = NAME.fullmatch(checkpoint.name)
-    assert name is not None, checkpoint
-    return int(name[1])
-
-
-def where_to_begin(config: Settings, resume: str) -> Path | None:
-    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed, and for
-    settings that the checkpoint does not fit."""
-    out = Path(config.out)
-    there = checkpoints(out)
-    if resume == "auto":
-        if not there:
-            return None
-        changes(read_record(there[-1]), config, there[-1])
-        return there[-1]
-    if resume != "never":
-        start = Path(resume)
-        record = read_record(start)
-        changes(record, config, start)
-        step = record["step"]
-        here = start.resolve().parent == out.resolve()
-        later = [p.name for p in there if not here or step_of(p) > step]
-        if later:
-            raise ConfigError(
-                f"{out} holds {', '.join(later)}, which {'go' if here else 'do not come from'} "
-                f"{'beyond ' if here else ''}{start}; choose another folder with --out, or remove them"
-            )
-        return start
-    if there or (out / CONFIG).exists() or (out / METRICS).exists():
-        what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
-        raise ConfigError(
-            f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
-            "with --out (out=...)"
-        )
-    return None

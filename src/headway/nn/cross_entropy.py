@@ -1,0 +1,219 @@
+"""Cross entropy over a large vocabulary without ever holding all of its logits.
+
+Legend: N targets, M model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from headway.errors import DataError
+
+IGNORE_INDEX = -100
+CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
+
+
+def chunk_rows(vocab: int) -> int:
+    """Tokens whose fp32 logits fit in `CHUNK_BYTES`; at least 64, so that the product stays a matrix product."""
+    return max(64, CHUNK_BYTES // (4 * vocab))
+
+
+class Losses(NamedTuple):
+    """Cross entropy of targets [...], in nats.
+
+    total   scalar, differentiable: what is minimised, summed over the targets that are not `IGNORE_INDEX`
+    nats    scalar, without gradient: the sum of -ln p(target), which is `total` where labels are not smoothed
+    tokens  how many targets are not ignored
+    each    [...] -ln p(target), 0 where ignored
+    hits    [...] bool, whether the target is the most probable token (of equals the smallest id), False where
+            ignored; None unless asked for
+    """
+
+    total: Tensor
+    nats: Tensor
+    tokens: int
+    each: Tensor
+    hits: Tensor | None
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NM: Tensor,
+        weight_VM: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        rows: int,
+        grad: bool,
+        count: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        exact = torch.promote_types(hidden_NM.dtype, torch.float32)
+        losses_N = hidden_NM.new_zeros(len(targets_N), dtype=exact)
+        hits_N = torch.zeros_like(targets_N, dtype=torch.bool) if count else None
+        want_h, want_w, want_b = (needed and grad for needed in ctx.needs_input_grad[:3])
+        grad_h = torch.zeros_like(hidden_NM) if want_h else None
+        grad_w = torch.zeros_like(weight_VM, dtype=exact) if want_w else None
+        grad_b = torch.zeros_like(bias_V, dtype=exact) if want_b and bias_V is not None else None
+        for start in range(0, len(targets_N), rows):
+            h, target = hidden_NM[start : start + rows], targets_N[start : start + rows]
+            keep = target != IGNORE_INDEX
+            logits = (h @ weight_VM.T).to(exact)
+            if bias_V is not None:
+                logits += bias_V
+            lse = torch.logsumexp(logits, dim=-1)
+            index = target.clamp_min(0)[:, None]
+            picked = logits.gather(1, index)[:, 0]
+            losses_N[start : start + rows] = torch.where(keep, lse - picked, 0.0)
+            if hits_N is not None:
+                hits_N[start : start + rows] = keep & (logits.argmax(-1) == target)
+            if not (want_h or want_w or want_b):
+                continue
+            # d loss / d logits = softmax - onehot, 0 for ignored tokens; in place of the logits.
+            logits.sub_(lse[:, None]).exp_()
+            logits.scatter_add_(1, index, torch.full_like(logits[:, :1], -1.0))
+            logits.masked_fill_(~keep[:, None], 0.0)
+            if grad_b is not None:
+                grad_b += logits.sum(0)
+            d_logits = logits.to(h.dtype)
+            if grad_h is not None:
+                torch.mm(d_logits, weight_VM, out=grad_h[start : start + rows])
+            if grad_w is not None:
+                grad_w += d_logits.T @ h
+        ctx.weight_dtype = weight_VM.dtype
+        ctx.save_for_backward(grad_h, grad_w, grad_b)
+        ctx.mark_non_differentiable(losses_N, *(() if hits_N is None else (hits_N,)))
+        return losses_N.sum(dtype=torch.float64).to(exact), losses_N, hits_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grad_h, grad_w, grad_b = ctx.saved_tensors
+        h = None if grad_h is None else grad_h * grad_total.to(grad_h.dtype)
+        w = None if grad_w is None else (grad_w * grad_total).to(ctx.weight_dtype)
+        b = None if grad_b is None else (grad_b * grad_total).to(ctx.weight_dtype)
+        return h, w, b, None, None, None, None
+
+
+def fused_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    hits: bool = False,
+    rows: int | None = None,
+) -> Losses:
+    """-ln softmax(hidden @ weight.T + bias)[target], for an output layer that is one plain product.
+
+    The logits exist for `rows` tokens at a time (by default about 32 MiB of them); their gradient is formed
+    in the forward pass, while they are there, so the backward pass multiplies by one number (the idea of fused
+    linear cross entropy, Liger-Kernel). Logits are in the dtype of `hidden` times `weight`, the softmax in float32
+    (float64 for float64).
+
+    Args:
+        hidden: `[..., M]`, the last hidden states. weight: `[V, M]`, the output matrix, same dtype. bias: `[V]`.
+        targets: `[...]` token ids; `IGNORE_INDEX` (-100) is not trained on.
+        hits: whether to compute `Losses.hits`.
+        rows: tokens of a chunk.
+    Returns `Losses`; `total` is differentiable once in `hidden`, `weight` and `bias`, `each` is not.
+    Raises DataError for a target that is neither `IGNORE_INDEX` nor a token id.
+    """
+    flat, count = _checked(targets, len(weight))
+    total, each, found = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.reshape(len(flat), -1),
+        weight,
+        bias,
+        flat,
+        rows or chunk_rows(len(weight)),
+        torch.is_grad_enabled(),
+        hits,
+    )
+    shape = targets.shape
+    return Losses(
+        total, total.detach(), count, each.view(shape), None if found is None else found.view(shape)
+    )
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    targets: Tensor,
+    logits: Callable[[Tensor], Tensor],
+    vocab: int,
+    *,
+    label_smoothing: float = 0.0,
+    hits: bool = False,
+    rows: int | None = None,
+) -> Losses:
+    """The same for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
+
+        total = sum over targets of (1 - e) -ln p(target) + e mean over V of -ln p        e: `label_smoothing`
+
+    `logits` maps [rows, M] to [rows, V] and may be quantised or adapted. All chunks but the last compute their logits
+    once more in the backward pass, so that one chunk of them exists at a time; a call that fits one chunk computes
+    them once. The softmax is in float32 (float64 for float64). `total` and `each` are differentiable.
+
+    Args and errors as in `fused_cross_entropy`; `vocab` is V.
+    """
+    flat, count = _checked(targets, vocab)
+    x, step = hidden.reshape(len(flat), -1), rows or chunk_rows(vocab)
+    redo = torch.is_grad_enabled()
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+    for start in range(0, max(len(flat), 1), step):
+        given = (x[start : start + step], flat[start : start + step], logits, label_smoothing, hits)
+        is_last = start + step >= len(flat)
+        parts.append(
+            _chunk(*given) if is_last or not redo else checkpoint(_chunk, *given, use_reentrant=False)
+        )
+    first, *others = parts
+    total = sum((part[0] for part in others), start=first[0])
+    nats = sum((part[1] for part in others), start=first[1])
+    each = torch.cat([part[2] for part in parts]).view(targets.shape)
+    found = (
+        torch.cat([part[3] for part in parts if part[3] is not None]).view(targets.shape) if hits else None
+    )
+    return Losses(total, nats.detach(), count, each, found)
+
+
+def _chunk(
+    x: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], label_smoothing: float, hits: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    raw = logits(x)
+    log_p = raw.to(torch.promote_types(raw.dtype, torch.float32)).log_softmax(-1)
+    nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    each = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    ignored = targets == IGNORE_INDEX
+    found = (log_p.argmax(-1) == targets) & ~ignored if hits else None
+    if label_smoothing == 0:
+        return nats, nats, each, found
+    even = -log_p.sum(-1).masked_fill(ignored, 0.0)
+    return (1 - label_smoothing) * nats + even.sum() * (label_smoothing / log_p.shape[-1]), nats, each, found
+
+
+def plain_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """`total` of `fused_cross_entropy`, with all logits at once: the reference."""
+    logits = F.linear(hidden, weight, bias).flatten(0, -2)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def _checked(targets: Tensor, vocab: int) -> tuple[Tensor, int]:
+    """The targets side by side, and how many of them are not ignored."""
+    flat = targets.reshape(-1)
+    wanted = flat != IGNORE_INDEX
+    outside = wanted & ((flat < 0) | (flat >= vocab))
+    if bool(outside.any()):
+        raise DataError(
+            f"target {int(flat[outside][0])} is not in 0..{vocab - 1}, the model's vocab, and not {IGNORE_INDEX} "
+            "(not trained on); were these ids made by another tokenizer?"
+        )
+    return flat, int(wanted.sum())

@@ -1,0 +1,141 @@
+"""What a trainer asks of what is trained, and what a run asks of it besides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headway.text import Tokenizer
+from headway.train.callbacks import Callback
+from headway.train.evaluation import Evaluation
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.optimizer import Optimizer
+from headway.train.settings import Settings
+
+M = TypeVar("M", bound=nn.Module)
+B = TypeVar("B")
+
+
+class Sums(NamedTuple):
+    """The loss over the targets of a batch.
+
+    total   scalar, differentiable: what is minimised, summed
+    loss    scalar without gradient: the sum that is reported
+    extra   further sums by name, such as hits; they are added up over the micro batches of a step
+    """
+
+    total: Tensor
+    loss: Tensor
+    extra: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one optimizer step did.
+
+    loss_sum    of all its micro batches; count: of their targets
+    grad_norm   before clipping
+    lr          learning rate of the optimizer's first part
+    seconds     that the step took
+    extra       sums of `Sums.extra`
+    """
+
+    loss_sum: float
+    count: int
+    grad_norm: float
+    lr: float
+    seconds: float
+    extra: Mapping[str, float]
+
+    @property
+    def loss(self) -> float | None:
+        """Per target; None where there was none, and no step was made."""
+        return self.loss_sum / self.count if self.count else None
+
+
+class Objective(ABC, Generic[M, B]):
+    """What a `Trainer` minimises: the sum of `loss` over the micro batches of a step, divided by the sum of `count`.
+
+    `batches`, `count` and `loss` are all that training in memory needs (`headway.train.trainer.fit`).
+    """
+
+    tokenizer: Tokenizer | None = None
+
+    @abstractmethod
+    def batches(self, step: int) -> Sequence[B]:
+        """The micro batches of step 0, 1, ..: a pure function of seed and step, so that a resumed run needs no more
+        than the number of steps that are done."""
+
+    @abstractmethod
+    def count(self, batch: B) -> int:
+        """Targets of a batch, by which the summed loss is divided."""
+
+    @abstractmethod
+    def loss(self, model: M, batch: B) -> Sums:
+        """The summed loss of a batch."""
+
+    def epoch(self, steps: int) -> float | None:
+        """Passes over the data after `steps` steps; None where data does not come in passes."""
+        return None
+
+    def metrics(self, stats: StepStats) -> Mapping[str, Any]:
+        """Further entries of a step's line in metrics.jsonl."""
+        return {}
+
+    def where(self, step: int) -> str:
+        """Which data step `step` reads, for an error."""
+        return f"the batches of step {step + 1}"
+
+    def evaluate(self, model: M, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+        """Measure on held-out data, if there is any; `last` after the last step."""
+        return None
+
+
+class Task(Objective[M, B]):
+    """An objective that `headway train` runs in a folder, made from its settings.
+
+    Attributes:
+        settings: the class of its settings.
+        next_command: what to type when the run is done; `{model}` is its folder.
+        model: fp32, as the run begins: fresh weights, or those of a folder.
+        tokenizer: saved with the model. generation: what generation_config.json says of it.
+        data: what tells the training data from another; compared when a run is resumed.
+        steps: length of the run; None where the clock decides.
+        workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
+    """
+
+    settings: ClassVar[type[Settings]]
+    next_command: ClassVar[str]
+    model: M
+    tokenizer: Tokenizer
+    data: Mapping[str, Any]
+    steps: int | None
+    generation: Mapping[str, Any] | None = None
+    workers: int = 1
+    micro_batch: int | None = None
+
+    @abstractmethod
+    def __init__(self, config: Any, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+        """Read the data (what is made of it lies in `folder`) and build the model; a run that goes on from the
+        checkpoint `start` has its tokenizer. `dtype` computes.
+
+        Raises ConfigError and DataError for settings and data that do not fit together."""
+
+    @abstractmethod
+    def optimizer(self, pool: MicrobatchPool) -> Optimizer:
+        """Over the parameters of `model`."""
+
+    def callbacks(self) -> Sequence[Callback]:
+        """Called before those of the caller."""
+        return ()
+
+    @abstractmethod
+    def schedule(self, step: int, seconds: float) -> float:
+        """Factor of the peak learning rates in step 0, 1, .. after `seconds` of training."""

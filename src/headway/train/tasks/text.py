@@ -1,0 +1,130 @@
+"""What training on text has in common, whichever of its tokens are predicted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from headway.data import Batch, MaskedRows, Rows, TokenFile
+from headway.hardware import gemm_peak, peak_rss
+from headway.models import Decoder, Encoder, ModelSpec, cost
+from headway.nn import IGNORE_INDEX
+from headway.text import Tokenizer
+from headway.train.config import TrainConfig
+from headway.train.evaluation import Evaluation, evaluate
+from headway.train.inputs import check_model, first_model, model_spec, prepare
+from headway.train.microbatch_pool import MicrobatchPool, choose_workers
+from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.plan import Plan
+from headway.train.schedule import learning_rate
+from headway.train.tasks.base import StepStats, Sums, Task
+
+
+class TextTask(Task[Decoder | Encoder, Batch]):
+    """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
+
+    settings = TrainConfig
+    in_template: ClassVar[bool]
+    """Whether the documents of the token file begin and end as the tokenizer's template says."""
+
+    def __init__(self, config: TrainConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+        self.config = config
+        spec = model_spec(config)
+        self.check(config, spec)
+        check_model(config, spec)
+        self.tokenizer, train, validation = prepare(config, folder, start, in_template=self.in_template)
+        given = self.tokenizer, spec, config.context, config
+        self.train_rows = self.rows(train, *given)
+        self.held_rows = None if validation is None else self.rows(validation, *given)
+        self.model = first_model(config, self.tokenizer.vocab_size)
+        self.tokenizer.require_fits(self.model.spec.vocab)
+        self.model.gradient_checkpointing = config.gradient_checkpointing
+        threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
+        workers = choose_workers(
+            config.workers, threads=threads, micro_batches=passes, spec=self.model.spec, dtype=dtype
+        )
+        self.workers = int(workers.what)
+        self.plan = Plan.of(config, len(self.train_rows), self.workers)
+        self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
+        self.data = train.described()
+        self.flops, self.peak = cost.train_flops(self.model.spec, config.context), gemm_peak(dtype)
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: TrainConfig, spec: ModelSpec) -> None:
+        """ConfigError for a model that this does not train, and for settings that do not fit it."""
+
+    @classmethod
+    @abstractmethod
+    def rows(
+        cls,
+        file: TokenFile,
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        length: int,
+        config: TrainConfig | None = None,
+    ) -> Rows | MaskedRows:
+        """Rows of `length` tokens of a token file; as they are when held-out text is measured, where something in them
+        is drawn. With the defaults of the settings unless they are given."""
+
+    @abstractmethod
+    def quality(self, stats: StepStats) -> dict[str, float | None]:
+        """How good a step's predictions were, besides their loss."""
+
+    def optimizer(self, pool: MicrobatchPool) -> Optimizer:
+        """See `Task`: AdamW, or Muon for the matrices."""
+        return Optimizer.of(parameter_groups(self.model), self.config, pool)
+
+    def schedule(self, step: int, seconds: float) -> float:
+        """See `Task`: warm-up and cosine over the steps, or over the time where the clock ends the run."""
+        share = (
+            (step + 1) / self.steps if self.steps is not None else seconds / (self.config.max_seconds or 1)
+        )
+        return learning_rate(share, warmup=self.config.warmup, floor=self.config.lr_floor)
+
+    def batches(self, step: int) -> Sequence[Batch]:
+        """See `Objective`."""
+        rows = self.train_rows.drawn(step)
+        return [rows.batch(part) for part in self.plan.micro_batches(step)]
+
+    def count(self, batch: Batch) -> int:
+        """See `Objective`: tokens that are predicted."""
+        return int((batch[1] != IGNORE_INDEX).sum())
+
+    def loss(self, model: Decoder | Encoder, batch: Batch) -> Sums:
+        """See `Objective`."""
+        ids, targets, tokens = batch
+        found = model(ids, tokens=tokens, targets=targets)
+        extra = {"read": int(tokens.valid.expand(ids.shape).sum())}
+        if found.hits is not None:
+            extra["hits"] = int(found.hits.sum())
+        return Sums(found.total, found.nats, extra)
+
+    def epoch(self, steps: int) -> float:
+        """See `Objective`."""
+        return self.plan.epoch(steps)
+
+    def where(self, step: int) -> str:
+        """See `Objective`."""
+        rows = ", ".join(map(str, self.plan.rows_of(step)))
+        return f"rows {rows} of {self.train_rows.file.path}"
+
+    def metrics(self, stats: StepStats) -> dict[str, Any]:
+        """See `Objective`: tokens that are read count as speed, whether they are predicted or not."""
+        rate = stats.extra.get("read", 0) / stats.seconds
+        return {
+            **self.quality(stats),
+            "tokens_per_s": rate,
+            "peak_memory_bytes": peak_rss(),
+            "share_of_gemm_peak": rate * self.flops / self.peak,
+        }
+
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+        """See `Objective`: during the run about the first `eval_tokens` tokens, at its end all."""
+        if self.held_rows is None:
+            return None
+        return evaluate(model, self.held_rows, limit=None if last else self.config.eval_tokens, pool=pool)

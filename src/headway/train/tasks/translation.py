@@ -1,0 +1,152 @@
+"""A translator: the Transformer of 2017 on pairs of sentences (Vaswani et al. 2017, section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from headway.data.pairs import (
+    END,
+    START,
+    PairBatch,
+    Pairs,
+    batches,
+    encode_pairs,
+    joint_tokenizer,
+    read_pairs,
+)
+from headway.models import EncoderDecoder, Head, ModelSpec, build
+from headway.nn import IGNORE_INDEX
+from headway.patterns import Full
+from headway.text import Tokenizer
+from headway.train.evaluation import Evaluation
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.optimizer import Optimizer
+from headway.train.tasks.base import Sums, Task
+from headway.train.translation_config import TranslationConfig
+
+
+class Translation(Task[EncoderDecoder, PairBatch]):
+    """Sentences and their translations, in batches of like length.
+
+    The schedule knows of no end, so that a run that `steps` or `max_seconds` ended goes on as if it had been longer.
+    Losses are in nats per target token, end of sentence included, and reported without smoothing."""
+
+    settings = TranslationConfig
+    next_command = "headway translate {model} 'A man rides a horse.'"
+
+    def __init__(
+        self, config: TranslationConfig, folder: Path, start: Path | None, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        texts = read_pairs(config.source, config.target)
+        tokenizer = joint_tokenizer(chain(*texts), config.vocab) if start is None else Tokenizer.load(start)
+        self.tokenizer, self.train = tokenizer, encode_pairs(tokenizer, *texts, config.context)
+        self.held: Pairs | None = None
+        if config.validation_source is not None and config.validation_target is not None:
+            lines = read_pairs(config.validation_source, config.validation_target)
+            self.held = encode_pairs(tokenizer, *lines, config.context)
+        model = build(translation_spec(config, tokenizer.vocab_size), dtype=torch.float32, seed=config.seed)
+        assert isinstance(model, EncoderDecoder)
+        self.model, self.steps, self.data = model, config.steps, self.train.described()
+        self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
+        self._epoch = 0, self._batches(0)
+
+    def optimizer(self, pool: MicrobatchPool) -> Optimizer:
+        """See `Task`: Adam, without decay."""
+        config = self.config
+        betas = config.beta1, config.beta2
+        adam = torch.optim.Adam(
+            self.model.parameters(), config.lr_scale, betas=betas, eps=config.eps, fused=True
+        )
+        return Optimizer.single(self.model, adam)
+
+    def schedule(self, step: int, seconds: float) -> float:
+        """See `Task`."""
+        return inverse_sqrt(step + 1, self.config.width, self.config.warmup)
+
+    def batches(self, step: int) -> Sequence[PairBatch]:
+        """See `Objective`: the step's pairs at once."""
+        return [self.train.batch(self._rows(step))]
+
+    def count(self, batch: PairBatch) -> int:
+        """See `Objective`."""
+        return int((batch.targets != IGNORE_INDEX).sum())
+
+    def loss(self, model: EncoderDecoder, batch: PairBatch) -> Sums:
+        """See `Objective`: with smoothed labels."""
+        return self._loss(model, batch, self.config.label_smoothing)
+
+    def epoch(self, steps: int) -> float:
+        """See `Objective`."""
+        return steps / len(self._epoch[1])
+
+    def where(self, step: int) -> str:
+        """See `Objective`."""
+        pairs = ", ".join(str(row + 1) for row in self._rows(step))
+        return f"the pairs in lines {pairs} of {self.config.source} and {self.config.target}"
+
+    def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+        """See `Objective`: without dropout and smoothing."""
+        if self.held is None:
+            return None
+        model.eval()
+        total, tokens = 0.0, 0
+        with torch.no_grad():
+            for rows in batches(self.held, self.config.batch_tokens, 0, 0):
+                batch = self.held.batch(rows)
+                total += float(self._loss(model, batch, 0.0).loss)
+                tokens += self.count(batch)
+        model.train()
+        return Evaluation(total, tokens)
+
+    def _loss(self, model: EncoderDecoder, batch: PairBatch, smoothing: float) -> Sums:
+        found = model(
+            batch.source,
+            batch.ids,
+            source_tokens=batch.source_tokens,
+            tokens=batch.tokens,
+            targets=batch.targets,
+            label_smoothing=smoothing,
+        )
+        return Sums(found.total, found.nats)
+
+    def _rows(self, step: int) -> list[int]:
+        """The pairs that step `step` reads."""
+        epoch, index = divmod(step, len(self._epoch[1]))
+        if epoch != self._epoch[0]:
+            self._epoch = epoch, self._batches(epoch)
+        return self._epoch[1][index]
+
+    def _batches(self, epoch: int) -> list[list[int]]:
+        return batches(self.train, self.config.batch_tokens, self.config.seed, epoch)
+
+
+def inverse_sqrt(step: int, width: int, warmup: int) -> float:
+    """The learning rate of Vaswani et al. 2017, section 5.3, at `step` = 1, 2, ...:
+
+    width^-0.5 min(step^-0.5, step warmup^-1.5)
+    """
+    return float(width**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+
+def translation_spec(config: TranslationConfig, vocab: int) -> ModelSpec:
+    """The Transformer of 2017 at the sizes of `config`; one matrix is both embeddings and output layer (3.4)."""
+    size = {
+        "vocab": vocab,
+        "width": config.width,
+        "layers": config.layers,
+        "heads": config.heads,
+        "hidden": config.hidden,
+        "dropout": config.dropout,
+        "trained_context": config.context,
+        "order": config.order,
+        "final_norm": config.order == "pre",
+        "embedding_scale": config.width**0.5,
+        "init_std": config.width**-0.5,
+    }
+    encoder = ModelSpec.of("transformer", **size, causal=False, patterns=Full(), head=Head("states"))
+    return ModelSpec.of("transformer", **size, encoder=encoder, tied=True, shared_embedding=True)
