@@ -6,10 +6,10 @@ import pytest
 
 from headway.errors import BackendError, ConfigError
 from headway.patterns import Causal, GlobalKeys, Sink, Window
-from headway_lab.bench import memory
+from headway_lab.bench import growth
+from headway_lab.bench.attention import Request, _planned, scaling
 from headway_lab.bench.cases import BOTH, CASES, FORWARD, NAMES, SLOW, TRAIN, chosen, named, narrowed
-from headway_lab.bench.peers import OTHERS, PEERS, floor
-from headway_lab.bench.run import Wish, _lines, scaling
+from headway_lab.bench.peers import PEERS, floor
 
 
 def test_the_table_holds_together() -> None:
@@ -18,7 +18,7 @@ def test_the_table_holds_together() -> None:
         assert case.heads % case.kv_heads == 0
         assert set(case.dtypes) <= set(BOTH)
         assert set(case.passes) <= {FORWARD, TRAIN}
-        assert set(case.peers) <= set(PEERS if case.kind == "attention" else OTHERS)
+        assert all((PEERS[peer].build is not None) == (case.kind == "attention") for peer in case.peers)
         assert case.against is None or named(case.against).tokens
         assert case.peers or case.against, f"{case.name} is set beside nothing"
         for peer in case.peers:
@@ -37,15 +37,15 @@ def test_a_window_shrinks_with_the_length_and_the_rest_stays() -> None:
     assert named("global").at(64).globals == 8
 
 
-def test_an_unknown_case_is_told_what_there_is() -> None:
+def test_an_unknown_case_lists_the_cases() -> None:
     with pytest.raises(
         ConfigError, match=r"no case 'windw' \(did you mean \"window\"\?\); cases are causal, "
     ):
         chosen(["windw"])
     with pytest.raises(ConfigError, match=r"no memory case 'casual' .*causal.*window, causal, mistral"):
-        memory.chosen(["casual"])
+        growth.chosen(["casual"])
     with pytest.raises(BackendError, match=r"unknown backend 'bandde' .*known: auto, dense"):
-        Wish(cases=CASES, backend="bandde")
+        Request(cases=CASES, backend="bandde")
 
 
 def test_quick_takes_its_own_sizes_and_leaves_out_what_is_slow() -> None:
@@ -60,16 +60,16 @@ def test_quick_takes_its_own_sizes_and_leaves_out_what_is_slow() -> None:
 
 def test_rows_come_case_by_case_and_with_a_deadline_breadth_first() -> None:
     cases = [named("causal"), named("decode-4")]
-    wish = Wish(cases=cases)
-    names = [(case.name, dtype, direction) for case, dtype, direction in _lines(wish)]
+    request = Request(cases=cases)
+    names = [(case.name, dtype, direction) for case, dtype, direction in _planned(request)]
     assert names[:4] == [("causal", dtype, direction) for dtype in BOTH for direction in (FORWARD, TRAIN)]
-    broad = [case.name for case, _, _ in _lines(replace(wish, seconds=1.0))]
+    broad = [case.name for case, _, _ in _planned(replace(request, seconds=1.0))]
     assert broad == ["causal", "decode-4", "causal", "decode-4", "causal", "causal"]
-    only = _lines(replace(wish, dtypes=("bfloat16",), passes=(TRAIN,)))
+    only = _planned(replace(request, dtypes=("bfloat16",), passes=(TRAIN,)))
     assert [(case.name, dtype) for case, dtype, _ in only] == [("causal", "bfloat16")]
 
 
 def test_scaling_doubles_up_to_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, numbers in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
-        monkeypatch.setattr("headway_lab.bench.run.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("headway_lab.bench.attention.cores", lambda cores=cores: cores)
         assert scaling() == numbers

@@ -9,13 +9,11 @@ from headway.attention import attend
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
 from headway_lab.bench.cases import CASES, FORWARD, TRAIN, Case, named
-from headway_lab.bench.chunks import chunked
-from headway_lab.bench.inputs import make, tokens_of
-from headway_lab.bench.peers import PEERS, Unfit, chunks, mask, quickest, sdpa
-from headway_lab.bench.problems import OURS, build
-from headway_lab.bench.rows import TOLERANCE, compare, difference
-from headway_lab.bench.subprocess_runner import Child
-from headway_lab.bench.timing import Effort
+from headway_lab.bench.inputs import OURS, UnsupportedCase, fastest, make, tokens_of
+from headway_lab.bench.measure import TOLERANCE, Effort, difference, drop_mismatches, measure
+from headway_lab.bench.peers import PEERS, chunked, chunks, mask, sdpa
+from headway_lab.bench.problems import build
+from headway_lab.bench.subprocess_runner import SubprocessRunner
 from tests.naive import naive, with_gradients
 
 TOKENS = 96
@@ -32,13 +30,13 @@ def toy(case: Case) -> Case:
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
 def test_every_peer_gives_what_headway_gives(case: Case) -> None:
-    case = toy(case).beside([peer for peer in case.peers if peer != "flex"])
+    case = toy(case).with_peers([peer for peer in case.peers if peer != "flex"])
     for dtype in case.dtypes:
         for direction in case.passes:
             problem = build(case, dtype, direction)
             expected = {OURS, *case.peers, *([f"{OURS} {case.against}"] if case.against else [])}
             assert set(problem.sides) == expected, problem.notes
-            compare(problem, dtype, direction)
+            drop_mismatches(problem, dtype, direction)
             assert set(problem.sides) == expected, problem.notes
             assert problem.notes == []
             assert problem.work > 0
@@ -48,12 +46,12 @@ def test_every_peer_gives_what_headway_gives(case: Case) -> None:
 def test_compiled_flex_attention_gives_what_headway_gives() -> None:
     """In a process of its own: what compilers warn of is not ours to answer for."""
     effort = Effort(repeats=1, least=1, sample=0.0)
-    with Child({}) as child:
+    with SubprocessRunner({}) as runner:
         for name in ("window", "window-around", "dilated"):
-            case = toy(named(name)).beside(["flex"])
-            row = child.measure(case, "float32", FORWARD, "auto", effort)
+            case = toy(named(name)).with_peers(["flex"])
+            row = runner.call(measure, case, "float32", FORWARD, "auto", effort)
             assert "flex" in row.ratios, row.notes
-            assert "flex" not in child.measure(case, "float32", TRAIN, "auto", effort).ratios
+            assert "flex" not in runner.call(measure, case, "float32", TRAIN, "auto", effort).ratios
 
 
 @pytest.mark.parametrize("backend", ["dense", "banded"])
@@ -66,10 +64,9 @@ def test_the_backend_that_is_named_is_the_one_that_runs(
         asked.append(kwargs["backend"])
         return attend(*args, **kwargs)
 
-    for module in ("problems", "decoding"):
-        monkeypatch.setattr(f"headway_lab.bench.{module}.attend", watch)
+    monkeypatch.setattr("headway_lab.bench.problems.attend", watch)
     for name in ("window", "decode-4", "decode-4-int8"):
-        build(toy(named(name)).beside([]), "float32", FORWARD, backend).sides[OURS]()
+        build(toy(named(name)).with_peers([]), "float32", FORWARD, backend).sides[OURS]()
     assert asked == [backend] * 3
 
 
@@ -109,7 +106,7 @@ def test_another_case_stands_beside_for_as_many_pairs() -> None:
     assert build(named("grouped").at(TOKENS), "float32", FORWARD).scale == {}, "there it is time that counts"
 
 
-def test_what_a_peer_does_not_do_it_says() -> None:
+def test_a_peer_says_what_it_does_not_support() -> None:
     window = make(named("window").at(64), "float32", FORWARD)
     packed = make(named("packed").at(64), "float32", FORWARD)
     dilated = make(named("dilated").at(64), "float32", FORWARD)
@@ -120,10 +117,10 @@ def test_what_a_peer_does_not_do_it_says() -> None:
         (chunks, dilated),
         (chunks, packed),
     ):
-        with pytest.raises(Unfit):
+        with pytest.raises(UnsupportedCase):
             build_peer(at)
     long = replace(window, case=replace(window.case, tokens=8193))
-    with pytest.raises(Unfit, match="8193 x 8193"):
+    with pytest.raises(UnsupportedCase, match="8193 x 8193"):
         mask(long)
     assert not PEERS["flex"].backward
 
@@ -136,13 +133,13 @@ def test_layouts_are_what_they_are_called() -> None:
     assert int(tokens_of(named("global")).globals.sum()) == 16
 
 
-def test_the_quickest_is_found() -> None:
+def test_the_fastest_is_found() -> None:
     spent = []
 
     def run(steps: int):  # type: ignore[no-untyped-def]
         return lambda: spent.append(sum(range(steps)))
 
-    assert quickest([3_000_000, 10, 2_000_000], run) == 10
+    assert fastest([3_000_000, 10, 2_000_000], run) == 10
 
 
 def test_decoding_reads_another_cache_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +151,7 @@ def test_decoding_reads_another_cache_each_time(monkeypatch: pytest.MonkeyPatch)
         read.append(k.data_ptr())
         return q
 
-    monkeypatch.setattr("headway_lab.bench.decoding.attend", watch)
+    monkeypatch.setattr("headway_lab.bench.problems.attend", watch)
     problem = build(named("decode-4").at(TOKENS), "bfloat16", FORWARD)
     for _ in range(4):
         problem.sides[OURS]()

@@ -8,11 +8,21 @@ import torch
 
 from headway.attention import attend
 from headway.patterns import Window
-from headway_lab.bench import charts, report, roofline
+from headway_lab.bench import charts, roofline, rows
 from headway_lab.bench.cases import FORWARD, TRAIN, named
-from headway_lab.bench.problems import OURS, Problem
-from headway_lab.bench.rows import TOLERANCE, Row, compare, difference, judged, measure, unlike
-from headway_lab.bench.timing import Effort, Samples, interleave
+from headway_lab.bench.inputs import OURS, Problem
+from headway_lab.bench.measure import (
+    TOLERANCE,
+    Effort,
+    Samples,
+    difference,
+    drop_mismatches,
+    interleave,
+    measure,
+    mismatches,
+    summarized,
+)
+from headway_lab.bench.rows import Row
 
 ONCE = Effort(repeats=1, least=1, sample=0.0)
 KEYS = [
@@ -68,7 +78,7 @@ def test_a_row_says_rates_ratios_and_shares() -> None:
         dict.fromkeys((OURS, "sdpa", "mask", "headway causal")), 4e9, scale={"headway causal": 0.5}
     )  # type: ignore[arg-type]
     seconds = {OURS: [0.01] * 3, "sdpa": [0.02] * 3, "mask": [0.1] * 3, "headway causal": [0.018] * 3}
-    row = judged(blank(), problem, Samples(seconds, [5e11] * 3), "register peak", 1.0)
+    row = summarized(blank(), problem, Samples(seconds, [5e11] * 3), "register peak", 1.0)
     assert row.rate == pytest.approx(4e11)
     assert row.share_of_limit == pytest.approx(0.8)
     assert row.peers == pytest.approx({"sdpa": 20.0, "mask": 100.0, "headway causal": 9.0})
@@ -79,19 +89,19 @@ def test_a_row_says_rates_ratios_and_shares() -> None:
     assert row.to_json()["ours_gflops"] == pytest.approx(400)
     moved = replace(row, bound="reads").to_json()
     assert list(moved) == [key.replace("gflops", "gbs") for key in KEYS]
-    assert json.loads(report.line(row)) == row.to_json()
+    assert json.loads(row.to_line()) == row.to_json()
 
 
 def test_a_peer_below_its_floor_makes_the_row_not_count() -> None:
     problem = Problem(dict.fromkeys((OURS, "sdpa")), 4e9)  # type: ignore[arg-type]
     slow = Samples({OURS: [0.01] * 3, "sdpa": [0.1] * 3}, [5e11] * 3)
-    row = judged(blank(), problem, slow, "register peak", 1.0)
+    row = summarized(blank(), problem, slow, "register peak", 1.0)
     assert any("sdpa is below its floor (8.0% of the limit, not 16.0%)" in note for note in row.notes)
     assert "busy" in row.notes[0]
-    assert judged(blank(), problem, slow, "register peak", 0.4).notes == [], (
+    assert summarized(blank(), problem, slow, "register peak", 0.4).notes == [], (
         "an easier floor for harder shapes"
     )
-    text = report.text([row])
+    text = rows.to_text([row])
     assert "causal n=8 forward *" in text
     assert "  * causal n=8 forward float32: sdpa is below its floor" in text
 
@@ -99,14 +109,14 @@ def test_a_peer_below_its_floor_makes_the_row_not_count() -> None:
 def test_a_peer_that_gives_another_result_is_left_out_and_told() -> None:
     x = torch.randn(2, 8)
     sides = {OURS: lambda: (x,), "sdpa": lambda: (x + 1e-3,), "mask": lambda: (x,), "own": lambda: (x * 2,)}
-    problem = Problem(dict(sides), 1.0, unlike=frozenset({"own"}))
-    compare(problem, "float32", FORWARD)
+    problem = Problem(dict(sides), 1.0, unrelated=frozenset({"own"}))
+    drop_mismatches(problem, "float32", FORWARD)
     assert list(problem.sides) == [OURS, "mask", "own"]
     assert "sdpa is left out: its output differ" in problem.notes[0]
     row = replace(blank(), machine={"notes": problem.notes})
-    assert unlike([blank(), row]) == [f"causal n=8 forward float32: {problem.notes[0]}"]
+    assert mismatches([blank(), row]) == [f"causal n=8 forward float32: {problem.notes[0]}"]
     nan = Problem({OURS: lambda: (x,), "sdpa": lambda: (x * float("nan"),)}, 1.0)
-    compare(nan, "float32", TRAIN)
+    drop_mismatches(nan, "float32", TRAIN)
     assert list(nan.sides) == [OURS]
 
 
@@ -135,10 +145,10 @@ def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
     assert row.ratio_best_peer is None
     assert "not measured" in row.notes[0]
     assert "triton" in row.notes[0]
-    assert json.loads(report.line(row))["ours_gflops"] is None
+    assert json.loads(row.to_line())["ours_gflops"] is None
 
 
-@pytest.mark.parametrize("bound", ["products", "reads"])
+@pytest.mark.parametrize("bound", ["products", "matmul", "reads"])
 def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "READ_BYTES", 4 << 20)
     limit = roofline.limit(bound, torch.float32)
@@ -147,8 +157,8 @@ def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_are_appended_to_a_file_named_by_day_and_processor(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = report.save([blank()], tmp_path / "new")
-    assert report.save([blank(), blank()], tmp_path / "new") == path
+    path = rows.save([blank()], tmp_path / "new")
+    assert rows.save([blank(), blank()], tmp_path / "new") == path
     assert path.name[:2] == "20"
     assert path.name.endswith("-a-b-1.jsonl")
     assert len(path.read_text().splitlines()) == 3

@@ -104,7 +104,7 @@ def test_stopped_it_prints_what_it_has(
         yield row(2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headway_lab.bench.run.attention", stopped)
+    monkeypatch.setattr("headway_lab.bench.attention.attention", stopped)
     assert run(["bench", "attention", *(["--json"] if json_too else [])]) == 130
     out, err = capsys.readouterr()
     assert "case 1" in out
@@ -116,7 +116,7 @@ def test_another_result_is_an_error_after_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row(1), row(2, "sdpa is left out: its output differ from ours by 1e-1")]
-    monkeypatch.setattr("headway_lab.bench.run.attention", lambda *_: iter(rows))
+    monkeypatch.setattr("headway_lab.bench.attention.attention", lambda *_: iter(rows))
     assert run(["bench", "attention"]) == 1
     out, err = capsys.readouterr()
     assert "case 2 *" in out
@@ -134,14 +134,14 @@ def test_a_backend_that_can_measure_nothing_is_an_error(capsys: pytest.CaptureFi
 def test_memory_prints_what_is_held(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from headway_lab.bench import memory
-    from headway_lab.bench.peak_memory import Held
+    from headway_lab.bench import growth
+    from headway_lab.bench.peak_memory import Peak
 
-    def held(growth: Any, side: str, tokens: int, dtype: str, backend: str) -> Held:
+    def held(_: Any, side: str, tokens: int, dtype: str, backend: str) -> Peak:
         assert backend == "banded"
-        return Held(tokens << 15, 1 << 20, 1 << 20, tokens * 1e-3)
+        return Peak(tokens << 15, 1 << 20, 1 << 20, tokens * 1e-3)
 
-    monkeypatch.setattr(memory, "apart", held)
+    monkeypatch.setattr(growth, "peak_of", held)
     arguments = ["bench", "memory", "--case", "window", "--tokens", "4096", "--backend", "banded"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -7,31 +7,32 @@ from headway.attention.linear_attention import LinearAttentionSpec, choose_form
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.patterns import Causal
-from headway_lab.bench import linear, report
-from headway_lab.bench.linear import Growth, fitted, flops, row_of
-from headway_lab.bench.memory import exponent
-from headway_lab.bench.peak_memory import Ask, Held
-from headway_lab.bench.subprocess_runner import Child
-from headway_lab.bench.timing import Effort, Samples
+from headway_lab.bench import growth
+from headway_lab.bench.cases import Case
+from headway_lab.bench.growth import fitted_times, linear_flops, linear_problem
+from headway_lab.bench.measure import Effort, Samples, summarized
+from headway_lab.bench.peak_memory import Peak, Step, peak
+from headway_lab.bench.rows import Row, to_text
+from headway_lab.bench.subprocess_runner import SubprocessRunner
+from headway_lab.profiling import power
 
 LENGTHS = (4096, 8192, 16384, 32768)
 
 
-def held(tokens: int) -> Held:
+def held(tokens: int) -> Peak:
     """Forward and backward of causal linear attention, 8 heads of 64, in a process of its own."""
-    ask = Ask("headway", "Causal()", tokens, "float32", "linear")
-    with Child({}) as child:
-        return Held(**child.ask(what="held", ask=vars(ask), threads=1))
+    with SubprocessRunner({}) as runner:
+        return runner.call(peak, Step("headway", "Causal()", tokens, "float32", "linear"))
+
+
+def flops(n: int, direction: str) -> float:
+    return linear_flops(LinearAttentionSpec(), Case(name="linear", tokens=n), direction)
 
 
 def test_row_82_products_are_linear_in_the_length() -> None:
     work = [choose_form(Causal(), n, n, 64, 64).flops or 0.0 for n in LENGTHS]
-    assert exponent(LENGTHS, work) == pytest.approx(1.0)
-    assert (
-        flops(LinearAttentionSpec(), 4096, "forward+backward")
-        == 3.5 * flops(LinearAttentionSpec(), 4096, "forward")
-        == 3.5 * 8 * work[0]
-    )
+    assert power(LENGTHS, work) == pytest.approx(1.0)
+    assert flops(4096, "forward+backward") == 3.5 * flops(4096, "forward") == 3.5 * 8 * work[0]
 
 
 @pytest.mark.slow
@@ -40,19 +41,24 @@ def test_row_82_memory_with_the_backward_is_linear_in_the_length() -> None:
     steps = [held(n) for n in LENGTHS]
     beyond = [float(step.beyond) for step in steps]
     print([f"{b / 2**20:.0f} MiB, {s.seconds:.2f} s" for b, s in zip(beyond, steps, strict=True)])
-    assert 0.8 < exponent(LENGTHS, beyond) < 1.15
+    assert 0.8 < power(LENGTHS, beyond) < 1.15
     assert beyond[-1] < 5 * steps[-1].inputs
 
 
 def test_a_row_and_the_power_of_the_length() -> None:
     samples = Samples({"headway": [0.1, 0.1], "softmax": [0.3, 0.5]}, [1e11, 1e11])
-    row = row_of(LinearAttentionSpec(), 2048, "forward", samples, "torch's matrix product")
+    blank = Row("linear", "linear n=2048 forward", "float32", machine={"notes": []})
+    row = summarized(
+        blank, linear_problem(LinearAttentionSpec(), 2048, "forward"), samples, "torch's matrix product", 1.0
+    )
     assert row.ours_ms == pytest.approx(100.0)
     assert row.ratios == pytest.approx({"softmax": 4.0})
-    assert row.share_of_limit == pytest.approx(flops(LinearAttentionSpec(), 2048, "forward") / 0.1 / 1e11)
-    growth = fitted("forward", {"headway": {1: 1.0, 2: 2.0}, "softmax": {1: 1.0, 2: 4.0}, "once": {1: 1.0}})
-    assert growth.extra["time_exponent"] == pytest.approx({"headway": 1.0, "softmax": 2.0})
-    text = report.text([row, growth])
+    assert row.share_of_limit == pytest.approx(flops(2048, "forward") / 0.1 / 1e11)
+    growth_row = fitted_times(
+        "forward", {"headway": {1: 1.0, 2: 2.0}, "softmax": {1: 1.0, 2: 4.0}, "once": {1: 1.0}}
+    )
+    assert growth_row.extra["time_exponent"] == pytest.approx({"headway": 1.0, "softmax": 2.0})
+    text = to_text([row, growth_row])
     assert "time grows as: headway n^1.00, softmax n^2.00" in text
     assert "of limit: torch's matrix product" in text
 
@@ -60,15 +66,10 @@ def test_a_row_and_the_power_of_the_length() -> None:
 def test_the_bench_measures_every_length_beside_softmax(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(linear, "MOST", 256)
-    growth = Growth(
-        linear=LinearAttentionSpec("cosine"),
-        lengths=(128, 256, 512),
-        passes=("forward+backward",),
-        effort=Effort(1, 1),
-    )
+    monkeypatch.setattr(growth, "MOST", 256)
     said: list[str] = []
-    rows = list(linear.linear(growth, said.append))
+    spec, lengths, passes = LinearAttentionSpec("cosine"), (128, 256, 512), ("forward+backward",)
+    rows = list(growth.linear(spec, lengths, passes, Effort(1, 1), say=said.append))
     assert [row.case for row in rows] == [
         *(f"linear n={n} forward+backward" for n in (128, 256, 512)),
         "linear growth forward+backward",
@@ -83,10 +84,11 @@ def test_the_bench_measures_every_length_beside_softmax(
 
 
 def test_sides_are_the_same_numbers_in_every_pass() -> None:
-    for direction, kind in (("forward", torch.Tensor), ("forward+backward", tuple)):
-        first, second = (linear.sides(LinearAttentionSpec(), 64, direction)["headway"]() for _ in range(2))
-        assert isinstance(first, kind)
-        pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)  # type: ignore[arg-type]
-        assert all(torch.equal(a, b) for a, b in pairs)
+    for direction, count in (("forward", 1), ("forward+backward", 4)):
+        first, second = (
+            linear_problem(LinearAttentionSpec(), 64, direction).sides["headway"]() for _ in range(2)
+        )
+        assert len(first) == count
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     with pytest.raises(ConfigError, match="feature must be one of"):
         LinearAttentionSpec("softmaxx")

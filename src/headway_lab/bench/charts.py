@@ -1,4 +1,4 @@
-"""Pictures of the rows: rates beside the limit, scaling over threads, and growth of what is held."""
+"""Charts of the rows: rates beside the limit, scaling over threads, and growth of memory and time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COLOURS = {
     "gqa": RED,
 }
 
-OTHER = "headway, the case it is compared with"
+OTHER = "headway, the case that it is compared with"
 
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write what these rows give: attention.png, scaling.png, memory.png. The files that were written."""
+    """Write attention.png, scaling.png and memory.png, as far as there are rows for them. Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
     makers = {"attention": rates, "scaling": scaling, "memory": growth}
     parts = {

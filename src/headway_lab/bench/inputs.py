@@ -1,12 +1,14 @@
-"""Tensors and tokens of an attention case, made once and shared by every side.
+"""Tensors and tokens of an attention case, made once and shared by every side; and what a row measures with them.
 
 Legend: B rows, H query heads, K kv heads, N tokens, D per head.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,16 +17,45 @@ from headway.patterns import pairs
 from headway.tokens import Tokens
 from headway_lab.bench.cases import TRAIN, Case
 
+OURS = "headway"
 PACKED = (1 / 4, 1 / 8, 3 / 8, 1 / 16, 3 / 16)
 """Shares of a packed row that its documents take."""
 
 RAGGED = (1.0, 0.7, 0.4, 0.3)
-"""Shares of the longest row that the rows of a ragged batch have."""
+"""Lengths of the rows of a ragged batch, as shares of the longest."""
+
+Call = Callable[[], Tensor]
+Side = Callable[[], Sequence[Tensor]]
+T = TypeVar("T")
+
+
+class UnsupportedCase(Exception):
+    """A peer cannot run this case; the message says why."""
+
+
+@dataclass
+class Problem:
+    """What one row of the bench times.
+
+    sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
+    work        useful FLOPs of a call, or bytes where memory bounds it
+    bound       the limit that it is measured against (`roofline.limit`)
+    scale       factor on a side's time, where it did another amount of work
+    unrelated   sides that solve another problem: their outputs are not compared
+    notes       peers left out, and why
+    """
+
+    sides: dict[str, Side]
+    work: float
+    bound: str = "products"
+    scale: dict[str, float] = field(default_factory=dict)
+    unrelated: frozenset[str] = frozenset()
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """q [B, H, N, D], k and v [B, K, N, D], the gradient of the output, and what the tokens are."""
+    """q [B, H, N, D], k and v [B, K, N, D], the gradient of the output, and the tokens of both sides."""
 
     case: Case
     q: Tensor
@@ -40,21 +71,17 @@ class Inputs:
 
     @property
     def plain(self) -> bool:
-        """Every row is one document, without padding or global tokens."""
+        """Whether every row is one document, without padding or global tokens."""
         return self.case.layout == "plain"
 
     @property
     def dtype(self) -> torch.dtype:
         return self.q.dtype
 
-    def run(self, call: Callable[[], Tensor]) -> Callable[[], Sequence[Tensor]]:
+    def run(self, call: Call) -> Side:
         """`call` as it is measured: forward alone without gradients, or forward and backward, with the
         output and the gradients of q, k and v as result."""
         leaves = (self.q, self.k, self.v)
-
-        def forward() -> Sequence[Tensor]:
-            with torch.no_grad():
-                return (call(),)
 
         def both() -> Sequence[Tensor]:
             for leaf in leaves:
@@ -64,12 +91,35 @@ class Inputs:
             grads = [leaf.grad for leaf in leaves]
             return (out.detach(), *(g for g in grads if g is not None))
 
-        return both if self.backward else forward
+        return both if self.backward else without_gradient(call)
 
     @property
     def flops(self) -> float:
         """Useful work of one call."""
         return flops(self.case, self.backward, self.tokens)
+
+
+def without_gradient(call: Call) -> Side:
+    """`call` under `no_grad`, its output as the only result."""
+
+    def side() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return (call(),)
+
+    return side
+
+
+def fastest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
+    """The call that is fastest when run as `run` says, of two tries each after a warm-up."""
+    best: tuple[float, int] = (float("inf"), 0)
+    for number, call in enumerate(calls):
+        whole = run(call)
+        whole()
+        for _ in range(2):
+            begin = time.perf_counter()
+            whole()
+            best = min(best, (time.perf_counter() - begin, number))
+    return calls[best[1]]
 
 
 def flops(case: Case, backward: bool, tokens: Tokens) -> float:
@@ -80,7 +130,7 @@ def flops(case: Case, backward: bool, tokens: Tokens) -> float:
 
 
 def tokens_of(case: Case) -> Tokens:
-    """What the tokens of a case are."""
+    """The tokens of a case's layout."""
     n = case.tokens
     if case.layout == "global":
         return Tokens.range(n).with_global(list(range(case.globals)))

@@ -1,8 +1,7 @@
 """torch with MKL's full path on AMD processors: the other baseline.
 
-MKL takes its widest code only where it believes to be on an Intel processor. Which it is, it asks a function of its
-own; one line of C, loaded before it, answers yes. Nothing else is touched, and the library that torch ships is the one
-that runs.
+MKL takes its widest code only on what it detects as an Intel processor, and detects it by a function of its own; one
+line of C, loaded before it, answers yes. Nothing else changes, and the library that torch ships is the one that runs.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def why_not() -> str | None:
 
 
 def vendor() -> str:
-    """Who made the processor, as the system says; empty where it does not."""
+    """The processor's vendor as the system reports it; empty where it does not."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "")
@@ -46,7 +45,7 @@ def compiler() -> str | None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Compile the one line into `folder`; what a process's environment needs to load it first."""
+    """Compile the one line into `folder`; the variables of a process that loads it first."""
     found = compiler()
     assert found is not None, "ask why_not() first"
     source, library = folder / "shim.c", folder / "shim.so"

@@ -1,16 +1,16 @@
 """The peers of headway's attention, each built from the same inputs and none of them helped or hindered.
 
 What can be prepared (masks in the dtype that the kernel wants, block masks, compilation) is prepared outside of the
-time. Where torch offers several formulations, the quickest on this machine is taken.
+time. Where torch offers several formulations, the fastest on this machine is taken.
+
+Legend: B rows, H query heads, K kv heads, G group, N tokens, D per head, C queries of a chunk.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,81 +18,122 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from headway.patterns import Causal, Window, visible
-from headway_lab.bench.chunks import forms
-from headway_lab.bench.inputs import Inputs
+from headway.tokens import Tokens
+from headway_lab.bench.inputs import Call, Inputs, UnsupportedCase, fastest
 
-Call = Callable[[], Tensor]
-T = TypeVar("T")
 MASK_TOKENS = 8192
 """Tokens up to which a dense mask is built: 256 MiB of float32 there."""
-
-
-class Unfit(Exception):
-    """This peer does not do this case; says why."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One way to the same result.
-
-    says     what it is
-    build    its call for these inputs; raises Unfit
-    floors   useful work by dtype, as a share of the limit, that it must reach for a row to count: about half of what
-             it reached on an idle two-core Zen 5. A peer below its floor was held up by something else.
-    backward whether it has one on CPUs
-    """
-
-    says: str
-    build: Callable[[Inputs], Call]
-    floors: Mapping[str, float] = field(default_factory=dict)
-    backward: bool = True
-
-
-def quickest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
-    """The call that is quickest when run as `run` says, of two tries each after a warm-up."""
-    best: tuple[float, int] = (float("inf"), 0)
-    for number, call in enumerate(calls):
-        whole = run(call)
-        whole()
-        for _ in range(2):
-            begin = time.perf_counter()
-            whole()
-            best = min(best, (time.perf_counter() - begin, number))
-    return calls[best[1]]
 
 
 def sdpa(at: Inputs) -> Call:
     """torch's fused kernel, `is_causal`."""
     if at.case.pattern != Causal() or not at.plain:
-        raise Unfit("it knows no other pattern than causal without a mask")
+        raise UnsupportedCase("it knows no other pattern than causal without a mask")
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True, enable_gqa=at.grouped)
 
 
 def mask(at: Inputs) -> Call:
     """torch's fused kernel with a dense mask, additive and in the inputs' dtype as the kernel wants it."""
     if at.case.tokens > MASK_TOKENS:
-        raise Unfit(f"a mask of {at.case.tokens} x {at.case.tokens} is not built (up to {MASK_TOKENS})")
+        raise UnsupportedCase(
+            f"a mask of {at.case.tokens} x {at.case.tokens} is not built (up to {MASK_TOKENS})"
+        )
     if not at.plain and at.case.layout != "global":
-        raise Unfit("rows that see nothing are not defined there")
-    seen = visible(at.case.pattern, at.tokens, at.tokens)
-    bias = torch.zeros(seen.shape, dtype=at.dtype).masked_fill_(~seen, float("-inf"))
-    del seen
+        raise UnsupportedCase("rows that see nothing are not defined there")
+    bias = additive(visible(at.case.pattern, at.tokens, at.tokens), at.dtype)
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, attn_mask=bias, enable_gqa=at.grouped)
 
 
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as a bias: 0 where `seen`, -inf elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+
+
 def chunks(at: Inputs) -> Call:
-    """Overlapping chunks through the fused kernel: the best of several sizes and formulations."""
-    pattern = at.case.pattern
-    if not isinstance(pattern, Window) or pattern.step > 1 or not at.plain:
-        raise Unfit("chunks are for plain windows")
-    return quickest(forms(at.q, at.k, at.v, pattern), at.run)
+    """Overlapping chunks through the fused kernel: the fastest of three sizes of chunk, and of keys as a view or
+    joined."""
+    window = at.case.pattern
+    if not isinstance(window, Window) or window.step > 1 or not at.plain:
+        raise UnsupportedCase("chunks are for plain windows")
+    reach = max(64, window.before + 1, window.after + 1)
+    sizes = sorted({min(size, at.case.tokens) for size in (reach // 2, reach, 2 * reach)})
+    calls = [chunked(at.q, at.k, at.v, window, size, joined) for size in sizes for joined in (False, True)]
+    return fastest(calls, at.run)
+
+
+def chunked(q: Tensor, k: Tensor, v: Tensor, window: Window, size: int, joined: bool) -> Call:
+    """Attention under `window` in chunks of `size` queries, as a call. q [B, H, N, D]; k, v [B, K, N, D].
+
+    A chunk of C queries sees the C + before + after keys around it, so all chunks inside a row share one mask and are
+    one call; those at the ends of the row see fewer keys and are calls of their own. Heads take the batch's place
+    and chunks the heads', so the overlapping keys are a strided view and nothing is copied for them. (Beltagy et al.
+    2020, section 3.2, "chunks", with a fused kernel in the place of two products.)
+
+    `joined` makes the overlapping keys by joining slices, whose backward adds slices; otherwise they are a
+    view, whose backward scatters."""
+    rows, heads, count, _ = q.shape
+    kv_heads, group = k.shape[1], heads // k.shape[1]
+    before, after = window.before, window.after
+    first, last = -(-before // size), max(-(-before // size), (count - after) // size)
+    inside = last - first
+
+    def bias(begin: int, end: int, low: int, high: int) -> Tensor:
+        seen = visible(window, Tokens.range(end - begin, begin), Tokens.range(high - low, low))[0, 0]
+        return additive(seen, q.dtype).repeat(group, 1)
+
+    # (first query, its end, first key, its end) of each piece at the ends of the row
+    cuts = dict.fromkeys((*range(0, first * size, size), *range(last * size, count, size)))
+    ends = [(at, min(at + size, count)) for at in cuts if at < count]
+    places = [(a, b, max(0, a - before), min(count, b + after)) for a, b in ends]
+    masks = [bias(*place) for place in places]
+    shared = bias(before, before + size, 0, size + before + after) if inside else None
+
+    def stacked(t: Tensor, chunks: int) -> Tensor:
+        """[B, H, chunks * C, D] as [B K, chunks, G C, D]."""
+        parts = t.unflatten(1, (kv_heads, group)).unflatten(3, (chunks, t.shape[2] // chunks))
+        out: Tensor = parts.transpose(2, 3).flatten(3, 4).flatten(0, 1)
+        return out
+
+    def unstacked(t: Tensor) -> Tensor:
+        """[B K, chunks, G C, D] as [B, H, chunks * C, D]."""
+        parts = t.unflatten(2, (group, -1)).unflatten(0, (rows, kv_heads))
+        out: Tensor = parts.transpose(2, 3).flatten(1, 2).flatten(2, 3)
+        return out
+
+    def overlapping(t: Tensor) -> Tensor:
+        """[B, K, N, D] as [B K, chunks, C + before + after, D]."""
+        t = t.narrow(2, first * size - before, inside * size + before + after).flatten(0, 1)
+        span = size + before + after
+        if not joined:
+            return t.unfold(1, span, size).transpose(2, 3)
+        pieces = []
+        for at in range(0, span, size):
+            wide = min(size, span - at)
+            begun = t[:, at : at + (inside - 1) * size + wide]
+            full = F.pad(begun, (0, 0, 0, size - wide)) if wide < size else begun
+            pieces.append(full.unflatten(1, (inside, size))[:, :, :wide])
+        return torch.cat(pieces, 2)
+
+    def call() -> Tensor:
+        outs = {}
+        for (begin, end, low, high), own in zip(places, masks, strict=True):
+            some_k, some_v = (t[:, :, low:high].flatten(0, 1).unsqueeze(1) for t in (k, v))
+            queries = stacked(q[:, :, begin:end], 1)
+            outs[begin] = unstacked(F.scaled_dot_product_attention(queries, some_k, some_v, attn_mask=own))
+        if shared is not None:
+            queries = stacked(q[:, :, first * size : last * size], inside)
+            out = F.scaled_dot_product_attention(queries, overlapping(k), overlapping(v), attn_mask=shared)
+            outs[first * size] = unstacked(out)
+        return torch.cat([outs[at] for at in sorted(outs)], 2)
+
+    return call
 
 
 def flex(at: Inputs) -> Call:
     """Compiled FlexAttention; its block mask and its compilation are not in the time."""
     pattern, n = at.case.pattern, at.case.tokens
     if not isinstance(pattern, Window) or not at.plain:
-        raise Unfit("written for plain windows only")
+        raise UnsupportedCase("written for plain windows only")
     before, after, step = pattern.before * pattern.step, pattern.after * pattern.step, pattern.step
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -112,35 +153,40 @@ def flex(at: Inputs) -> Call:
     try:
         with torch.no_grad():
             call()
-    except Exception as error:  # whatever a compiler may say
-        raise Unfit(f"it does not compile here: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a compiler may raise anything
+        raise UnsupportedCase(f"it does not compile here: {str(error).splitlines()[0]}") from error
     return call
 
 
-PEERS: dict[str, Peer] = {
-    "sdpa": Peer("torch SDPA, is_causal", sdpa, {"float32": 0.16, "bfloat16": 0.08}),
-    "mask": Peer("torch SDPA with a dense mask", mask, {"float32": 0.008, "bfloat16": 0.004}),
-    "chunks": Peer("overlapping chunks + torch SDPA", chunks, {"float32": 0.04, "bfloat16": 0.03}),
-    "flex": Peer("compiled FlexAttention", flex, {"float32": 0.10, "bfloat16": 0.03}, backward=False),
-}
+@dataclass(frozen=True)
+class Peer:
+    """Another way to the same result; docs/benchmarks.md describes each.
 
-OTHERS: dict[str, tuple[str, Mapping[str, float]]] = {
-    "rows": (
-        "two matrix products, the query heads of a kv head stacked as rows",
-        {"float32": 0.06, "bfloat16": 0.06},
-    ),
-    "rows-sdpa": ("the same rows through torch SDPA", {"float32": 0.02, "bfloat16": 0.02}),
-    "dequantised": (
-        "the int8 cache made numbers again in every call, then rows-sdpa",
-        {"bfloat16": 0.03},
-    ),
-    "gqa": ("torch SDPA, enable_gqa", {"float32": 0.005, "bfloat16": 0.005}),
-    "transformers": ("the layer or model of transformers", {"float32": 0.01, "bfloat16": 0.005}),
+    floors    useful work by dtype, as a share of the limit, that it must reach for a row to count: about half of what
+              it reached on an idle two-core Zen 5. A peer below its floor was slowed down by something else.
+    build     its call for the inputs of an attention case (raises UnsupportedCase); None for peers of other kinds of
+              case, which `problems` builds
+    backward  whether it has one on CPUs
+    """
+
+    floors: Mapping[str, float]
+    build: Callable[[Inputs], Call] | None = None
+    backward: bool = True
+
+
+PEERS: dict[str, Peer] = {
+    "sdpa": Peer({"float32": 0.16, "bfloat16": 0.08}, sdpa),
+    "mask": Peer({"float32": 0.008, "bfloat16": 0.004}, mask),
+    "chunks": Peer({"float32": 0.04, "bfloat16": 0.03}, chunks),
+    "flex": Peer({"float32": 0.10, "bfloat16": 0.03}, flex, backward=False),
+    "rows": Peer({"float32": 0.06, "bfloat16": 0.06}),
+    "rows-sdpa": Peer({"float32": 0.02, "bfloat16": 0.02}),
+    "dequantised": Peer({"bfloat16": 0.03}),
+    "gqa": Peer({"float32": 0.005, "bfloat16": 0.005}),
+    "transformers": Peer({"float32": 0.01, "bfloat16": 0.005}),
 }
-"""Peers of other kinds of case, built by `problems`: (what it is, floors)."""
 
 
 def floor(peer: str, dtype: str) -> float:
     """The share of the limit that `peer` must reach; 0 where none is known."""
-    floors = PEERS[peer].floors if peer in PEERS else OTHERS[peer][1] if peer in OTHERS else {}
-    return floors.get(dtype, 0.0)
+    return PEERS[peer].floors.get(dtype, 0.0) if peer in PEERS else 0.0

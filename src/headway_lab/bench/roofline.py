@@ -12,7 +12,7 @@ from headway import hardware
 from headway.native.loader import search
 
 PRODUCT = 1024
-"""Side of the matrix product that stands in for the register peak."""
+"""Rows and columns of the matrix product that substitutes for the register peak."""
 
 READ_BYTES = 256 << 20
 PEAK_SECONDS = 0.03
@@ -26,43 +26,45 @@ class Limit:
     measure: Callable[[], float]
 
 
+def limit(bound: str, dtype: torch.dtype) -> Limit:
+    """The limit of work that is bound by "products" in registers, by torch's own "matmul", or by "reads"."""
+    return {"products": products, "matmul": matmul, "reads": reads}[bound](dtype)
+
+
 def products(dtype: torch.dtype) -> Limit:
-    """The register peak for `dtype`: multiply-adds that touch no memory. Where no native library can measure
-    it, the rate of torch's matrix product instead, which is less (and the row says so)."""
+    """The register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure it,
+    the rate of torch's matrix product, which is lower (and the row says so)."""
     found = search().library
-    if found is not None:
-        # A level without bf16 instructions multiplies in float32.
-        native = found.peak(dtype, seconds=PEAK_SECONDS) > 0
-        form = dtype if native else torch.float32
-        return Limit("register peak", lambda: found.peak(form, seconds=PEAK_SECONDS))
+    if found is None:
+        return matmul(dtype)
+    # A level without bf16 instructions multiplies in float32.
+    form = dtype if found.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
+    return Limit("register peak", lambda: found.peak(form, seconds=PEAK_SECONDS))
+
+
+def matmul(dtype: torch.dtype) -> Limit:
+    """torch's matrix product."""
     a = torch.ones(PRODUCT, PRODUCT, dtype=dtype)
+    return _timed("torch's matrix product", lambda: torch.matmul(a, a), 2.0 * PRODUCT**3)
+
+
+def reads(dtype: torch.dtype) -> Limit:
+    """One pass over memory many times any cache, by all threads."""
+    data = torch.ones(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
+    found = search().library
+    if found is None:
+        return _timed("read of memory by torch's sum", data.sum, data.nbytes)
+    return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
+
+
+def _timed(name: str, call: Callable[[], object], work: float) -> Limit:
+    """The rate at which `call` does `work`, after a call to warm up."""
 
     def measure() -> float:
         begin = time.perf_counter()
         with torch.no_grad():
-            torch.matmul(a, a)
-        return 2.0 * PRODUCT**3 / (time.perf_counter() - begin)
+            call()
+        return work / (time.perf_counter() - begin)
 
     measure()
-    return Limit("torch's matrix product", measure)
-
-
-def reads() -> Limit:
-    """One pass over memory many times any cache, by all threads."""
-    data = torch.ones(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
-    found = search().library
-    if found is not None:
-        return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
-
-    def measure() -> float:
-        begin = time.perf_counter()
-        data.sum()
-        return data.nbytes / (time.perf_counter() - begin)
-
-    measure()
-    return Limit("read of memory by torch's sum", measure)
-
-
-def limit(bound: str, dtype: torch.dtype) -> Limit:
-    """The limit of work that is bound by "products" or by "reads"."""
-    return reads() if bound == "reads" else products(dtype)
+    return Limit(name, measure)

@@ -1,25 +1,26 @@
-"""One row of the bench: measured here, checked, and said."""
+"""One result of the bench, as a line of a file and as text for a terminal."""
 
 from __future__ import annotations
 
+import datetime
+import json
+import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from headway.errors import BackendError
-from headway_lab.bench.cases import TRAIN, Case
-from headway_lab.bench.machine import machine
-from headway_lab.bench.peers import Unfit, floor
-from headway_lab.bench.problems import OURS, Problem, build
-from headway_lab.bench.roofline import limit
-from headway_lab.bench.timing import Effort, Samples, interleave
+from headway import hardware
+from headway.native.loader import search
+from headway.report import plain, table
+from headway_lab.bench.inputs import OURS
 
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
-"""How far two outputs may differ in a row of them, relative to its norm: rounding leaves a third of that or less,
-while a window that is off by one key in 512 differs by 1 / sqrt(512) = 4e-2. Gradients may differ twice as far."""
+RESULTS = Path("bench/results")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Row:
 
     @property
     def ratio_best_peer(self) -> float | None:
-        """How many times as long the best peer takes. Headway's own other case counts only where it is alone."""
+        """How many times as long the best peer takes. Headway's own other case counts only without other peers."""
         others = {name: value for name, value in self.ratios.items() if not name.startswith(OURS)}
         return min((others or self.ratios).values(), default=None)
 
@@ -68,80 +69,146 @@ class Row:
             "machine": self.machine,
         }
 
+    def to_line(self) -> str:
+        """The row as one line of JSON."""
+        return json.dumps(plain(self.to_json()), ensure_ascii=False, allow_nan=False)
 
-def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
-    """One row, measured in this process."""
-    where = {**machine(), "backend": backend, "notes": []}
-    blank = Row("attention", case.label(direction), dtype, machine=where)
+
+def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Processor, threads and versions of this process, and the backend asked for, in JSON's types."""
+    found = search().library
+    return {
+        "cpu": hardware.cpu_name(),
+        "cores": hardware.cores(),
+        "level": hardware.cpu_level(),
+        "native": found.level if found is not None else None,
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **_versions(),
+        "backend": backend,
+        "notes": list(notes),
+    }
+
+
+@cache
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in ("headway", "torch", "transformers")}
+
+
+def _version(name: str) -> str | None:
     try:
-        problem = build(case, dtype, direction, backend)
-        compare(problem, dtype, direction)
-    except (Unfit, BackendError) as why:
-        where["notes"].append(f"not measured: {why}")
-        return blank
-    bound = limit(problem.bound, getattr(torch, dtype))
-    samples = interleave(problem.sides, bound.measure, effort)
-    return judged(blank, problem, samples, bound.name, case.ease)
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
-def judged(blank: Row, problem: Problem, samples: Samples, limit_name: str, ease: float) -> Row:
-    """The row that the samples make, with a note for each peer below its floor."""
-    where = blank.machine
-    middle = sorted(samples.limit)[len(samples.limit) // 2]
-    where |= {"limit": limit_name, "limit_rate": middle / 1e9, "turns": len(samples.limit)}
-    where["notes"] = [*where["notes"], *problem.notes]
-    peers, ratios = {}, {}
-    for side in problem.sides:
-        scale = problem.scale.get(side, 1.0)
-        if side == OURS:
-            continue
-        peers[side] = samples.milliseconds(side) * scale
-        ratios[side] = samples.ratio(side, OURS) * scale
-        share, least = samples.share(side, problem.work / scale), floor(side, blank.dtype) * ease
-        if share < least:
-            where["notes"].append(
-                f"{side} is below its floor ({share:.1%} of the limit, not {least:.1%}): this machine is busy or of "
-                "another kind, and the row does not count"
-            )
-    return Row(
-        blank.bench,
-        blank.case,
-        blank.dtype,
-        problem.bound,
-        samples.milliseconds(OURS),
-        problem.work / (samples.milliseconds(OURS) / 1e3),
-        peers,
-        ratios,
-        None,
-        samples.share(OURS, problem.work),
-        where,
+def save(rows: Sequence[Row], folder: Path = RESULTS) -> Path:
+    """Append the rows to `folder`/DATE-CPU.jsonl."""
+    cpu = re.sub(r"[^a-z0-9]+", "-", str(rows[0].machine.get("cpu", "unknown")).lower()).strip("-")
+    path = folder / f"{datetime.date.today().isoformat()}-{cpu}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(row.to_line() + "\n" for row in rows)
+    return path
+
+
+def to_text(rows: Sequence[Row]) -> str:
+    """Where it was measured, a table for each bench, and the notes."""
+    parts = []
+    for bench in dict.fromkeys(row.bench for row in rows):
+        some = [row for row in rows if row.bench == bench]
+        tables = [_memory(some), _growth(some)] if bench == "memory" else [_rates(some)]
+        parts += [_where(some), *tables, _notes(some)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _where(rows: Sequence[Row]) -> str:
+    where = next((row.machine for row in rows if "cpu" in row.machine), {})
+    threads = sorted({row.machine["threads"] for row in rows if "threads" in row.machine})
+    count = " and ".join(map(str, threads))
+    native = where.get("native") or "no library"
+    return (
+        f"{where.get('cpu', 'unknown processor')}, {count} {'thread' if threads == [1] else 'threads'}, "
+        f"torch {where.get('torch')}, native kernels: {native}, backend {where.get('backend')}"
     )
 
 
-def compare(problem: Problem, dtype: str, direction: str) -> None:
-    """Take out the peers whose outputs are not ours, with a note."""
-    ours = problem.sides[OURS]()
-    for name in [n for n in problem.sides if n != OURS and n not in problem.unlike]:
-        theirs = problem.sides[name]()
-        apart = [difference(a, b) for a, b in zip(ours, theirs, strict=True)]
-        allowed = [TOLERANCE[dtype] * (1 if i == 0 else 2) for i in range(len(apart))]
-        if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
-            del problem.sides[name]
-            what = "output and gradients" if direction == TRAIN else "output"
-            problem.notes.append(
-                f"{name} is left out: its {what} differ from ours by {', '.join(f'{a:.1e}' for a in apart)} "
-                f"(up to {', '.join(f'{a:.0e}' for a in allowed)} is rounding)"
-            )
+def _notes(rows: Sequence[Row]) -> str:
+    """Every note once, with the rows that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            about.setdefault(note, []).append(f"{row.case} {row.dtype}")
+    return "\n".join(f"  * {', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items())
 
 
-def difference(a: Tensor, b: Tensor) -> float:
-    """The largest |a - b| of a row, relative to the row's norm in b, or to the mean norm where that is larger."""
-    x, y = (t.detach().double().flatten(0, -2) for t in (a, b))
-    norms = y.norm(dim=-1)
-    apart = (x - y).norm(dim=-1) / norms.clamp_min(max(norms.mean().item(), 1e-30))
-    return apart.max().item() if apart.numel() else 0.0
+def _rates(rows: Sequence[Row]) -> str:
+    several = len({row.machine.get("threads") for row in rows}) > 1
+    body: list[list[Any]] = []
+    for row in rows:
+        unit = "GB/s" if row.bound == "reads" else "GFLOP/s"
+        body.append(
+            [
+                _starred(row),
+                {"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype),
+                *([row.machine.get("threads")] if several else []),
+                row.ours_ms,
+                f"{row.rate / 1e9:.4g} {unit}" if row.rate else "",
+                f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
+                _times(row.ratio_best_peer),
+                _times(row.ratio_best_tuned),
+                _listed(row.peers),
+            ]
+        )
+    threads = ["threads"] if several else []
+    columns = ["case", "dtype", *threads, "ms", "rate", "of limit", "best peer", "tuned", "peers (ms)"]
+    names = sorted({row.machine["limit"] for row in rows if "limit" in row.machine})
+    limits = f"  of limit: {' or '.join(names)}, measured in the same turns" if names else ""
+    return table(columns, body) + ("\n" + limits if limits else "")
 
 
-def unlike(rows: Sequence[Row]) -> list[str]:
-    """The notes of peers that gave another result: not a matter of speed."""
-    return [f"{row.case} {row.dtype}: {note}" for row in rows for note in row.notes if "is left out" in note]
+def _memory(rows: Sequence[Row]) -> str:
+    columns = ("case", "dtype", "MiB beyond", "peers (MiB)", "ms", "peers (ms)")
+    body = [
+        (
+            _starred(row),
+            row.dtype,
+            row.extra["ours_mib"],
+            _listed(row.extra["peers_mib"]),
+            row.ours_ms,
+            _listed(row.peers),
+        )
+        for row in rows
+        if "ours_mib" in row.extra
+    ]
+    return table(columns, body) + "\n  MiB beyond: held beyond inputs and outputs" if body else ""
+
+
+def _growth(rows: Sequence[Row]) -> str:
+    body = [
+        (
+            f"{row.case}, {side}",
+            row.dtype,
+            f"n^{power:.2f}",
+            "flat"
+            if row.extra["memory_exponent"][side] is None
+            else f"n^{row.extra['memory_exponent'][side]:.2f}",
+            f"{row.extra['bytes_per_token'][side]:.0f}",
+        )
+        for row in rows
+        for side, power in row.extra.get("time_exponent", {}).items()
+    ]
+    return table(("fitted", "dtype", "time", "memory", "bytes per token"), body) if body else ""
+
+
+def _starred(row: Row) -> str:
+    return row.case + (" *" if row.notes else "")
+
+
+def _listed(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"

@@ -1,117 +1,87 @@
-"""Measuring in another process: with another environment, or with a memory of its own.
-
-`python -m headway_lab.bench.subprocess_runner` reads requests, one JSON object a line, and answers each with one line.
-"""
+"""Measuring in another process: with another environment, or with a memory of its own."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from headway.errors import BackendError, HeadwayError
-from headway.hardware import gemm_peak
-from headway_lab.bench import peak_memory
-from headway_lab.bench.cases import Case, named
-from headway_lab.bench.peers import Unfit
-from headway_lab.bench.rows import Row, measure
-from headway_lab.bench.timing import Effort
+from headway_lab.bench.inputs import UnsupportedCase
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Child:
-    """A process like this one but for its environment. Ctrl-C is not handed on to it: the parent ends it."""
+class SubprocessRunner:
+    """A fresh Python process with these variables in its environment, which calls functions one after the other."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headway_lab.bench.subprocess_runner"],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        with _inherited(environment):
+            self._process.start()
+        theirs.close()
 
-    def ask(self, **request: Any) -> Any:
-        """The answer to one request. Raises BackendError with what the other process says, or how it ended."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of a module's function in that process, at this process's thread count.
+
+        Raises BackendError with the error of the other process, or its exit code."""
         try:
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise BackendError(f"the process that measures apart ended with code {self._process.wait()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BackendError(answer["error"])
-        return answer["value"]
-
-    def measure(self, case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
-        """`rows.measure` over there, at this process's thread count."""
-        value = self.ask(
-            what="row",
-            case=case.name,
-            tokens=case.tokens,
-            peers=list(case.peers),
-            dtype=dtype,
-            direction=direction,
-            backend=backend,
-            effort=asdict(effort),
-            threads=torch.get_num_threads(),
-        )
-        return Row(**value)
+            self._pipe.send((torch.get_num_threads(), function, args, kwargs))
+            value, error = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            raise BackendError(f"the measuring process ended with code {self._process.exitcode}") from None
+        if error is not None:
+            raise BackendError(error)
+        result: T = value
+        return result
 
     def close(self) -> None:
         """End it, whatever it is doing."""
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
+        self._pipe.close()
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> SubprocessRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def answer(request: dict[str, Any]) -> Any:
-    """What a request asks for: a row, what a step holds, or the rate of torch's float32 product."""
-    torch.set_num_threads(request["threads"])
-    if request["what"] == "product":
-        return gemm_peak(torch.float32)
-    if request["what"] == "held":
-        return asdict(peak_memory.step(peak_memory.Ask(**request["ask"])))
-    assert request["what"] == "row", request["what"]
-    case = resized(named(request["case"]), request["tokens"], request["peers"])
-    effort = Effort(**request["effort"])
-    return asdict(measure(case, request["dtype"], request["direction"], request["backend"], effort))
+@contextmanager
+def _inherited(environment: Mapping[str, str]) -> Iterator[None]:
+    """What a process that starts inside the block inherits: these variables, and that Ctrl-C is ignored (the parent
+    ends it)."""
+    before, interrupt = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
-def resized(case: Case, tokens: int, peers: list[str]) -> Case:
-    """The case as it was asked for elsewhere."""
-    return (case if tokens == case.tokens else case.at(tokens)).beside(peers)
-
-
-def serve() -> None:
-    """Answer requests until the input ends; what libraries print goes to stderr."""
-    channel = os.fdopen(os.dup(1), "w")
+def _serve(pipe: Connection[Any, Any]) -> None:
+    """Answer calls until the pipe closes; what libraries print is redirected to stderr."""
     os.dup2(2, 1)
-    for line in sys.stdin:
+    while True:
         try:
-            reply = {"value": answer(json.loads(line))}
-        except (HeadwayError, Unfit) as error:
-            reply = {"error": str(error)}
-        channel.write(json.dumps(reply) + "\n")
-        channel.flush()
-
-
-if __name__ == "__main__":
-    serve()
+            threads, function, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        torch.set_num_threads(threads)
+        try:
+            pipe.send((function(*args, **kwargs), None))
+        except (HeadwayError, UnsupportedCase) as error:
+            pipe.send((None, str(error)))

@@ -18,54 +18,53 @@ from headway.attention import attend
 from headway.patterns import GlobalKeys, Pattern, Window, pairs
 from headway.tokens import Tokens
 from headway_lab.bench.cases import Case
-from headway_lab.bench.peers import Unfit, quickest
+from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase, fastest, without_gradient
 
-Side = Callable[[], Sequence[Tensor]]
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def transformers() -> Any:
-    """The package, or Unfit."""
+    """The package. Raises UnsupportedCase where it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise Unfit('transformers is not installed; pip install "headway[transformers]"') from error
+        raise UnsupportedCase('transformers is not installed; pip install "headway[transformers]"') from error
 
 
 # -- Longformer ------------------------------------------------------------------------------------------------
 
 
-def longformer_sides(case: Case, dtype: torch.dtype, backend: str) -> tuple[Side, Side, float]:
-    """(ours, theirs, useful FLOPs) of a self-attention layer, or of its attention alone ("longformer-core")."""
+def longformer(case: Case, dtype: str, backend: str) -> Problem:
+    """A self-attention layer of transformers' Longformer, or its attention alone ("longformer-core")."""
     window = case.pattern
     assert isinstance(window, Window)
     assert window.before == window.after
-    n, width, model = case.tokens, case.width, case.heads * case.width
+    n, width, model, kind = case.tokens, case.width, case.heads * case.width, getattr(torch, dtype)
     if n % (2 * window.before):
-        raise Unfit(
+        raise UnsupportedCase(
             f"transformers' layer needs a multiple of its window, {2 * window.before}, not {n} tokens"
         )
-    layer = _longformer_layer(model, case.heads, 2 * window.before, dtype)
+    layer = _longformer_layer(model, case.heads, 2 * window.before, kind)
     noise = torch.Generator().manual_seed(0)
-    x = torch.empty(1, n, model, dtype=dtype).normal_(generator=noise)
+    x = torch.empty(1, n, model, dtype=kind).normal_(generator=noise)
     tokens = Tokens.range(n).with_global(list(range(case.globals))) if case.globals else Tokens.range(n)
     pattern: Pattern = window | GlobalKeys() if case.globals else window
     flops = 4.0 * width * (pairs(pattern, n, heads=case.heads, tokens=tokens) + case.heads * n * case.globals)
-    q, k, v = (_split(project(x), case.heads) for project in (layer.query, layer.key, layer.value))
     if case.kind == "longformer-core":
-        ours = _without_gradient(lambda: attend(q, k, v, pattern, backend=backend).transpose(1, 2).flatten(2))
+        q, k, v = (_split(project(x), case.heads) for project in (layer.query, layer.key, layer.value))
+        ours = without_gradient(lambda: attend(q, k, v, pattern, backend=backend).transpose(1, 2).flatten(2))
         layer.query, layer.key, layer.value = (
             _Given(t, scale) for t, scale in ((q, width**-0.5), (k, 1), (v, 1))
         )
     else:
         flops += 3 * 2.0 * n * model * model
         forms: list[Linear] = [F.linear, _onednn_linear]
-        linear = quickest(forms, lambda form: lambda: form(x, *_weights(layer.query)))
-        ours = _without_gradient(lambda: _layer(x, layer, tokens, pattern, case.globals, linear, backend))
+        linear = fastest(forms, lambda form: lambda: form(x, *_weights(layer.query)))
+        ours = without_gradient(lambda: _layer(x, layer, tokens, pattern, case.globals, linear, backend))
     mask = torch.zeros(1, n)
     mask[:, : case.globals] = 10000.0
-    theirs = _without_gradient(lambda: layer(x, mask, mask < 0, mask > 0, bool(case.globals))[0])
-    return ours, theirs, flops
+    theirs = without_gradient(lambda: layer(x, mask, mask < 0, mask > 0, bool(case.globals))[0])
+    return Problem({OURS: ours, "transformers": theirs}, flops)
 
 
 def _longformer_layer(model: int, heads: int, window: int, dtype: torch.dtype) -> Any:
@@ -123,14 +122,6 @@ def _split(t: Tensor, heads: int) -> Tensor:
     return t.detach().view(1, t.shape[1], heads, -1).transpose(1, 2)
 
 
-def _without_gradient(call: Callable[[], Tensor]) -> Side:
-    def side() -> Sequence[Tensor]:
-        with torch.no_grad():
-            return (call(),)
-
-    return side
-
-
 class _Given(nn.Module):
     """Stands in for a projection whose result is known: the layer's attention alone, with nothing copied."""
 
@@ -156,15 +147,21 @@ class _Scaled:
 # -- Mistral -----------------------------------------------------------------------------------------------------
 
 
-def mistral_sides(case: Case, dtype: torch.dtype) -> tuple[dict[str, Side], float]:
-    """A training step (forward, loss, backward, AdamW) by attention implementation, and its useful FLOPs.
+def mistral(case: Case, dtype: str, backend: str) -> Problem:
+    """A training step (forward, loss, backward, AdamW) of transformers' Mistral, with our attention and with torch's.
 
     The learning rate is 0, so that every step is the same step. Results: the loss, a gradient."""
-    sides: dict[str, Side] = {name: mistral_step(case, dtype, name) for name in ("headway", "sdpa")}
-    model = _mistral(case, dtype, "sdpa")
+    kind = getattr(torch, dtype)
+    model = _mistral(case, kind, "sdpa")
     weights = sum(p.numel() for name, p in model.named_parameters() if "embed_tokens" not in name)
     seen = pairs(case.pattern, case.tokens, heads=case.heads)
-    return sides, 6.0 * weights * case.tokens + 3.5 * 4 * case.width * seen * case.layers
+    problem = Problem(
+        {OURS: mistral_step(case, kind, "headway"), "transformers": mistral_step(case, kind, "sdpa")},
+        work=6.0 * weights * case.tokens + 3.5 * 4 * case.width * seen * case.layers,
+    )
+    if backend != "auto":
+        problem.notes.append(f"backend {backend!r} does not apply: models of transformers use auto")
+    return problem
 
 
 def mistral_step(case: Case, dtype: torch.dtype, attention: str) -> Callable[..., Sequence[Tensor]]:

@@ -1,4 +1,5 @@
-"""The rows of `headway bench attention`, one after the other, each beside its peers and beside tuned torch."""
+"""The rows of `headway bench attention`, one after the other, each beside its peers and beside torch with MKL's full
+path."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ from headway.errors import BackendError, did_you_mean
 from headway.hardware import cores, gemm_peak
 from headway_lab.bench import mkl_full_path
 from headway_lab.bench.cases import Case
-from headway_lab.bench.rows import Row, measure
-from headway_lab.bench.subprocess_runner import Child
-from headway_lab.bench.timing import WELL, Effort
+from headway_lab.bench.measure import THOROUGH, Effort, measure
+from headway_lab.bench.rows import Row
+from headway_lab.bench.subprocess_runner import SubprocessRunner
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Request:
     """What is to be measured: every case in its dtypes and passes, as far as `dtypes` and `passes` name them (empty:
-    all), at each number of `threads`; `tuned` adds the other baseline. With `seconds`, every case has a turn before any
-    has two, and no row begins that would end later, were it as long as the longest before it."""
+    all), at each number of `threads`; `tuned` adds the other baseline. With `seconds`, every case has a row before any
+    has two, and no row starts that would end later if it took as long as the longest before it."""
 
     cases: Sequence[Case]
     dtypes: tuple[str, ...] = ()
@@ -35,7 +36,7 @@ class Wish:
     backend: str = "auto"
     threads: tuple[int, ...] = ()
     tuned: bool = True
-    effort: Effort = WELL
+    effort: Effort = THOROUGH
     seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,24 +58,24 @@ def scaling() -> tuple[int, ...]:
     return tuple(dict.fromkeys([*powers, most]))
 
 
-def attention(wish: Wish, say: Say) -> Iterator[Row]:
+def attention(request: Request, say: Say) -> Iterator[Row]:
     """Row by row, as they are measured; `say` hears of progress and of what is left out."""
     begin, threads = time.monotonic(), torch.get_num_threads()
     told: set[str] = set()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
-        beside = _tuned(stack, say) if wish.tuned else None
-        for count in wish.threads or (threads,):
+        tuned = _tuned(stack, say) if request.tuned else None
+        for count in request.threads or (threads,):
             torch.set_num_threads(count)
-            longest, lines = 0.0, _lines(wish)
-            for number, (case, dtype, direction) in enumerate(lines):
+            longest, planned = 0.0, _planned(request)
+            for number, (case, dtype, direction) in enumerate(planned):
                 started = time.monotonic()
-                if wish.seconds is not None and started - begin + longest > wish.seconds:
-                    left = ", ".join(f"{c.label(p)} {d}" for c, d, p in lines[number:])
-                    say(f"the {wish.seconds:.0f} seconds are used up; left out: {left}")
+                if request.seconds is not None and started - begin + longest > request.seconds:
+                    left = ", ".join(f"{c.label(p)} {d}" for c, d, p in planned[number:])
+                    say(f"the {request.seconds:.0f} seconds are used up; left out: {left}")
                     return
                 say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
-                row = _row(case, dtype, direction, wish, beside)
+                row = _row(case, dtype, direction, request, tuned)
                 for note in (note for note in row.notes if note not in told):
                     say(f"  {note}")
                 told |= set(row.notes)
@@ -82,52 +83,52 @@ def attention(wish: Wish, say: Say) -> Iterator[Row]:
                 yield row
 
 
-def _lines(wish: Wish) -> list[tuple[Case, str, str]]:
+def _planned(request: Request) -> list[tuple[Case, str, str]]:
     """(case, dtype, pass) of every row, in order."""
-    lines = []
-    for case in wish.cases:
+    planned = []
+    for case in request.cases:
         kinds = [(d, p) for d in case.dtypes for p in case.passes]
-        some = [(d, p) for d, p in kinds if d in (wish.dtypes or (d,)) and p in (wish.passes or (p,))]
-        lines += [(turn, case, dtype, direction) for turn, (dtype, direction) in enumerate(some)]
-    if wish.seconds is not None:
-        lines.sort(key=lambda line: line[0])
-    return [line[1:] for line in lines]
+        some = [(d, p) for d, p in kinds if d in (request.dtypes or (d,)) and p in (request.passes or (p,))]
+        planned += [(turn, case, dtype, direction) for turn, (dtype, direction) in enumerate(some)]
+    if request.seconds is not None:
+        planned.sort(key=lambda row: row[0])
+    return [row[1:] for row in planned]
 
 
-def _row(case: Case, dtype: str, direction: str, wish: Wish, beside: Child | None) -> Row:
+def _row(case: Case, dtype: str, direction: str, request: Request, tuned: SubprocessRunner | None) -> Row:
     if case.level is not None:
-        return _forced(case, dtype, direction, wish)
-    row = measure(case, dtype, direction, wish.backend, wish.effort)
-    if beside is None or row.ours_ms is None:
+        return _forced(case, dtype, direction, request)
+    row = measure(case, dtype, direction, request.backend, request.effort)
+    if tuned is None or row.ours_ms is None:
         return row
-    other = beside.measure(case, dtype, direction, wish.backend, wish.effort)
+    other = tuned.call(measure, case, dtype, direction, request.backend, request.effort)
     where = {**row.machine, "tuned_peers": other.peers}
     return replace(row, ratio_best_tuned=other.ratio_best_peer, machine=where)
 
 
-def _forced(case: Case, dtype: str, direction: str, wish: Wish) -> Row:
+def _forced(case: Case, dtype: str, direction: str, request: Request) -> Row:
     """A row of another CPU level, in a process of its own. Its peers are torch's, at torch's own level."""
     assert case.level is not None
     try:
-        if "native" not in CAPABILITIES or wish.backend not in ("auto", "native"):
+        if request.backend not in ("auto", "native"):
             raise BackendError(f"level {case.level} is one of backend native, which is not what is measured")
-        with Child({"HEADWAY_NATIVE": case.level}) as child:
-            return child.measure(case, dtype, direction, "native", wish.effort)
+        with SubprocessRunner({"HEADWAY_NATIVE": case.level}) as runner:
+            return runner.call(measure, case, dtype, direction, "native", request.effort)
     except BackendError as why:
         where = {"threads": torch.get_num_threads(), "notes": [f"not measured: {why}"]}
         return Row("attention", case.label(direction), dtype, machine=where)
 
 
-def _tuned(stack: ExitStack, say: Say) -> Child | None:
+def _tuned(stack: ExitStack, say: Say) -> SubprocessRunner | None:
     """The process in which MKL takes its full path; None where that cannot be had."""
     reason = mkl_full_path.why_not()
     if reason is not None:
         say(f"no tuned baseline: {reason}")
         return None
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
-    child = stack.enter_context(Child(mkl_full_path.environment(folder)))
-    theirs, own = child.ask(what="product", threads=torch.get_num_threads()), gemm_peak(torch.float32)
+    runner = stack.enter_context(SubprocessRunner(mkl_full_path.environment(folder)))
+    theirs, own = runner.call(gemm_peak, torch.float32), gemm_peak(torch.float32)
     say(
         f"torch's float32 product: {own / 1e9:.0f} GFLOP/s as it comes, {theirs / 1e9:.0f} with MKL's full path"
     )
-    return child
+    return runner

@@ -1,0 +1,171 @@
+"""How a row is measured: outputs are compared first, then all sides take turns, and ratios are taken within a turn.
+
+On a shared machine the speed drifts by more than kernels differ. What ran in the same turn ran under the same
+conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is taken against the limit
+measured in the same turn.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway_lab.bench.cases import TRAIN, Case
+from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase
+from headway_lab.bench.peers import floor
+from headway_lab.bench.problems import build
+from headway_lab.bench.roofline import limit
+from headway_lab.bench.rows import Row, machine
+
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+"""How far two outputs may differ in a row of them, relative to its norm: rounding leaves a third of that or less,
+while a window that is off by one key in 512 differs by 1 / sqrt(512) = 4e-2. Gradients may differ twice as far."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: at most `repeats` turns, fewer (but `least`) where they take over `seconds` in all;
+    calls shorter than `sample` seconds are repeated within a turn."""
+
+    repeats: int = 9
+    least: int = 3
+    sample: float = 0.02
+    seconds: float = 30.0
+
+
+THOROUGH = Effort()
+QUICK = Effort(repeats=3, seconds=1.5, sample=0.01)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds per call of every side, and the rate of the limit, by turn."""
+
+    seconds: dict[str, list[float]]
+    limit: list[float]
+
+    def milliseconds(self, side: str) -> float:
+        """The median of a side."""
+        return median(self.seconds[side]) * 1e3
+
+    def ratio(self, side: str, ours: str) -> float:
+        """How many times as long `side` takes: the median over the turns."""
+        return median(a / b for a, b in zip(self.seconds[side], self.seconds[ours], strict=True))
+
+    def share(self, side: str, work: float) -> float:
+        """`work` (FLOPs or bytes) over the time of `side`, as a share of the limit of the same turn."""
+        pairs = zip(self.seconds[side], self.limit, strict=True)
+        return median(work / seconds / limit for seconds, limit in pairs)
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], object]], limit: Callable[[], float], effort: Effort
+) -> Samples:
+    """Measure all sides in turns, after a call of each to warm up; every turn begins with the next side."""
+    counts, length = {}, 0.0
+    for name, call in sides.items():
+        call()
+        took = _timed(call, 1)
+        counts[name] = max(1, math.ceil(effort.sample / max(took, 1e-9)))
+        length += took * counts[name]
+    limit()
+    turns = max(effort.least, min(effort.repeats, int(effort.seconds / length)))
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    limits, names = [], list(sides)
+    for turn in range(turns):
+        limits.append(limit())
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            seconds[name].append(_timed(sides[name], counts[name]))
+    return Samples(seconds, limits)
+
+
+def _timed(call: Callable[[], object], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
+def measure(case: Case, dtype: str, direction: str, backend: str, effort: Effort) -> Row:
+    """One row of `headway bench attention`, measured in this process."""
+    blank = Row("attention", case.label(direction), dtype, machine=machine(backend))
+    try:
+        problem = build(case, dtype, direction, backend)
+        drop_mismatches(problem, dtype, direction)
+    except (UnsupportedCase, BackendError) as why:
+        blank.notes.append(f"not measured: {why}")
+        return blank
+    return timed(blank, problem, effort, case.floor_factor)
+
+
+def timed(blank: Row, problem: Problem, effort: Effort, floor_factor: float = 1.0) -> Row:
+    """`blank` with the times of the problem's sides."""
+    bound = limit(problem.bound, getattr(torch, blank.dtype))
+    samples = interleave(problem.sides, bound.measure, effort)
+    return summarized(blank, problem, samples, bound.name, floor_factor)
+
+
+def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, floor_factor: float) -> Row:
+    """`blank` with what the samples say, and a note for each peer below its floor."""
+    peers, ratios, notes = {}, {}, [*blank.notes, *problem.notes]
+    for side in problem.sides:
+        if side == OURS:
+            continue
+        scale = problem.scale.get(side, 1.0)
+        peers[side] = samples.milliseconds(side) * scale
+        ratios[side] = samples.ratio(side, OURS) * scale
+        share, least = samples.share(side, problem.work / scale), floor(side, blank.dtype) * floor_factor
+        if share < least:
+            notes.append(
+                f"{side} is below its floor ({share:.1%} of the limit, not {least:.1%}): this machine is busy or of "
+                "another kind, and the row does not count"
+            )
+    middle = sorted(samples.limit)[len(samples.limit) // 2]
+    where = {"limit": limit_name, "limit_rate": middle / 1e9, "turns": len(samples.limit), "notes": notes}
+    return replace(
+        blank,
+        bound=problem.bound,
+        ours_ms=samples.milliseconds(OURS),
+        rate=problem.work / (samples.milliseconds(OURS) / 1e3),
+        peers=peers,
+        ratios=ratios,
+        share_of_limit=samples.share(OURS, problem.work),
+        machine={**blank.machine, **where},
+    )
+
+
+def drop_mismatches(problem: Problem, dtype: str, direction: str) -> None:
+    """Remove the peers whose outputs are not ours, with a note."""
+    ours = problem.sides[OURS]()
+    for name in [n for n in problem.sides if n != OURS and n not in problem.unrelated]:
+        theirs = problem.sides[name]()
+        apart = [difference(a, b) for a, b in zip(ours, theirs, strict=True)]
+        allowed = [TOLERANCE[dtype] * (1 if i == 0 else 2) for i in range(len(apart))]
+        if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
+            del problem.sides[name]
+            what = "output and gradients" if direction == TRAIN else "output"
+            problem.notes.append(
+                f"{name} is left out: its {what} differ from ours by {', '.join(f'{a:.1e}' for a in apart)} "
+                f"(up to {', '.join(f'{a:.0e}' for a in allowed)} is rounding)"
+            )
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest |a - b| of a row, relative to the row's norm in b, or to the mean norm where that is larger."""
+    x, y = (t.detach().double().flatten(0, -2) for t in (a, b))
+    norms = y.norm(dim=-1)
+    apart = (x - y).norm(dim=-1) / norms.clamp_min(max(norms.mean().item(), 1e-30))
+    return apart.max().item() if apart.numel() else 0.0
+
+
+def mismatches(rows: Sequence[Row]) -> list[str]:
+    """The notes of peers that gave another result: not a matter of speed."""
+    return [f"{row.case} {row.dtype}: {note}" for row in rows for note in row.notes if "is left out" in note]

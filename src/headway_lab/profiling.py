@@ -1,0 +1,62 @@
+"""What the laboratory measures with: one thread, the fastest of some calls, bytes kept for a backward, and the
+line or power law through measured points."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block. Models of the laboratory's size gain nothing from a second one, and on
+    one their sums do not depend on the machine's number of cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def fastest(
+    call: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of the fastest of `repeats` calls."""
+    taken = []
+    for _ in range(repeats):
+        began = clock()
+        call()
+        taken.append(clock() - began)
+    return min(taken)
+
+
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> tuple[Tensor, int]:
+    """The result of `forward`, and bytes of the distinct tensors that autograd keeps for its backward, but
+    parameters of `model` and integers."""
+    sizes: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        if t.dtype.is_floating_point or t.dtype == torch.bool:
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        out = forward()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return out, sum(size for at, size in sizes.items() if at not in own)
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> float:
+    """The slope of the least-squares line through the points."""
+    middle, level = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - middle) ** 2 for a in x)
+    return sum((a - middle) * (b - level) for a, b in zip(x, y, strict=True)) / spread
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> float:
+    """p of the power law y = c x^p that fits best: the slope of log y over log x."""
+    return line([math.log(a) for a in x], [math.log(b) for b in y])
