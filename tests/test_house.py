@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headway.native import build
+from tests.mutants import __main__ as mutants
 
 CASES = """
 import pytest
@@ -32,6 +33,16 @@ def test_fresh_memory_is_nan_and_integers_are_left_alone() -> None:
 
 def test_one_thread() -> None:
     assert torch.get_num_threads() == 1
+
+
+def test_kept_mutants_are_of_this_code_and_name_tests_that_are_there() -> None:
+    """Whether the tests kill them is for `make mutants` to show."""
+    for mutant in mutants.read(mutants.TABLES):
+        assert mutant.stale is None, f"{mutant.name} is {mutant.stale}; move it along"
+        for test in mutant.tests:
+            file, _, name = test.partition("::")
+            name = name.partition("[")[0]
+            assert name in (mutants.ROOT / file).read_text(), f"{mutant.name}: there is no {test}"
 
 
 @pytest.mark.slow

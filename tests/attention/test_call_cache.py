@@ -94,6 +94,22 @@ def test_any_sequence_of_calls_gives_what_each_of_them_gives_alone(calls: list) 
     )
 
 
+def test_a_call_that_differs_in_one_thing_is_another_call() -> None:
+    q, k, v = made(3, 70)
+    usual = {"pattern": Causal(), **sides(3, 70)}
+    changes = (
+        {},
+        {"scale": 0.5},
+        {"pattern": Window.last(5)},
+        {"q_tokens": Tokens.range(3, 9)},
+        {"k_tokens": Tokens.range(70, 1)},
+    )
+    for change in changes * 2:
+        native, dense = (attend(q, k, v, **{**usual, **change}, backend=b) for b in ("native", "dense"))
+        torch.testing.assert_close(native, dense, rtol=1e-5, atol=1e-5)
+    assert len(call_cache._known) == len(changes)
+
+
 def test_the_second_call_is_neither_checked_nor_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = made(1, 300)
     at = sides(1, 300)

@@ -271,8 +271,8 @@ def test_bad_windows_are_named(name):
 def test_null_and_switched_off_windows_are_full():
     for family, changes in (
         ("mistral", {"sliding_window": None}),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 4}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": None}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 0}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
         ("qwen2", {}),
     ):
         assert spec_from_config(config_dict(family, **changes)).patterns == (Causal(),) * 3

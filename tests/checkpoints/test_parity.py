@@ -119,7 +119,7 @@ FAMILIES = {
     "mistral window": {"sliding_window": 5, "head_dim": 8},
     "mistral absent window": {"head_dim": 8},
     "mistral null window": {"sliding_window": None, "tie_word_embeddings": True},
-    "qwen2": {"use_sliding_window": False, "sliding_window": 5},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 1},
     "qwen2 late windows": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen2 tied, layer types": {
         "tie_word_embeddings": True,

@@ -9,10 +9,10 @@ Each room has a table beside this file, with an entry for each mutant and a blan
     +the new text
 
 Text of several lines has several lines of each sign. A mutant is applied to a copy of the checkout, and its tests run
-there: killed (they fail), lived (they pass), or stale (the old text is not there once: the code has moved, and the
-mutant must move with it). The same tests must pass on a copy without any mutant, and none of them may be skipped. A
-run beyond `LIMIT` seconds is not a kill. A mutant of the kernels is compiled for one CPU level, which the names of its
-tests have in brackets. Exit code 0 where all were killed.
+there: killed (they fail), lived (they pass, or give no answer in `LIMIT` seconds), or stale (the old text is not there
+once: the code has moved, and the mutant must move with it). The same tests must pass on a copy without any mutant, and
+none of them may be skipped. A mutant of the kernels is compiled for one CPU level, which the names of its tests have in
+brackets, and left out where the CPU lacks it. Exit code 0 where none lived and none is stale.
 """
 
 import argparse
@@ -23,17 +23,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 TABLES = Path(__file__).resolve().parent
 ROOT = TABLES.parent.parent
-COPIED = ("src", "tests", "docs", "README.md", "pyproject.toml")
-LIMIT = 300.0
-LEVELS = ("portable", "avx2", "avx512", "avx512bf16")
+COPIED = ("src", "tests", "docs", "recipes", "README.md", "pyproject.toml")
+LIMIT = 240.0
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--no-skips", "--tb=line")
+LEVELS_HERE = """
+from headway.hardware import cpu_flags
+from headway.native.loader import NEEDS
+print(*(level for level, needs in NEEDS.items() if needs <= cpu_flags()))
+"""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,20 @@ class Mutant:
     new: str
 
     @property
-    def level(self) -> str | None:
-        """The CPU level that the kernels are compiled for; None where they stay as they are."""
-        if not self.file.endswith((".h", ".cpp")):
-            return None
-        words = "".join(self.tests).replace("]", "-").split("-")
-        return next(level for level in LEVELS if level in words)
+    def of_kernels(self) -> bool:
+        return self.file.endswith((".h", ".cpp"))
+
+    @property
+    def level(self) -> str:
+        """The CPU level that the kernels are compiled for: the last parameter of the first test."""
+        return re.split(r"[-\[\]]", self.tests[0])[-2]
+
+    @property
+    def stale(self) -> str | None:
+        """Why it cannot be applied to the checkout."""
+        path = ROOT / self.file
+        count = path.read_text().count(self.old) if path.is_file() else 0
+        return None if count == 1 else f"stale: the old text is {count} times in {self.file}"
 
 
 def read(folder: Path) -> list[Mutant]:
@@ -80,16 +91,14 @@ def copy(source: Path, target: Path) -> Path:
     return target
 
 
-def python(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run of Python on the package of a copy, one thread, at most `LIMIT` seconds."""
+def python(where: Path, *arguments: str, limit: float | None = None) -> subprocess.CompletedProcess[str]:
+    """A run of Python on the package of a copy, on one thread."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    variables = {**os.environ, **one, "PYTHONPATH": str(where / "src"), "HEADWAY_BUILD": "require"}
-    command = [sys.executable, *arguments]
     return subprocess.run(
-        command,
+        [sys.executable, *arguments],
         cwd=where,
-        env=variables,
-        timeout=LIMIT,
+        env={**os.environ, **one, "PYTHONPATH": str(where / "src"), "HEADWAY_BUILD": "require"},
+        timeout=limit,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -97,21 +106,18 @@ def python(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def trial(mutant: Mutant, clean: Path) -> str:
-    """ "killed by" the first test that failed, or what is wrong: a line or more."""
+    """What became of a mutant: a word or more, and details."""
     with tempfile.TemporaryDirectory(prefix="headway-mutant-") as scratch:
         where = copy(clean, Path(scratch))
         path = where / mutant.file
-        before = path.read_text() if path.is_file() else ""
-        if before.count(mutant.old) != 1:
-            return f"stale: the old text is {before.count(mutant.old)} times in {mutant.file}"
-        path.write_text(before.replace(mutant.old, mutant.new))
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
+        if mutant.of_kernels:
+            shutil.rmtree(where / "src/headway/native/lib", ignore_errors=True)
+            built = python(where, "-m", "headway.native.build", "--level", mutant.level)
+            if built.returncode:
+                return f"broken: it does not compile\n{built.stdout}"
         try:
-            if mutant.level:
-                shutil.rmtree(where / "src/headway/native/lib", ignore_errors=True)
-                built = python(where, "-m", "headway.native.build", "--level", mutant.level)
-                if built.returncode:
-                    return f"broken: it does not compile\n{built.stdout}"
-            done = python(where, *PYTEST, *mutant.tests)
+            done = python(where, *PYTEST, *mutant.tests, limit=LIMIT)
         except subprocess.TimeoutExpired:
             return f"lived: no answer in {LIMIT:g} s"
     if done.returncode not in (0, 1):
@@ -120,35 +126,39 @@ def trial(mutant: Mutant, clean: Path) -> str:
     return f"killed by {failed[0]}" if done.returncode else f"lived: {' '.join(mutant.tests)} passed"
 
 
-def baseline(mutants: list[Mutant], clean: Path) -> str | None:
-    """The tests of all mutants where nothing is broken; what they say where they do not pass."""
-    tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
-    done = python(clean, *PYTEST, *tests)
-    return done.stdout if done.returncode else None
-
-
-def results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str, float]]:
-    """(mutant, outcome, seconds) in the order of the table."""
+def run(mutants: list[Mutant], workers: int) -> int:
+    """Tries all, a line for each; the number of those that were not killed."""
 
     def timed(mutant: Mutant) -> tuple[Mutant, str, float]:
         began = time.monotonic()
         return mutant, trial(mutant, clean), time.monotonic() - began
 
-    with (
-        tempfile.TemporaryDirectory(prefix="headway-mutants-") as scratch,
-        ThreadPoolExecutor(workers) as pool,
-    ):
+    with tempfile.TemporaryDirectory(prefix="headway-mutants-") as scratch:
         clean = copy(ROOT, Path(scratch))
-        wrong = baseline(mutants, clean)
-        if wrong:
-            sys.exit(f"the tests do not pass where nothing is broken:\n{wrong}")
-        yield from pool.map(timed, mutants)
+        here = python(clean, "-c", LEVELS_HERE).stdout.split()
+        able = [m for m in mutants if not m.of_kernels or m.level in here]
+        tests = dict.fromkeys(test for mutant in able for test in mutant.tests)
+        base = python(clean, *PYTEST, *tests) if able else None
+        if base and base.returncode:
+            sys.exit(f"the tests do not pass where nothing is broken:\n{base.stdout}")
+        bad = 0
+        with ThreadPoolExecutor(workers) as pool:
+            for mutant, outcome, seconds in pool.map(timed, able):
+                bad += not outcome.startswith("killed")
+                print(f"{mutant.name:28} {seconds:5.1f} s  {outcome}", flush=True)
+    for mutant in mutants:
+        if mutant not in able:
+            print(f"{mutant.name:28}          left out: this CPU has no {mutant.level}")
+    print(f"{len(able) - bad} of {len(able)} killed")
+    return bad
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these mutants")
-    parser.add_argument("--list", action="store_true", help="names, files and tests; nothing is run")
+    parser.add_argument(
+        "--list", action="store_true", help="names, files and tests; only stale ones are looked for"
+    )
     parser.add_argument("-j", type=int, default=1, metavar="WORKERS", help="mutants at a time")
     given = parser.parse_args()
     mutants = read(TABLES)
@@ -157,13 +167,11 @@ def main() -> int:
     mutants = [m for m in mutants if m.name in given.names or not given.names]
     if given.list:
         print(*(f"{m.name:28} {m.file}  {' '.join(m.tests)}" for m in mutants), sep="\n")
-        return 0
-    bad = 0
-    for mutant, outcome, seconds in results(mutants, given.j):
-        bad += not outcome.startswith("killed")
-        print(f"{mutant.name:28} {seconds:5.1f} s  {outcome}", flush=True)
-    print(f"{len(mutants) - bad} of {len(mutants)} killed")
-    return int(bool(bad))
+    stale = [m for m in mutants if m.stale]
+    bad = 0 if given.list else run([m for m in mutants if m not in stale], given.j)
+    for mutant in stale:
+        print(f"{mutant.name:28}          {mutant.stale}")
+    return int(bool(bad or stale))
 
 
 if __name__ == "__main__":

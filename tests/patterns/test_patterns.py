@@ -1,6 +1,7 @@
 """Patterns: their truth, their text, what caches need to keep."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,12 @@ def test_a_window_is_its_definition_pair_by_pair() -> None:
         assert seen(Window(before, after, step), 14) == sees, (before, after, step)
     for count in range(4):
         assert seen(Sink(count), 5) == [list(range(count))] * 5
+
+
+@given(patterns, tokens())
+def test_patterns_read_the_index_and_not_the_position(p: Pattern, at: Tokens) -> None:
+    elsewhere = replace(at, position=at.index.flip(1), start=None)
+    assert torch.equal(visible(p, elsewhere, elsewhere), visible(p, at, at))
 
 
 @given(patterns)

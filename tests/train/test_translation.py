@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headway
 from headway.api import Translator
 from headway.api.bleu import bleu
-from headway.data.pairs import END, START, Pairs, batches
+from headway.data.pairs import END, START, Pairs, batches, encode_pairs, read_pairs
 from headway.errors import ConfigError, DataError
 from headway.models import EncoderDecoder, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import chunked_cross_entropy
+from headway.text import Tokenizer
 from headway.train import train
 from headway.train.config_io import config_yaml, read_settings
 from headway.train.metrics import read_metrics
@@ -122,6 +124,24 @@ def test_labels_are_smoothed_as_the_formula_says(smoothing: float, rows: int | N
     ):
         (a,), (b,) = (torch.autograd.grad(x, logits, retain_graph=True) for x in (found, exact))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_is_that_of_the_mean_over_target_tokens(tmp_path: Path) -> None:
+    """The first step's norm, against torch: dropout is 0, and one batch holds all pairs."""
+    files, more = corpus(tmp_path, 9), {"out": str(tmp_path / "run"), "steps": 1, "batch_tokens": 4096}
+    config = TranslationConfig.of({**TINY, **files, **more})
+    result = train(config, quiet=True)
+    tokenizer = Tokenizer.load(result.model)
+    pairs = encode_pairs(tokenizer, *read_pairs(config.source, config.target), config.context)
+    batch = pairs.batch(batches(pairs, 4096, config.seed, 0)[0])
+    model = build(translation_spec(config, tokenizer.vocab_size), seed=config.seed)
+    logits = model(batch.source, batch.ids, source_tokens=batch.source_tokens, tokens=batch.tokens)
+    mean = F.cross_entropy(
+        logits.flatten(0, 1), batch.targets.flatten(), label_smoothing=config.label_smoothing
+    )
+    norm = torch.cat([g.flatten() for g in torch.autograd.grad(mean, list(model.parameters()))]).norm()
+    assert (batch.targets == IGNORE_INDEX).any()
+    assert read_metrics(result.metrics)[0]["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
