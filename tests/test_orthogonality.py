@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway import native
 from headway.attention import attend
-from headway.cache import make_cache
+from headway.cache import CacheSpec, make_cache
 from headway.errors import BackendError, CacheError
 from headway.patterns import (
     Causal,
@@ -140,7 +140,9 @@ def through_cache(
     def whole(t: torch.dtype) -> Tensor:
         return naive(rotated(q.to(t), tokens), rotated(k.to(t), tokens), v.to(t), pattern, tokens, tokens)
 
-    cache = make_cache(pattern, batch=2, kv_heads=heads[1], head_dim=8, dtype=dtype, device="cpu", kind=kind)
+    cache = make_cache(
+        pattern, CacheSpec(batch=2, kv_heads=heads[1], head_dim=8, dtype=dtype, device="cpu"), kind=kind
+    )
     begin, outs = 0, []
     with torch.no_grad():
         for size in split:
@@ -185,4 +187,6 @@ def test_what_cannot_be_is_refused_not_replaced() -> None:
     with pytest.raises(BackendError, match=r"unknown backend 'band'.*banded"):
         attend(q, q, q, Causal(), backend="band")
     with pytest.raises(CacheError, match="Full"):
-        make_cache(parse("Full"), batch=1, kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu")
+        make_cache(
+            parse("Full"), CacheSpec(batch=1, kv_heads=1, head_dim=8, dtype=torch.float32, device="cpu")
+        )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.cache import make_cache
+from headway.cache import CacheSpec, make_cache
 from headway.errors import HeadwayError, PatternError
 from headway.patterns import Causal, Full, Window, parse
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
@@ -85,7 +85,7 @@ def test_query_head_h_reads_kv_head_h_div_group(backend: str) -> None:
         1,
     )
     assert (interleaved - out).abs().max() > 0.1
-    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
     cache.update(k[:, :, :6], v[:, :, :6], Tokens.range(6))
     at = Tokens.range(1, start=6)
     keys = cache.update(k[:, :, 6:], v[:, :, 6:], at)

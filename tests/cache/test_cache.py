@@ -9,25 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.cache import Cache, GrowingCache, RingCache
+from headway.cache import CacheSpec, Growing, KVCache, Ring
 from headway.errors import CacheError
+from headway.patterns import Retention
 from headway.tokens import Tokens
 
 KINDS = ["growing", "ring"]
 
 
-def make(kind: str, batch: int = 2, **rest: Any) -> Cache:
-    sizes = {"batch": batch, "kv_heads": 2, "head_dim": 4, "value_dim": 3, **rest}
-    return GrowingCache(**sizes) if kind == "growing" else RingCache(reach=3, **sizes)
+def make(kind: str, batch: int = 2, **rest: Any) -> KVCache:
+    spec = CacheSpec(**{"batch": batch, "kv_heads": 2, "head_dim": 4, "value_dim": 3, **rest})
+    return KVCache.of(Growing() if kind == "growing" else Ring(Retention(3)), spec)
 
 
 def draw(count: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 2, count, 4).to(dtype), torch.randn(batch, 2, count, 3).to(dtype)
 
 
-def state(cache: Cache) -> tuple[Any, ...]:
-    own = cache._buffer
-    return cache.lengths, own.k.clone(), own.v.clone(), own.index.clone()
+def state(cache: KVCache) -> tuple[Any, ...]:
+    return cache.lengths, *(t.clone() for t in (*cache.storage.tensors, cache.table.index))
 
 
 def assert_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
@@ -64,7 +64,11 @@ BAD_TOKENS = {
     ),
     "ahead": (Tokens.range(1, start=6), "the next index is 5, but the chunk's first is 6"),
     "one row ahead": (Tokens(torch.tensor([[5], [6]])), "row 1 has seen 5 tokens, so the next index is 5"),
-    "documents": (Tokens.packed([[1], [0, 1]]), "one document per row, but these tokens are of several"),
+    "documents": (Tokens.packed([[0, 1], [1]]), "row 1 has seen 5 tokens, so the next index is 5"),
+    "a document ahead": (
+        Tokens(torch.tensor([[1]]), document=torch.tensor([[7]])),
+        "document 7 of row 0 has seen 0 tokens, so the next index is 0, but the chunk's first is 1",
+    ),
     "rows": (Tokens(torch.full((3, 1), 5)), "tokens of 3 rows for a cache of 2"),
 }
 
@@ -156,7 +160,7 @@ def test_under_no_grad_parameters_may_be_stored_and_no_graph_is_kept(kind: str) 
         cache.update(k, v, Tokens.range(6))
     keys = cache.update(*draw(1), Tokens.range(1, start=6))
     assert not keys.k.requires_grad
-    assert not cache._buffer.k.requires_grad
+    assert not cache.storage.tensors[0].requires_grad
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +209,7 @@ def test_rows_can_become_more_or_fewer_or_none(kind: str) -> None:
     cache.update(k, v, Tokens(torch.tensor([[0, 1, 2], [0, 1, -1]])))
     cache.reorder([1, 1, 0])
     assert cache.lengths == (2, 2, 3)
-    assert torch.equal(cache._buffer.k[:, :, :2], k[[1, 1, 0], :, :2])
+    assert torch.equal(cache.storage.tensors[0][:, :, :2], k[[1, 1, 0], :, :2])
     cache.reorder(torch.tensor([2]))
     assert cache.lengths == (3,)
     keys = cache.update(*draw(1, 1), Tokens.range(1, start=3))
@@ -226,7 +230,7 @@ def test_a_growing_cache_doubles_and_makes_room_when_told() -> None:
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
     cache = make("growing")
     cache.reserve(100)
-    where = cache._buffer.k.data_ptr()
+    where = cache.storage.tensors[0].data_ptr()
     for i in range(10):
         keys = cache.update(*draw(10), Tokens.range(10, start=10 * i))
         assert keys.k.data_ptr() == where
@@ -240,8 +244,8 @@ def test_new_slots_are_zeros() -> None:
     cache = make("growing")
     cache.reserve(8)
     cache.update(*draw(3), Tokens(torch.tensor([[0, 1, 2], [-1, -1, -1]])))
-    assert not cache._buffer.k[:, :, 3:].any()
-    assert not cache._buffer.v[1].any()
+    assert not cache.storage.tensors[0][:, :, 3:].any()
+    assert not cache.storage.tensors[1][1].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.cache import GrowingCache, RingCache, choose_cache, make_cache
+from headway.cache import CacheSpec, Growing, Ring, choose_cache, make_cache
 from headway.errors import CacheError
 from headway.patterns import Causal, Full, Global, GlobalKeys, GlobalQueries, PerHead, Sink, Window
 from tests.cache.oracle import CASES, Case
@@ -12,9 +12,9 @@ SIZES = {"batch": 1, "kv_heads": 2, "head_dim": 4}
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_pattern_gets_its_cache(case: Case) -> None:
-    choice, cache = choose_cache(case.pattern), make_cache(case.pattern, **SIZES)
+    choice, cache = choose_cache(case.pattern), make_cache(case.pattern, CacheSpec(**SIZES))
     assert choice.what == ("growing" if case.slots is None else "ring")
-    assert type(cache) is (GrowingCache if case.slots is None else RingCache)
+    assert type(cache.table.policy) is (Growing if case.slots is None else Ring)
     assert cache.bound == case.slots
 
 
@@ -36,7 +36,7 @@ def test_reasons_name_what_cannot_be_forgotten() -> None:
 
 @pytest.mark.parametrize("pattern", [Full(), Window.around(3), Window.last(4) | Global(), Sink(2)], ids=str)
 def test_patterns_that_look_ahead_have_no_cache(pattern: object) -> None:
-    for refuse in (lambda: choose_cache(pattern), lambda: make_cache(pattern, **SIZES)):
+    for refuse in (lambda: choose_cache(pattern), lambda: make_cache(pattern, CacheSpec(**SIZES))):
         with pytest.raises(CacheError, match=r"no cache for .*: its queries may see later tokens"):
             refuse()
 
@@ -45,14 +45,14 @@ def test_a_ring_is_refused_where_nothing_may_be_forgotten() -> None:
     with pytest.raises(
         CacheError, match=r'kind="ring" was asked for, but by Causal\(\) a later query may see any'
     ):
-        make_cache(Causal(), kind="ring", **SIZES)
+        make_cache(Causal(), CacheSpec(**SIZES), kind="ring")
 
 
 def test_kinds_and_slack() -> None:
-    assert type(make_cache(Window.last(4), kind="growing", **SIZES)) is GrowingCache
-    ring = make_cache(Window.last(4), kind="ring", slack=3, **SIZES)
-    assert (type(ring), ring.bound) == (RingCache, 7)
+    assert make_cache(Window.last(4), CacheSpec(**SIZES), kind="growing").table.policy == Growing()
+    ring = make_cache(Window.last(4), CacheSpec(**SIZES), kind="ring", slack=3)
+    assert (type(ring.table.policy), ring.bound) == (Ring, 7)
     with pytest.raises(CacheError, match=r"kind is .* got 'paged'"):
-        make_cache(Causal(), kind="paged", **SIZES)
+        make_cache(Causal(), CacheSpec(**SIZES), kind="paged")
     with pytest.raises(CacheError, match=r"slack counts tokens .* got -1"):
-        make_cache(Window.last(4), slack=-1, **SIZES)
+        make_cache(Window.last(4), CacheSpec(**SIZES), slack=-1)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from headway.cache import Cache, DecoderCache, GrowingCache
+from headway.cache import CacheSpec, DecoderCache, make_cache
 from headway.errors import CacheError
 from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
@@ -14,7 +14,7 @@ PATTERNS = [Causal(), Window.last(4), Window.last(3) | (Causal() & Sink(1))]
 
 
 def make(batch: int = 2, slack: int = 0) -> DecoderCache:
-    return DecoderCache.of(PATTERNS, batch=batch, kv_heads=1, head_dim=2, slack=slack)
+    return DecoderCache.of(PATTERNS, CacheSpec(batch=batch, kv_heads=1, head_dim=2), slack=slack)
 
 
 def forward(cache: DecoderCache, tokens: Tokens, layers: int = 3) -> None:
@@ -25,7 +25,7 @@ def forward(cache: DecoderCache, tokens: Tokens, layers: int = 3) -> None:
 
 def test_each_layer_has_the_cache_of_its_pattern() -> None:
     cache = make()
-    assert [type(layer).__name__ for layer in cache.layers] == ["GrowingCache", "RingCache", "RingCache"]
+    assert [layer.table.policy.name for layer in cache.layers] == ["growing", "ring", "ring"]
     assert [layer.bound for layer in cache.layers] == [None, 4, 4]
     assert (len(cache), cache[1], cache.bound) == (3, cache.layers[1], None)
     assert DecoderCache(cache.layers[1:]).bound == 8
@@ -84,6 +84,7 @@ def test_a_trim_that_one_layer_refuses_changes_no_layer() -> None:
     assert cache.lengths == (20, 20)
     cache.trim([2, 0])
     assert cache.lengths == (18, 20)
+    assert [(layer.table.index.amax(1) + 1).tolist() for layer in cache.layers] == [[18, 20]] * 3
     forward(cache, cache.next_tokens(1))
     assert cache.length.tolist() == [19, 21]
 
@@ -120,7 +121,58 @@ def test_room_can_be_made_beforehand() -> None:
 def test_a_decoder_has_layers_that_agree() -> None:
     with pytest.raises(CacheError, match="one layer or more"):
         DecoderCache([])
-    first: Cache = GrowingCache(batch=1, kv_heads=1, head_dim=2)
+    spec = CacheSpec(batch=1, kv_heads=1, head_dim=2)
+    first = make_cache(Causal(), spec)
     first.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2), Tokens.range(1))
     with pytest.raises(CacheError, match="layer 0 has seen"):
-        DecoderCache([first, GrowingCache(batch=1, kv_heads=1, head_dim=2)])
+        DecoderCache([first, make_cache(Causal(), spec)])
+
+
+def test_layers_of_equal_retention_share_one_table() -> None:
+    """Whatever their patterns: what they retain, and the slack, decide."""
+    patterns = [Causal(), Window.last(4), Window.last(2, step=3), Causal(), Window.last(5)]
+    spec = CacheSpec(batch=1, kv_heads=1, head_dim=2)
+    cache = DecoderCache.of(patterns, spec)
+    tables = [layer.table for layer in cache.layers]
+    assert [tables.index(table) for table in tables] == [0, 1, 1, 0, 4]
+    assert len({id(layer.table) for layer in DecoderCache.of(patterns, spec, kind="growing").layers}) == 1
+    copied = [layer.table for layer in cache.fork().layers]
+    assert [copied.index(table) for table in copied] == [0, 1, 1, 0, 4]
+    assert not set(map(id, copied)) & set(map(id, tables))
+
+
+def test_layers_of_one_decoder_store_what_each_is_given() -> None:
+    """In the same slots; a layer that is given equal tokens, but not the same object, follows too."""
+    cache = DecoderCache.of([Window.last(3)] * 2, CacheSpec(batch=1, kv_heads=1, head_dim=1))
+    for count in (2, 1, 5, 1, 1):
+        begin = cache.lengths[0]
+        x = torch.arange(begin, begin + count, dtype=torch.float32).view(1, 1, -1, 1)
+        one, other = (
+            layer.update(sign * x, x, layer.next_tokens(count))
+            for layer, sign in zip(cache.layers, (1, -1), strict=True)
+        )
+        assert torch.equal(one.k, -other.k)
+        assert one.k[0, 0, :, 0].tolist() == one.tokens.index[0].tolist()
+
+
+def test_one_layer_of_several_is_not_moved_alone() -> None:
+    cache = DecoderCache.of([Causal()] * 3, CacheSpec(batch=1, kv_heads=1, head_dim=2))
+    forward(cache, cache.next_tokens(2))
+    for some in (cache[1], DecoderCache(cache.layers[1:])):
+        for move in (lambda c=some: c.trim(1), lambda c=some: c.reorder([0]), some.fork):
+            with pytest.raises(
+                CacheError, match=r"\d of 3 layers that share their lengths cannot be .* alone"
+            ):
+                move()
+    assert cache.fork().lengths == (2,)
+
+
+def test_a_layer_that_is_given_other_tokens_than_the_first_is_refused() -> None:
+    cache = DecoderCache.of([Causal()] * 2, CacheSpec(batch=1, kv_heads=1, head_dim=2))
+    x = torch.zeros(1, 1, 2, 2)
+    cache[0].update(x, x, Tokens.range(2))
+    for other in (Tokens.range(2, start=2), Tokens.range(2).with_global([0])):
+        with pytest.raises(CacheError, match=r"a layer before has seen \[2\] tokens per row, this one \[0\]"):
+            cache[1].update(x, x, other)
+    cache[1].update(x, x, Tokens.range(2))
+    assert cache.lengths == (2,)

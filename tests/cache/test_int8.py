@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway import native
 from headway.attention import KeyValues, attend
-from headway.cache import Cache, GrowingCache, RingCache, make_cache
+from headway.cache import CacheSpec, KVCache, make_cache
 from headway.errors import CacheError
 from headway.models import Decoder, build
 from headway.patterns import Causal, Window
@@ -72,11 +72,11 @@ def test_every_split_stores_the_same_bits(case: Case, kind: str) -> None:
             _, k, v, tokens, _ = rows.chunk([begin] * 2, [count] * 2)
             cache.update(k, v, tokens)
             begin += count
-        own = cache._buffer
-        row, slot = (own.index >= 0).nonzero(as_tuple=True)
-        index = own.index[row, slot]
+        row, slot = (cache.table.index >= 0).nonzero(as_tuple=True)
+        index = cache.table.index[row, slot]
         assert len(index) >= 2 * min(n, case.slots or n)
-        stored = ((own.k, own.k_scale), (own.v, own.v_scale))
+        k, v, k_scale, v_scale = cache.storage.tensors
+        stored = ((k, k_scale), (v, v_scale))
         for have, want in zip(stored, alone, strict=True):
             for mine, theirs in zip(have, want, strict=True):
                 assert torch.equal(mine[row, :, slot], theirs[row, :, index])
@@ -224,17 +224,17 @@ def test_a_model_reads_the_numbers_that_are_stored(
     """Those of a float cache that is given them. Keys of float32 and their sums differ by nothing but the order."""
     model = make_model()
     ids = torch.randint(model.spec.vocab, (2, 40))
-    got, update = logits(model, ids, 3, INT8), Cache.update
+    got, update = logits(model, ids, 3, INT8), KVCache.update
 
-    def rounding(self: Cache, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
+    def rounding(self: KVCache, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
         plain = KeyValues(k, v, tokens).quantized().dequantized(k.dtype)
         return update(self, plain.k, plain.v, tokens)
 
-    monkeypatch.setattr(Cache, "update", rounding)
+    monkeypatch.setattr(KVCache, "update", rounding)
     torch.testing.assert_close(got, logits(model, ids, 3, None), rtol=0, atol=1e-4 * got.std().item())
 
 
 def test_kinds_are_chosen_as_ever() -> None:
     sizes: dict[str, Any] = {"batch": 1, "kv_heads": KV_HEADS, "head_dim": SIZE, "dtype": INT8}
-    made: list[Cache] = [make_cache(Causal(), **sizes), make_cache(Window.last(3), **sizes)]
-    assert [type(cache) for cache in made] == [GrowingCache, RingCache]
+    made = [make_cache(pattern, CacheSpec(**sizes)) for pattern in (Causal(), Window.last(3))]
+    assert [cache.table.policy.name for cache in made] == ["growing", "ring"]

@@ -5,15 +5,19 @@ import torch
 from torch import Tensor
 
 from headway.attention import KeyValues
-from headway.cache import RingCache
+from headway.cache import CacheSpec, KVCache, Ring
 from headway.errors import CacheError
+from headway.patterns import Retention
 from headway.tokens import Tokens
 
 REACH = 4
 
 
-def ring(batch: int = 1, **rest: int | bool) -> RingCache:
-    return RingCache(reach=REACH, batch=batch, kv_heads=1, head_dim=2, **rest)
+def ring(
+    batch: int = 1, reach: int = REACH, sinks: int = 0, globals: bool = False, slack: int = 0
+) -> KVCache:
+    spec = CacheSpec(batch=batch, kv_heads=1, head_dim=2)
+    return KVCache.of(Ring(Retention(reach, sinks, globals), slack), spec)
 
 
 def numbers(begin: int, count: int, batch: int = 1) -> Tensor:
@@ -23,7 +27,7 @@ def numbers(begin: int, count: int, batch: int = 1) -> Tensor:
     )
 
 
-def give(cache: RingCache, *counts: int) -> KeyValues:
+def give(cache: KVCache, *counts: int) -> KeyValues:
     keys = None
     for count in counts:
         begin = cache.lengths[0]
@@ -33,8 +37,8 @@ def give(cache: RingCache, *counts: int) -> KeyValues:
     return keys
 
 
-def shares_memory(keys: KeyValues, cache: RingCache) -> bool:
-    return keys.k.untyped_storage().data_ptr() == cache._buffer.k.untyped_storage().data_ptr()
+def shares_memory(keys: KeyValues, cache: KVCache) -> bool:
+    return keys.k.untyped_storage().data_ptr() == cache.storage.tensors[0].untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("slack", [0, 1, 3])
@@ -50,7 +54,7 @@ def test_it_never_holds_or_allocates_more_than_its_bound(slack: int, sinks: int)
 
 
 def test_a_far_reach_costs_nothing_before_rows_have_come_that_far() -> None:
-    cache = RingCache(reach=10**6, batch=1, kv_heads=1, head_dim=2)
+    cache = ring(reach=10**6)
     give(cache, 5, 1)
     assert cache.capacity == 10
     cache.reserve(64)
@@ -108,7 +112,7 @@ def test_a_global_token_is_pinned_and_not_in_the_ring_too() -> None:
     x = numbers(0, 3)
     cache.update(x, x, Tokens.range(3).with_global([0, 2]))
     give(cache, *[1] * 30)
-    held = sorted(i for i in cache._buffer.index[0].tolist() if i >= 0)
+    held = sorted(i for i in cache.table.index[0].tolist() if i >= 0)
     assert held == [0, 2, *range(27, 33)]
     assert cache.bound == 1 + (REACH + 2) + 1
 
@@ -118,7 +122,7 @@ def test_global_tokens_of_rows_are_their_own() -> None:
     x = numbers(0, 4, 2)
     cache.update(x, x, Tokens.range(4).with_global([[0, 1], [3]]))
     give(cache, *[1] * 20)
-    held = [{i for i in row if 0 <= i < 10} for row in cache._buffer.index.tolist()]
+    held = [{i for i in row if 0 <= i < 10} for row in cache.table.index.tolist()]
     assert held == [{0, 1}, {3}]
 
 
@@ -129,7 +133,7 @@ def test_marks_do_not_pin_where_the_pattern_has_no_global_keys() -> None:
     assert keys.tokens.globals[0].tolist() == [True, False, False, False]
     give(cache, *[1] * 20)
     assert cache.slots == cache.bound
-    assert not cache._buffer.is_global.any()
+    assert not cache.table.is_global.any()
 
 
 @pytest.mark.parametrize("slack", [0, 1, 3])
@@ -200,4 +204,4 @@ def test_a_copy_goes_back_further_than_slack() -> None:
 def test_negative_sizes_are_refused(name: str) -> None:
     sizes = {"reach": 1, "sinks": 0, "slack": 0, name: -1}
     with pytest.raises(CacheError, match=rf"count tokens, got .*{name}=-1"):
-        RingCache(batch=1, kv_heads=1, head_dim=1, **sizes)
+        ring(**sizes)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from headway.cache import Cache
+from headway.cache import KVCache
 from headway.models import cost
 from headway_lab.explain import Report, cache
 
@@ -63,14 +63,14 @@ def test_it_would_notice_other_logits_other_costs_and_a_larger_ring() -> None:
 
 
 def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = Cache.update
+    take = KVCache.update
 
-    def forgetful(self: Cache, k: torch.Tensor, v: torch.Tensor, tokens):  # type: ignore[no-untyped-def]
+    def forgetful(self: KVCache, k: torch.Tensor, v: torch.Tensor, tokens):  # type: ignore[no-untyped-def]
         keys = take(self, k, v, tokens)
         keys.v[:, :, :1] = 0
         return keys
 
-    monkeypatch.setattr(Cache, "update", forgetful)
+    monkeypatch.setattr(KVCache, "update", forgetful)
     monkeypatch.setattr(cache, "LENGTHS", (4, 8, 16))
     monkeypatch.setattr(cache, "WINDOW", 4)
     assert not cache.run().seen

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.attention import KeyValues, attend, attend_keys
-from headway.cache import Cache, choose_cache, make_cache
+from headway.cache import CacheSpec, KVCache, choose_cache, make_cache
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.scores import ALiBi, Score, SoftCap
@@ -69,7 +69,7 @@ def piece(x: Tensor, places: Tensor) -> Tensor:
 
 
 def through(
-    cache: Cache,
+    cache: KVCache,
     pattern: Pattern,
     rows: tuple[Tensor, Tensor, Tensor, Tokens],
     split: list[list[int]],
@@ -119,10 +119,7 @@ def test_any_decoder_pattern_in_any_split(
     rows = rows_of(lengths, torch.rand(len(lengths), max(lengths)) < share, torch.float64)
     cache = make_cache(
         pattern,
-        batch=len(lengths),
-        kv_heads=K,
-        head_dim=D,
-        dtype=torch.float64,
+        CacheSpec(batch=len(lengths), kv_heads=K, head_dim=D, dtype=torch.float64),
         slack=slack,
         kind="growing" if growing else "auto",
     )
@@ -154,7 +151,7 @@ def test_prefill_then_tokens_around_the_window(pattern: Pattern, backend: str, d
         rows = rows_of([n, n], torch.rand(2, n) < 0.1, dtype)
         exact, low = truth(pattern, rows, torch.float64), truth(pattern, rows, dtype)
         for split in ([prompt, *[1] * (W + 4)], [prompt, 1, W + 2, 1]):
-            cache = make_cache(pattern, batch=2, kv_heads=K, head_dim=D, dtype=dtype)
+            cache = make_cache(pattern, CacheSpec(batch=2, kv_heads=K, head_dim=D, dtype=dtype))
             chunks = [[c, c] for c in split]
             got = through(cache, pattern, rows, chunks, "right", backend)
             assert_within_reference(got, exact, low, f"{pattern} {split}")
@@ -166,13 +163,13 @@ def test_ragged_prompts_then_tokens(pattern: Pattern, side: str) -> None:
     prompts, steps = [W + 9, 1, W, 5], W + 4
     lengths = [n + steps for n in prompts]
     rows = rows_of(lengths, torch.rand(4, max(lengths)) < 0.1, torch.float32)
-    cache = make_cache(pattern, batch=4, kv_heads=K, head_dim=D)
+    cache = make_cache(pattern, CacheSpec(batch=4, kv_heads=K, head_dim=D))
     got = through(cache, pattern, rows, [prompts, *[[1] * 4] * steps], side, "auto")
     assert_within_reference(got, truth(pattern, rows, torch.float64), truth(pattern, rows, torch.float32))
     for b, n in enumerate(lengths):
         q, k, v, tokens = rows
         alone = (*(x[b : b + 1, :, :n] for x in (q, k, v)), tokens.select_rows(torch.tensor([b])).slice(0, n))
-        cache = make_cache(pattern, batch=1, kv_heads=K, head_dim=D)
+        cache = make_cache(pattern, CacheSpec(batch=1, kv_heads=K, head_dim=D))
         single = through(cache, pattern, alone, [[prompts[b]], *[[1]] * steps], side, "auto")
         exact, low = truth(pattern, alone, torch.float64), truth(pattern, alone, torch.float32)
         assert_within_reference(single, exact, low)
@@ -186,7 +183,7 @@ def test_scores_measure_indices_not_slots(pattern: Pattern) -> None:
     rows = rows_of([n], torch.rand(1, n) < 0.1, torch.float64)
     q, k, v, tokens = rows
     want = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens, score=score, backend="dense")
-    cache = make_cache(pattern, batch=1, kv_heads=K, head_dim=D, dtype=torch.float64)
+    cache = make_cache(pattern, CacheSpec(batch=1, kv_heads=K, head_dim=D, dtype=torch.float64))
     got = through(cache, pattern, rows, [[W + 3], *[[1]] * (2 * W - 3)], "right", "auto", score)
     assert_within_reference(got, want, want)
 
@@ -199,7 +196,7 @@ def test_keys_rotated_before_or_after_storing_are_the_same(pattern: Pattern, pai
     q, k, v, tokens = rows_of([n, n], torch.rand(2, n) < 0.1, torch.float64)
     tokens = tokens.with_position(torch.stack([torch.arange(n) + 7, 3 * torch.arange(n)]))
     early, late = (
-        make_cache(pattern, batch=2, kv_heads=K, head_dim=D, dtype=torch.float64) for _ in range(2)
+        make_cache(pattern, CacheSpec(batch=2, kv_heads=K, head_dim=D, dtype=torch.float64)) for _ in range(2)
     )
     turned = [rotary.rotate(x, tokens.positions) for x in (q, k)]
     want = naive(*turned, v, pattern, tokens, tokens)
@@ -222,7 +219,7 @@ def test_angles_that_depend_on_the_length_of_each_row() -> None:
     rotary = Rotary(pairing="halves", scaling=DynamicNTK(4.0, trained_context=8))
     lengths = [20, 6]
     q, k, v, _ = rows_of(lengths, torch.zeros(2, 20, dtype=torch.bool), torch.float64)
-    cache = make_cache(Causal(), batch=2, kv_heads=K, head_dim=D, dtype=torch.float64)
+    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=K, head_dim=D, dtype=torch.float64))
     cache.update(k[:, :, :18], v[:, :, :18], Tokens.from_lengths([18, 5], 18))
     places = torch.tensor([[18], [5]])
     for _ in range(2):
@@ -247,7 +244,7 @@ def test_what_a_cache_returns_merges_from_any_parts(pattern: Pattern) -> None:
     """Cache and chunk are key sets like any others: attended over apart and merged, they give the same."""
     n = 2 * W + 3
     q, k, v, tokens = rows_of([n, n], torch.rand(2, n) < 0.1, torch.float64)
-    cache = make_cache(pattern, batch=2, kv_heads=K, head_dim=D, dtype=torch.float64)
+    cache = make_cache(pattern, CacheSpec(batch=2, kv_heads=K, head_dim=D, dtype=torch.float64))
     cache.update(k[:, :, : n - 4], v[:, :, : n - 4], tokens.slice(0, n - 4))
     at = tokens.slice(n - 4, n)
     keys = cache.update(k[:, :, n - 4 :], v[:, :, n - 4 :], at)
@@ -267,7 +264,7 @@ def test_what_a_cache_returns_merges_from_any_parts(pattern: Pattern) -> None:
 def test_beams_keep_their_own_past(pattern: Pattern) -> None:
     """Rows that are chosen anew at every step see what their own ancestors were given; also as the number of
     beams changes."""
-    cache = make_cache(pattern, batch=1, kv_heads=K, head_dim=D, dtype=torch.float64)
+    cache = make_cache(pattern, CacheSpec(batch=1, kv_heads=K, head_dim=D, dtype=torch.float64))
     pick = torch.Generator().manual_seed(1)
     past = [torch.zeros(1, h, 0, D, dtype=torch.float64) for h in (H, K, K)]
     marks = torch.zeros(1, 0, dtype=torch.bool)
@@ -291,7 +288,7 @@ def test_drafts_that_are_taken_back_leave_no_trace(pattern: Pattern) -> None:
     slack, n = 3, 3 * W
     rows = rows_of([n, n], torch.rand(2, n) < 0.1, torch.float64)
     q, k, v, tokens = rows
-    cache = make_cache(pattern, batch=2, kv_heads=K, head_dim=D, dtype=torch.float64, slack=slack)
+    cache = make_cache(pattern, CacheSpec(batch=2, kv_heads=K, head_dim=D, dtype=torch.float64), slack=slack)
     want = truth(pattern, rows, torch.float64)
     cache.update(k[:, :, :W], v[:, :, :W], tokens.slice(0, W))
     begin, accept = W, 0

@@ -1,12 +1,14 @@
 """The layer and its cache of constant size (rows 78, 80, 81)."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.attention.linear_attention import LinearAttentionSpec, linear_attend, linear_state
-from headway.cache import DecoderCache, GrowingCache, LinearAttentionCache
+from headway.cache import CacheSpec, DecoderCache, LinearAttentionCache, make_cache
 from headway.errors import CacheError, ConfigError, HeadwayError
 from headway.nn import Attention, LinearAttention, RotaryEmbedding
 from headway.patterns import Causal, Full, Pattern
@@ -28,11 +30,13 @@ def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> Line
 def cache_of(layer: LinearAttention, batch: int = 3) -> LinearAttentionCache:
     return LinearAttentionCache(
         layer.linear,
-        batch=batch,
-        kv_heads=KV_HEADS,
-        head_dim=layer.head_dim,
-        value_dim=layer.value_dim,
-        dtype=torch.float64,
+        CacheSpec(
+            batch=batch,
+            kv_heads=KV_HEADS,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+            dtype=torch.float64,
+        ),
     )
 
 
@@ -128,7 +132,7 @@ def test_rows_are_chosen_copied_and_continued() -> None:
 
 def test_the_cache_is_of_constant_size() -> None:
     cache = LinearAttentionCache(
-        LinearAttentionSpec("cosine"), batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16
+        LinearAttentionSpec("cosine"), CacheSpec(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
     )
     size = 2 * (4 * 65 * (64 + 1) * 4 + 8)
     assert (cache.nbytes, cache.bound, cache.slots, cache.dtype) == (size, 1, 0, torch.float32)
@@ -137,7 +141,7 @@ def test_the_cache_is_of_constant_size() -> None:
     cache.update(linear_state(k, v, LinearAttentionSpec("cosine")), Tokens.range(500))
     assert (cache.nbytes, cache.slots, cache.lengths) == (size, 1, (500, 500))
     assert cache.length.tolist() == [500, 500]
-    grown = GrowingCache(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
+    grown = make_cache(Causal(), CacheSpec(batch=2, kv_heads=4, head_dim=64, dtype=torch.bfloat16))
     grown.update(k, v, Tokens.range(500))
     assert grown.nbytes > 2 * cache.nbytes
     assert "features=65" in repr(cache)
@@ -178,20 +182,19 @@ def test_what_the_cache_refuses_leaves_it_as_it_was() -> None:
         ({"dtype": torch.int8}, "sums over all keys"),
         ({"kv_heads": 0}, "must be positive"),
     ):
+        shape: dict[str, Any] = {"batch": 1, "kv_heads": 1, "head_dim": 4, **given_}
         with pytest.raises(CacheError, match=says):
-            LinearAttentionCache(
-                LinearAttentionSpec(), **{"batch": 1, "kv_heads": 1, "head_dim": 4, **given_}
-            )  # type: ignore[arg-type]
+            LinearAttentionCache(LinearAttentionSpec(), CacheSpec(**shape))
     with pytest.raises(HeadwayError, match="later ones too"):
         LinearAttentionCache(
-            LinearAttentionSpec("softmax", "softmax over tokens"), batch=1, kv_heads=1, head_dim=4
+            LinearAttentionSpec("softmax", "softmax over tokens"), CacheSpec(batch=1, kv_heads=1, head_dim=4)
         )
 
 
 def test_caches_that_do_not_fit_the_layer() -> None:
-    keys = GrowingCache(batch=3, kv_heads=KV_HEADS, head_dim=D, dtype=torch.float64)
+    keys = make_cache(Causal(), CacheSpec(batch=3, kv_heads=KV_HEADS, head_dim=D, dtype=torch.float64))
     cases = [
-        (layer_of(), keys, "must be a LinearAttentionCache of elu.*got a GrowingCache of keys"),
+        (layer_of(), keys, "must be a LinearAttentionCache of elu.*got a KVCache of keys"),
         (layer_of(LINEARS[2]), cache_of(layer_of()), "must be a LinearAttentionCache of cosine.* of elu"),
         (layer_of(pattern=Full()), cache_of(layer_of()), "queries see later tokens"),
         (

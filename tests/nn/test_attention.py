@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.cache import make_cache
+from headway.cache import CacheSpec, make_cache
 from headway.nn import Attention, RMSNorm
 from headway.patterns import Causal, Full, Pattern, PerHead, Window, visible
 from headway.positions import DynamicNTK, LongRope, Rotary
@@ -181,11 +181,13 @@ def test_tensors_of_scores_belong_to_the_module() -> None:
 def in_chunks(layer: Attention, x: Tensor, edges: list[int], pattern: Pattern, **given: object) -> Tensor:
     cache = make_cache(
         pattern,
-        batch=x.shape[0],
-        kv_heads=layer.heads.kv_heads,
-        head_dim=layer.head_dim,
-        value_dim=layer.value_dim,
-        dtype=x.dtype,
+        CacheSpec(
+            batch=x.shape[0],
+            kv_heads=layer.heads.kv_heads,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+            dtype=x.dtype,
+        ),
     )
     with torch.no_grad():
         parts = [
@@ -204,7 +206,7 @@ def test_a_cache_continues_by_itself(case: str, edges: list[int]) -> None:
 
 def test_without_a_cache_nothing_is_remembered() -> None:
     layer = layer_of()
-    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
     with torch.no_grad():
         layer(X[:, :4], cache=cache)
         kept = cache.lengths, cache.nbytes
@@ -249,7 +251,7 @@ def test_keys_turned_when_they_are_read_are_turned_by_position(name: str) -> Non
     layer = layer_of(2, positions=MOVING[name])
     index = torch.arange(LENGTH)[None]
     tokens = Tokens(index, position=index * 3 % 7 + index)
-    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
     with torch.no_grad():
         layer(X[:, :-1], tokens=tokens.slice(0, LENGTH - 1), cache=cache)
         last = layer(X[:, -1:], tokens=tokens.slice(LENGTH - 1, LENGTH), cache=cache)
@@ -258,7 +260,7 @@ def test_keys_turned_when_they_are_read_are_turned_by_position(name: str) -> Non
 
 def test_a_ragged_cache_turns_keys_by_each_row_s_length() -> None:
     layer = layer_of(2, positions=MOVING["dynamic"])
-    cache = make_cache(Causal(), batch=2, kv_heads=2, head_dim=6, dtype=torch.float64)
+    cache = make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6, dtype=torch.float64))
     with torch.no_grad():
         layer(X[:, :8], tokens=Tokens.from_lengths([8, 3]), cache=cache)
         got = layer(X[:, 8:9], cache=cache)
@@ -302,7 +304,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(ValueError, match=r"memory has 1 rows, x has 2"):
         cross(X, memory=X[:1])
     with pytest.raises(ValueError, match="cross-attention takes no cache"):
-        cross(X, memory=X, cache=make_cache(Causal(), batch=2, kv_heads=2, head_dim=6))
+        cross(X, memory=X, cache=make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6)))
     table = Rotary(pairing="halves").table(torch.arange(LENGTH), 6)
     with pytest.raises(ValueError, match="rotation is given, but positions are NoPositions"):
         layer_of()(X, rotation=table)

@@ -1,26 +1,34 @@
 """Where past keys and values live: growing or ring, chosen from what later queries see; or the sums of them."""
 
-from headway.cache.base import Cache
-from headway.cache.choose import Kind, choose_cache, make_cache
+from headway.cache.choose import POLICIES, choose_cache, make_cache, slot_policy
 from headway.cache.decoder import DecoderCache
-from headway.cache.dtypes import KV_DTYPES, kv_dtype
 from headway.cache.encoder_decoder import EncoderDecoderCache
-from headway.cache.growing import GrowingCache
-from headway.cache.layer_cache import LayerCache
+from headway.cache.growing import Growing
+from headway.cache.layer_cache import Cache, KVCache, LayerCache
+from headway.cache.lengths import SequenceLengths
 from headway.cache.linear_attention import LinearAttentionCache
-from headway.cache.ring import RingCache
+from headway.cache.policy import SlotPolicy
+from headway.cache.ring import Ring
+from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype
+from headway.cache.table import SlotTable
 
 __all__ = [
     "KV_DTYPES",
+    "POLICIES",
     "Cache",
+    "CacheSpec",
     "DecoderCache",
     "EncoderDecoderCache",
-    "GrowingCache",
-    "Kind",
+    "Growing",
+    "KVCache",
     "LayerCache",
     "LinearAttentionCache",
-    "RingCache",
+    "Ring",
+    "SequenceLengths",
+    "SlotPolicy",
+    "SlotTable",
     "choose_cache",
     "kv_dtype",
     "make_cache",
+    "slot_policy",
 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
 
-import torch
-
-from headway.cache.base import Cache
-from headway.cache.growing import GrowingCache
-from headway.cache.ring import RingCache
+from headway.cache.growing import Growing
+from headway.cache.layer_cache import KVCache
+from headway.cache.policy import SlotPolicy
+from headway.cache.ring import Ring
+from headway.cache.spec import CacheSpec
 from headway.choice import Choice
-from headway.errors import CacheError
+from headway.errors import CacheError, did_you_mean
 from headway.patterns import Or, Pattern, PerHead, Retention
 
-Kind = Literal["auto", "growing", "ring"]
+POLICIES: dict[str, Callable[[Retention, int], SlotPolicy]] = {
+    "growing": lambda retention, slack: Growing(),
+    "ring": Ring,
+}
+"""Slot policies by name, each made of what a pattern retains and the slack; a new one is added here."""
 
 
 def choose_cache(pattern: Pattern) -> Choice:
@@ -40,54 +44,30 @@ def choose_cache(pattern: Pattern) -> Choice:
     )
 
 
-def make_cache(
-    pattern: Pattern,
-    *,
-    batch: int,
-    kv_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-    slack: int = 0,
-    kind: Kind = "auto",
-) -> Cache:
-    """The cache that `choose_cache` names, or the `kind` that is asked for.
+def slot_policy(pattern: Pattern, slack: int = 0, kind: str = "auto") -> SlotPolicy:
+    """The slot policy of a layer with this pattern.
 
     Args:
-        batch, kv_heads, head_dim, value_dim, dtype, device: as in `Cache`; dtype torch.int8 rounds.
-        slack: tokens that can always be taken back with `trim`. (A growing cache takes back any number.)
+        slack: tokens that can always be trimmed. (A growing cache can be trimmed by any number.)
+        kind: a name in `POLICIES`; "auto" is what `choose_cache` names.
     Raises:
-        CacheError: the pattern looks ahead; kind is "ring" and no ring is large enough; an unknown kind.
+        CacheError: the pattern looks ahead; kind is "ring" and nothing may be forgotten; an unknown kind.
     """
-    if kind not in ("auto", "growing", "ring"):
-        raise CacheError(f'make_cache: kind is "auto", "growing" or "ring", got {kind!r}')
-    if slack < 0:
-        raise CacheError(f"make_cache: slack counts tokens that may be taken back, got {slack}")
     need, choice = _need(pattern), choose_cache(pattern)
-    if (choice.what if kind == "auto" else kind) == "growing":
-        return GrowingCache(
-            batch=batch,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            dtype=dtype,
-            device=device,
+    if kind not in ("auto", *POLICIES):
+        raise CacheError(
+            f"cache: kind is one of auto, {', '.join(POLICIES)}, got {kind!r}{did_you_mean(kind, POLICIES)}"
         )
-    if need.reach is None:
-        raise CacheError(f'make_cache: kind="ring" was asked for, but {choice.why}; use kind="growing"')
-    return RingCache(
-        reach=need.reach,
-        sinks=need.sinks,
-        globals=need.globals,
-        slack=slack,
-        batch=batch,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        dtype=dtype,
-        device=device,
-    )
+    if slack < 0:
+        raise CacheError(f"cache: slack counts tokens that can be trimmed, got {slack}")
+    if kind == "ring" and need.reach is None:
+        raise CacheError(f'cache: kind="ring" was asked for, but {choice.why}; use kind="growing"')
+    return POLICIES[choice.what if kind == "auto" else kind](need, slack)
+
+
+def make_cache(pattern: Pattern, spec: CacheSpec, *, slack: int = 0, kind: str = "auto") -> KVCache:
+    """The cache of one layer, alone; `slack`, `kind` and errors are those of `slot_policy`."""
+    return KVCache.of(slot_policy(pattern, slack, kind), spec)
 
 
 def _need(pattern: Pattern) -> Retention:

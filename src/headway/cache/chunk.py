@@ -1,93 +1,93 @@
-"""What a cache must know about the tokens that arrive, read once per `Tokens` and shared by all layers.
+"""A chunk of tokens, read into Python numbers: which sequences it continues, and by how much.
 
 Legend: B rows, T slots of the chunk, N tokens in it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
+from itertools import repeat
 
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
-Lengths = tuple[int, ...]
-Places = tuple[Tensor, Tensor, Tensor]
+Span = tuple[int, int]
+"""(begin, end): the indices begin..end-1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Where the tokens of a chunk stand, in Python numbers, so that a cache need not wait for a device.
+    """What a cache must know of the tokens of a forward pass; read once, and used by every layer.
 
     Attributes:
-        index: as in the Tokens.  int64 [B|1, T]
-        starts: index of each row's first token; None where a row has none.  B or 1 entries
-        counts: tokens of each row.  B or 1 entries
-        start: every row is start, start+1, ... with no empty slot; None when that is not so.
+        given: the tokens as they were given.
+        tokens: the same with `start` wherever they are regular, and without `document` where all are document 0.
+        spans: for each of B rows, the indices of each document that it continues.
         any_global: whether some token is global.
     """
 
-    index: Tensor
-    starts: tuple[int | None, ...]
-    counts: Lengths
-    start: int | None
-    any_global: bool
-    _places: dict[int, Places] = field(default_factory=dict)
+    given: Tokens
+    tokens: Tokens
+    spans: tuple[dict[int, Span], ...]
+    any_global: bool = False
 
-    def per_row(self, batch: int) -> tuple[tuple[int | None, ...], Lengths]:
-        """`starts` and `counts` with one entry for each of `batch` rows."""
-        if len(self.counts) == batch:
-            return self.starts, self.counts
-        return self.starts * batch, self.counts * batch
+    @staticmethod
+    def read(given: Tokens, batch: int) -> Chunk:
+        """The chunk of these tokens for a cache of `batch` rows.
 
-    def places(self, batch: int) -> Places:
-        """Row, column and index of every token, row by row and in order.  each int64 [N]"""
-        if batch not in self._places:
-            index = self.index.expand(batch, -1)
-            rows, columns = (index >= 0).nonzero(as_tuple=True)
-            self._places[batch] = (rows, columns, index[rows, columns])
-        return self._places[batch]
+        Raises CacheError where the indices of a document do not count up by one over the slots that are not
+        empty."""
+        any_global = given.is_global is not None and bool((given.is_global & given.valid).any())
+        if given.count == 0:
+            return Chunk(given, given, ({},) * batch)
+        if given.start is not None and given.document is None:
+            return Chunk(given, given, ({0: (given.start, given.start + given.count)},) * batch, any_global)
+        every = given.expand(batch) if given.document is not None else given
+        read = _spans(every)
+        spans = tuple(read if len(read) == batch else read * batch)
+        packed = any(document for row in read for document in row)
+        first = read[0].get(0) if read else None
+        regular = first is not None and first[1] - first[0] == given.count and all(s == read[0] for s in read)
+        start = first[0] if regular and first is not None else None
+        tokens = replace(given, document=given.document if packed else None, start=start)
+        return Chunk(given, tokens, spans, any_global)
+
+    @property
+    def packed(self) -> bool:
+        """Whether there are tokens of other documents than 0."""
+        return self.tokens.document is not None
+
+    def is_of(self, tokens: Tokens) -> bool:
+        """Whether these are the tokens that the chunk was read from, or equal ones."""
+        given = self.given
+        if tokens is given:
+            return True
+        if (tokens.count, tokens.rows) != (given.count, given.rows):
+            return False
+        names = ("index", "documents", "globals", "positions")
+        return all(bool((getattr(tokens, name) == getattr(given, name)).all()) for name in names)
 
 
-# The layers of a decoder are given the same Tokens: what was read from it is kept as long as it lives.
-_read: WeakKeyDictionary[Tokens, Chunk] = WeakKeyDictionary()
+def _spans(tokens: Tokens) -> list[dict[int, Span]]:
+    """For each row the indices of each document.
 
-
-def read_chunk(tokens: Tokens) -> Chunk:
-    """The chunk's facts. Raises CacheError for tokens that no cache can hold: packed documents, or indices
-    that do not count up by one over the slots that are not empty."""
-    chunk = _read.get(tokens)
-    if chunk is None:
-        chunk = _read[tokens] = _read_chunk(tokens)
-    return chunk
-
-
-def _read_chunk(tokens: Tokens) -> Chunk:
-    index, valid = tokens.index, tokens.valid
-    if tokens.document is not None and bool(((tokens.document != 0) & valid).any()):
-        raise CacheError(
-            "Cache.update: a cache holds one document per row, but these tokens are of several (packed); "
-            "give each document its own row: Tokens.from_lengths instead of Tokens.packed"
-        )
-    any_global = tokens.is_global is not None and bool((tokens.is_global & valid).any())
-    rows, slots = index.shape
-    if slots == 0:
-        return Chunk(index, (None,) * rows, (0,) * rows, None, False)
-    if tokens.start is not None:
-        return Chunk(index, (tokens.start,) * rows, (slots,) * rows, tokens.start, any_global)
-    first = torch.where(valid, index, torch.iinfo(torch.int64).max).amin(1)
-    rank = valid.long().cumsum(1) - 1
-    broken = ((index - rank) != first.unsqueeze(1)) & valid
-    if bool(broken.any()):
-        b = int(broken.any(1).nonzero()[0, 0])
-        raise CacheError(
-            "Cache.update: the tokens of a row must come in order with no index left out (empty slots, -1, "
-            f"may stand anywhere between them); row {b} has indices {index[b].tolist()}"
-        )
-    counts = tuple(valid.sum(1).tolist())
-    starts = tuple(s if n else None for s, n in zip(first.tolist(), counts, strict=True))
-    regular = len(set(starts)) == 1 and all(n == slots for n in counts)
-    return Chunk(index, starts, counts, starts[0] if regular else None, any_global)
+    For index [[0, 5, 1], [-1, 8, 9]] and document [[3, 0, 3], [0, 0, 0]]: [{3: (0, 2), 0: (5, 6)}, {0: (8, 10)}].
+    """
+    rows: list[dict[int, Span]] = []
+    document_BT = None if tokens.document is None else tokens.documents.expand_as(tokens.index).tolist()
+    for b, index_T in enumerate(tokens.index.tolist()):
+        spans: dict[int, Span] = {}
+        document_T = repeat(0) if document_BT is None else document_BT[b]
+        for index, document in zip(index_T, document_T, strict=False):
+            if index < 0:
+                continue
+            begin, end = spans.get(document, (index, index))
+            if index != end:
+                of = "" if document_BT is None else f" of documents {document_T}"
+                raise CacheError(
+                    "Cache.update: the tokens of a document must come in order with no index left out (empty slots, "
+                    f"-1, may stand anywhere between them); row {b} has indices {index_T}{of}"
+                )
+            spans[document] = begin, index + 1
+        rows.append(spans)
+    return rows

@@ -35,8 +35,7 @@ class EncoderDecoderCache:
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Row i becomes what row rows[i] was, in every layer; there may be more rows or fewer than before."""
         self.own.reorder(rows)
-        device = self.own.layers[0].device
-        at = torch.as_tensor(rows, dtype=torch.int64, device=device)
+        at = torch.as_tensor(rows, dtype=torch.int64, device=self.own.device)
         if at.tolist() == list(range(self.memory[0].k.shape[0])):
             return
         self.memory = [

@@ -1,47 +1,30 @@
-"""A cache that keeps every token."""
+"""The slot policy that keeps every token."""
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from headway.attention import KeyValues
-from headway.cache.base import Cache
-from headway.cache.chunk import Chunk, Lengths
+from torch import Tensor
+
+from headway.cache.policy import Run, SlotPolicy
+from headway.patterns import Retention
+
+EVERYTHING = Retention(None)
 
 
-@final
-class GrowingCache(Cache):
+@dataclass(frozen=True)
+class Growing(SlotPolicy):
     """Keeps every token, for patterns whose later queries may look back any distance.
 
-    The slot of a token is its index: padding takes no room, and rows are compact. The buffer doubles when it
-    is full, so that n one-token updates copy O(n) slots in all; `reserve` makes the room beforehand.
+    In rows of one document, token i is in slot i: padding takes no room, and rows are compact.
     """
 
-    def _take(self, new: KeyValues, chunk: Chunk, ends: Lengths) -> KeyValues:
-        own, longest = self._buffer, max(ends, default=0)
-        if longest > own.slots:
-            own.grow(max(longest, 2 * own.slots))
-        if chunk.start is not None:
-            own.write_run(chunk.start, new, 0, new.tokens.count)
-        else:
-            rows, columns, index = chunk.places(len(ends))
-            own.write_at(rows, index, new, columns)
-        alike = len(set(ends)) == 1
-        return own.view(0, longest, alike=alike, start=0 if alike else None)
+    name = "growing"
+    retention: Retention = EVERYTHING
 
-    def _may_trim(self, ends: Lengths) -> None:
-        """Always: every token is there."""
+    def runs(self, begin: int, end: int) -> Sequence[Run]:
+        return [Run(begin, begin, end - begin)]
 
-    def _trimmed(self) -> None:
-        """Nothing else to keep."""
-
-    def _reordered(self, rows: list[int]) -> None:
-        """Nothing else to keep."""
-
-    def _slots_for(self, tokens: int) -> int:
-        return tokens
-
-    @property
-    def bound(self) -> None:
-        """There is none."""
-        return None
+    def slot_of(self, index: Tensor) -> Tensor:
+        return index

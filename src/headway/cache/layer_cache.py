@@ -1,169 +1,329 @@
-"""What a layer keeps of the tokens that it has seen, whatever it keeps: rows, lengths, and how they move.
+"""What every cache does, that of one layer and that of all: numbers the next tokens, forgets, copies, chooses rows.
 
-Legend: B rows, T slots of a chunk.
+Legend: B rows, K kv heads, T slots of a chunk, S slots attended over, D per key, E per value.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Self, final
 
 import torch
 from torch import Tensor
 
-from headway.cache.chunk import Chunk, Lengths, read_chunk
+from headway.attention import KeyValues
+from headway.cache.chunk import Chunk
+from headway.cache.lengths import Documents, SequenceLengths, next_packed, next_tokens, trimmed
+from headway.cache.policy import SlotPolicy
+from headway.cache.spec import CacheSpec
+from headway.cache.storage import Storage
+from headway.cache.table import SlotTable
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
 
-class LayerCache(ABC):
-    """The past of one layer: keys and values (`Cache`), or the sums of linear attention (`LinearAttentionCache`).
+class Cache(ABC):
+    """The past of one layer (`LayerCache`), or of all layers of a decoder (`DecoderCache`).
 
-    It knows how many tokens each of its B rows has seen, forgets the last ones where it can, copies itself and
-    chooses rows. It holds no gradients.
+    A row holds one document, or several packed side by side (`Tokens.packed`): a document is a sequence of its own,
+    goes on from its own length, and no other sees it. Caches hold no gradients.
     """
 
-    _lengths: Lengths
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[LayerCache]:
+        """The layers, from the first to the last."""
+
+    @property
+    @abstractmethod
+    def documents(self) -> Sequence[Documents]:
+        """Of each row, how many tokens each of its documents has seen (and not forgotten): {document: tokens}, with
+        document 0 where rows are not packed."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens that each row has seen (and not forgotten), as Python numbers; of all its documents together."""
+        return tuple(sum(row.values()) for row in self.documents)
+
+    @property
+    def length(self) -> Tensor:
+        """`lengths` as a tensor, int64 [B]."""
+        return torch.tensor(self.lengths, dtype=torch.int64, device=self.device)
+
+    @property
+    def batch(self) -> int:
+        """Rows, B."""
+        return len(self.layers[0].sequences.rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is stored."""
+        return self.layers[0].sequences.device
+
+    # -- numbering what comes --------------------------------------------------------------------------
+
+    @final
+    def next_tokens(
+        self, count: int, lengths: Sequence[int] | Tensor | None = None, side: str = "right"
+    ) -> Tokens:
+        """The tokens of the next chunk, numbered from where each row ended.
+
+        Args:
+            count: slots of the chunk, T.
+            lengths: how many of them are tokens, per row [B]; all unless given.
+            side: where the padding of shorter rows stands, "right" or "left".
+        Returns:
+            Tokens [B|1, T]; with `start` when all rows go on from one index without padding.
+        Raises:
+            CacheError: numbers that do not fit, or a row of several documents (`next_packed`).
+        """
+        return next_tokens(self.documents, self.device, count, lengths, side)
+
+    @final
+    def next_packed(self, counts: Sequence[Mapping[int, int]], total: int | None = None) -> Tokens:
+        """The tokens of the next chunk of packed rows: in row b, counts[b][d] tokens of each document d, numbered from
+        where it ended, side by side in the order of counts[b]. A document that is new begins at 0.
+
+        next_packed([{3: 1, 7: 4}]), where document 3 has seen 9 tokens: index 9 0 1 2 3, document 3 7 7 7 7.
+
+        Args:
+            counts: {document: tokens} of each row.
+            total: slots of the chunk, T; those of the longest row unless given. The rest is empty.
+        Raises:
+            CacheError: numbers that do not fit.
+        """
+        return next_packed(self.documents, self.device, counts, total)
 
     # -- forgetting and copying ------------------------------------------------------------------------
 
     @final
-    def trim(self, n: int | Sequence[int] | Tensor) -> None:
-        """Forgets the last n tokens (of every row, or n[b] of row b).
+    def trim(self, n: int | Sequence[int | Mapping[int, int]] | Tensor) -> None:
+        """Forgets the last n tokens: of every row, n[b] of row b, or n[b][d] of document d of row b, which may be all
+        of them, so that its slots are free.
 
-        Raises CacheError when a row has seen fewer, or when what the tokens before them need is no longer
+        Raises CacheError when a sequence has seen fewer, or when what the tokens before them need is no longer
         held; nothing is then changed."""
-        self.trim_to(self.after_trim(n))
-
-    @final
-    def after_trim(self, n: int | Sequence[int] | Tensor) -> Lengths:
-        """What `lengths` would be after `trim(n)`, with its errors; changes nothing."""
-        batch = len(self._lengths)
-        given = n.tolist() if isinstance(n, Tensor) else n
-        counts = (given,) * batch if isinstance(given, int) else tuple(given)
-        if len(counts) != batch or not all(isinstance(count, int) for count in counts):
-            raise CacheError(
-                f"Cache.trim: give one whole number, or one for each of the {batch} rows, got {given}"
-            )
-        for b, (count, length) in enumerate(zip(counts, self._lengths, strict=True)):
-            if not 0 <= count <= length:
-                raise CacheError(f"Cache.trim: row {b} has seen {length} tokens and cannot forget {count}")
-        ends = tuple(length - count for length, count in zip(self._lengths, counts, strict=True))
-        self._may_trim(ends)
-        return ends
-
-    @final
-    def trim_to(self, ends: Lengths) -> None:
-        """Goes back to lengths that `after_trim` has given."""
-        self._lengths = ends
-        self._forget(ends)
-
-    @abstractmethod
-    def _may_trim(self, ends: Lengths) -> None:
-        """Raises CacheError when rows cannot go back to these lengths."""
-
-    @abstractmethod
-    def _forget(self, ends: Lengths) -> None:
-        """Called when tokens have been forgotten: drops what was held of them."""
+        ends = trimmed(self.documents, n)
+        for layer in self._all_layers():
+            layer._check_trim(ends)
+        for sequences in self._sequences:
+            sequences.trim_to(ends)
+        for table in self._tables:
+            table.trim(ends)
 
     @final
     def fork(self) -> Self:
         """An independent copy: what happens to one is not seen in the other."""
-        new = copy.copy(self)
-        new._map_rows(Tensor.clone)
-        return new
+        self._all_layers()
+        with torch.inference_mode(False):
+            return copy.deepcopy(self)
 
     @final
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Row i becomes what row rows[i] was, for beams and for dropping finished rows; there may be more or
         fewer rows than before. Raises CacheError for a row that does not exist."""
-        batch = len(self._lengths)
+        batch, layers = self.batch, self._all_layers()
         pick = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
         chosen = pick.tolist()
         if pick.dim() != 1 or any(not 0 <= r < batch for r in chosen):
             raise CacheError(f"Cache.reorder: rows must be a list of numbers in 0..{batch - 1}, got {chosen}")
-        self._map_rows(lambda t: t.index_select(0, pick))
-        self._lengths = tuple(self._lengths[r] for r in chosen)
-        self._reordered(chosen)
+        _ = self.documents
+        for sequences in self._sequences:
+            sequences.select_rows(chosen)
+        for table in self._tables:
+            table.select_rows(pick)
+        for layer in layers:
+            layer._select_rows(pick)
 
-    @abstractmethod
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Changes every tensor held; `change` acts on the first dimension, and copies."""
-
-    @abstractmethod
-    def _reordered(self, rows: list[int]) -> None:
-        """Called when the rows have been chosen anew."""
-
-    @abstractmethod
+    @final
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of so many tokens at once, so that no later update has to; never shrinks."""
+        for layer in self.layers:
+            layer._reserve(tokens)
 
-    # -- taking a chunk --------------------------------------------------------------------------------
+    @property
+    def _sequences(self) -> list[SequenceLengths]:
+        return list(dict.fromkeys(layer.sequences for layer in self.layers))
 
-    def _read(self, tokens: Tokens) -> Chunk:
-        """The chunk that these tokens are. Raises CacheError where they do not go on where the rows ended."""
-        batch = len(self._lengths)
-        if tokens.device != self.device:
-            raise CacheError(
-                f"Cache.update: the tokens are on {tokens.device}, the cache is on {self.device}; "
-                "move them: tokens.to(device)"
-            )
-        if tokens.rows not in (1, batch):
-            raise CacheError(
-                f"Cache.update: tokens of {tokens.rows} rows for a cache of {batch}; give one "
-                "description per row, or one row that stands for all"
-            )
-        chunk = read_chunk(tokens)
-        if chunk.start is not None and self._lengths == (chunk.start,) * batch:
-            return chunk
-        for b, (start, length) in enumerate(zip(chunk.per_row(batch)[0], self._lengths, strict=True)):
-            if start is not None and start != length:
+    @property
+    def _tables(self) -> list[SlotTable]:
+        return list(dict.fromkeys(layer.table for layer in self.layers if layer.table is not None))
+
+    def _all_layers(self) -> Sequence[LayerCache]:
+        """The layers. Raises CacheError where others share their tokens, which cannot be moved without them."""
+        for sequences, here in Counter(layer.sequences for layer in self.layers).items():
+            if sequences.layers != here:
                 raise CacheError(
-                    f"Cache.update: row {b} has seen {length} tokens, so the next index is {length}, but the "
-                    f"chunk's first is {start}; number it from there (Tokens.range({tokens.count}, "
-                    f"start={length}), DecoderCache.next_tokens), or trim the cache first"
+                    f"{type(self).__name__}: {here} of {sequences.layers} layers that share their lengths cannot be "
+                    "trimmed, copied or reordered alone; use the DecoderCache that holds all of them"
                 )
-        return chunk
+        return self.layers
 
-    # -- what is known ---------------------------------------------------------------------------------
-
-    @property
-    def batch(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def lengths(self) -> Lengths:
-        """Tokens that each row has seen (and not forgotten), as Python numbers."""
-        return self._lengths
-
-    @property
-    def length(self) -> Tensor:
-        """Tokens that each row has seen (and not forgotten).  int64 [B]"""
-        return torch.tensor(self._lengths, dtype=torch.int64, device=self.device)
-
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Of what is stored."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where it is stored."""
+    # -- what is stored --------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def slots(self) -> int:
-        """The most slots that hold something now, over the rows."""
+        """The most slots that hold a token now, over the rows; summed over the layers."""
 
     @property
     @abstractmethod
     def bound(self) -> int | None:
-        """The most slots that a row ever holds, however long it gets; None when there is no such number."""
+        """The most slots that a row of as many documents and global tokens ever holds, however long it gets, summed
+        over the layers; None when there is no such number."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of allocated numbers."""
+        """Bytes of allocated keys and values, or of sums, in all layers."""
+
+
+class LayerCache(Cache):
+    """The past of one layer: keys and values (`KVCache`), or the sums of linear attention (`LinearAttentionCache`).
+
+    The layers of a decoder share `sequences`, and layers that retain the same tokens share their `table`. The first
+    layer that is given a chunk has it validated and placed; the others follow it.
+    """
+
+    table: SlotTable | None = None
+
+    def __init__(self, sequences: SequenceLengths) -> None:
+        self.sequences, self.steps = sequences, sequences.steps
+        sequences.layers += 1
+
+    @property
+    def layers(self) -> Sequence[LayerCache]:
+        """This one."""
+        return (self,)
+
+    @property
+    def documents(self) -> Sequence[Documents]:
+        """As in `Cache`."""
+        sequences = self.sequences
+        return sequences.rows if self.steps == sequences.steps else sequences.before
+
+    def _chunk(self, tokens: Tokens) -> Chunk:
+        """The chunk of these tokens. Raises CacheError where they do not go on where the rows ended, or are not what
+        the layers before were given."""
+        sequences = self.sequences
+        if self.steps == sequences.steps:
+            return sequences.append(tokens)
+        chunk = sequences.chunk
+        if chunk is None or self.steps + 1 < sequences.steps or not chunk.is_of(tokens):
+            raise broken_off("a layer before", sequences.rows, "this one", self.documents)
+        return chunk
+
+    @abstractmethod
+    def _check_trim(self, ends: Sequence[Documents]) -> None:
+        """Raises CacheError when rows cannot go back to these lengths."""
+
+    @abstractmethod
+    def _select_rows(self, rows: Tensor) -> None:
+        """Chooses rows of what the layer alone holds."""
+
+    @abstractmethod
+    def _reserve(self, tokens: int) -> None:
+        """As `reserve`."""
+
+
+@final
+class KVCache(LayerCache):
+    """The past keys and values of one layer.
+
+    Law: for any way to cut a sequence into chunks, attending with each chunk's queries over the KeyValues that
+    `update` returns for it equals attending over the whole sequence at once, for every pattern whose retention the
+    table's policy keeps (`choose_cache`); for packed rows, document by document.
+
+    A slot carries its token (index, document, is_global, position), and patterns read that, never a slot's number; an
+    empty slot has index -1. What is said of a token is frozen when it is stored.
+
+    Args:
+        spec: what is stored.
+        table: in which slots; its own, or that of a decoder's layers of equal policy.
+    """
+
+    table: SlotTable
+
+    def __init__(self, spec: CacheSpec, table: SlotTable) -> None:
+        super().__init__(table.lengths)
+        self.table, self.storage = table, Storage(spec)
+
+    @staticmethod
+    def of(policy: SlotPolicy, spec: CacheSpec) -> KVCache:
+        """The cache of one layer, alone, with slots by this policy."""
+        return KVCache(spec, SlotTable(policy, SequenceLengths(spec.batch, spec.device)))
+
+    def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
+        """Stores a chunk and returns what its queries attend over: past and chunk, as one set of keys.
+
+        Args:
+            k: keys [B, K, T, D].  v: values [B, K, T, E].
+            tokens: of the chunk, [B|1, T]. The indices of each document go on where it ended (`documents`); empty
+                slots (index -1, padding) may stand anywhere, may hold anything and are not stored.
+        Returns:
+            KeyValues over S slots, in no order that one may rely on. They may be views of the cache: valid until
+            its next change. `tokens.start` is set whenever the keys are in order, so that fast kernels apply.
+        Raises:
+            CacheError: shapes, dtype, device or indices do not fit, or gradients are asked for. The cache is then
+                as it was.
+        """
+        self.storage.check(k, v, tokens.count)
+        keys = self.storage.append(k, v, self.table.place(self._chunk(tokens)))
+        self.steps = self.sequences.steps
+        return keys
+
+    def _check_trim(self, ends: Sequence[Documents]) -> None:
+        self.table.check_trim(ends)
+
+    def _select_rows(self, rows: Tensor) -> None:
+        self.storage.select_rows(rows)
+
+    def _reserve(self, tokens: int) -> None:
+        self.table.grow(self.table.policy.most(tokens))
+        self.storage.grow(self.table.slots)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self.storage.dtype
+
+    @property
+    def slots(self) -> int:
+        """The most slots that hold a token now, over the rows."""
+        return self.table.held
+
+    @property
+    def capacity(self) -> int:
+        """Slots that memory is allocated for now, per row."""
+        return self.storage.slots
+
+    @property
+    def bound(self) -> int | None:
+        """As in `Cache`: `SlotTable.bound`."""
+        return self.table.bound
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of allocated keys and values: `Storage.nbytes`."""
+        return self.storage.nbytes
+
+    def __repr__(self) -> str:
+        b, k, _, d = self.storage.tensors[0].shape
+        return (
+            f"KVCache({self.table.policy.name}, batch={b}, kv_heads={k}, head_dim={d}, lengths={list(self.lengths)}, "
+            f"capacity={self.capacity}, bound={self.bound}, {self.dtype})"
+        )
+
+
+def broken_off(
+    first: str, before: Sequence[Documents], second: str, after: Sequence[Documents]
+) -> CacheError:
+    """The error of layers that have not seen the same tokens."""
+    one, other = ([sum(row.values()) for row in rows] for rows in (before, after))
+    return CacheError(
+        f"DecoderCache: {first} has seen {one} tokens per row, {second} {other}: a forward pass was broken off between "
+        "them; start with a new cache, or fork() before a pass that may fail"
+    )

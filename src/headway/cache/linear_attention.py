@@ -5,15 +5,16 @@ Legend: B rows, K kv heads, T slots of a chunk, F features, E per value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec, LinearState, check_pattern
-from headway.cache.chunk import Lengths
 from headway.cache.layer_cache import LayerCache
+from headway.cache.lengths import Documents, SequenceLengths
+from headway.cache.spec import CacheSpec
 from headway.errors import CacheError
 from headway.patterns import Causal
 from headway.tokens import Tokens
@@ -32,42 +33,28 @@ class LinearAttentionCache(LayerCache):
 
     Args:
         linear: the attention; it says how many features a key has.
-        batch, kv_heads, head_dim, value_dim: B, K, D, and E (D unless given).
-        dtype, device: of keys and values. The sums are float64 for float64, else float32, since they grow.
+        spec: rows, heads and sizes. The sums are float64 for float64, else float32, since they grow.
+        sequences: shared by the layers of a decoder; its own unless given.
 
-    Raises CacheError for sizes that are not positive and for torch.int8 (sums do not fit into 8 bits), PatternError
-    for features that depend on later keys.
+    Raises CacheError for torch.int8 (sums do not fit into 8 bits), PatternError for features that depend on later
+    keys.
     """
 
     def __init__(
-        self,
-        linear: LinearAttentionSpec,
-        *,
-        batch: int,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        self, linear: LinearAttentionSpec, spec: CacheSpec, sequences: SequenceLengths | None = None
     ) -> None:
-        value_dim = head_dim if value_dim is None else value_dim
-        sizes = {"kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim}
-        bad = [f"{name}={n}" for name, n in sizes.items() if n < 1] + [f"batch={batch}"] * (batch < 0)
-        if bad:
-            raise CacheError(f"LinearAttentionCache: sizes must be positive, got {', '.join(bad)}")
-        if not dtype.is_floating_point:
+        if not spec.dtype.is_floating_point:
             raise CacheError(
-                f"LinearAttentionCache: sums over all keys are kept in float32 (float64 for float64), not in {dtype}; "
-                "they are small at any length, so give the dtype of the keys"
+                "LinearAttentionCache: sums over all keys are kept in float32 (float64 for float64), not in "
+                f"{spec.dtype}; they are small at any length, so give the dtype of the keys"
             )
         check_pattern(linear, Causal())
+        super().__init__(SequenceLengths(spec.batch, spec.device) if sequences is None else sequences)
         self.linear = linear
-        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        kept = torch.float64 if spec.dtype == torch.float64 else torch.float32
+        shape = (spec.batch, spec.kv_heads, linear.features(spec.head_dim), spec.value_size)
         with torch.inference_mode(False):
-            self._state = LinearState.empty(
-                batch, kv_heads, linear.features(head_dim), value_dim, kept, device
-            )
-        self._lengths: Lengths = (0,) * batch
+            self._state = LinearState.empty(*shape, kept, spec.device)
 
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the state of a chunk and returns the one before it: the `past` of the chunk's queries.
@@ -87,10 +74,15 @@ class LinearAttentionCache(LayerCache):
                 "LinearAttentionCache.update: the state requires a gradient, and a cache holds none: decode under "
                 "torch.no_grad() or torch.inference_mode(), or train without a cache"
             )
-        counts = self._read(tokens).per_row(self.batch)[1]
+        if tokens.document is not None and bool(((tokens.document != 0) & tokens.valid).any()):
+            raise CacheError(
+                "LinearAttentionCache.update: a row has one sum, so it holds one document per row, but these tokens "
+                "are of several (packed); give each document its own row: Tokens.from_lengths instead of Tokens.packed"
+            )
+        self._chunk(tokens)
         with torch.inference_mode(False), torch.no_grad():
             self._state = past.merge(new)
-        self._lengths = tuple(length + n for length, n in zip(self._lengths, counts, strict=True))
+        self.steps = self.sequences.steps
         return past
 
     @property
@@ -98,39 +90,30 @@ class LinearAttentionCache(LayerCache):
         """The sums over all that has been seen."""
         return self._state
 
-    def _may_trim(self, ends: Lengths) -> None:
-        if ends != self._lengths:
+    def _check_trim(self, ends: Sequence[Documents]) -> None:
+        if [*ends] != [*self.documents]:
             raise CacheError(
                 "LinearAttentionCache.trim: linear attention keeps sums over its keys, and no key can be taken out "
                 "of a sum again; fork() before the tokens that may have to go, which copies "
                 f"{self.nbytes} bytes whatever the length"
             )
 
-    def _forget(self, ends: Lengths) -> None:
-        """Nothing has been forgotten."""
-
-    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _select_rows(self, rows: Tensor) -> None:
         with torch.inference_mode(False):
-            self._state = LinearState(*map(change, self._state.tensors))
+            self._state = LinearState(*(t.index_select(0, rows) for t in self._state.tensors))
 
-    def _reordered(self, rows: list[int]) -> None:
-        """Nothing else to keep."""
-
-    def reserve(self, tokens: int) -> None:
+    def _reserve(self, tokens: int) -> None:
         """All room is there from the start, for rows of any length."""
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the sums."""
         return self._state.kv.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._state.device
 
     @property
     def slots(self) -> int:
         """The state counts as one slot: 1 once something has been seen."""
-        return int(any(self._lengths))
+        return int(any(self.lengths))
 
     @property
     def bound(self) -> int:
@@ -146,5 +129,5 @@ class LinearAttentionCache(LayerCache):
         b, k, f, e = self._state.kv.shape
         return (
             f"LinearAttentionCache(batch={b}, kv_heads={k}, features={f}, value_dim={e}, "
-            f"lengths={list(self._lengths)}, {self.dtype})"
+            f"lengths={list(self.lengths)}, {self.dtype})"
         )

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.cache import DecoderCache
-from headway.cache.choose import Kind
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_layer_cache
+from headway.models.stack import TransformerStack, check_call, make_decoder_cache
 from headway.nn import Losses, OutputLayer, check_ids
 from headway.tokens import Tokens
 
@@ -90,12 +89,12 @@ class Decoder(nn.Module):
         return logits
 
     def make_cache(
-        self, batch: int = 1, *, slack: int = 0, kind: Kind = "auto", dtype: torch.dtype | None = None
+        self, batch: int = 1, *, slack: int = 0, kind: str = "auto", dtype: torch.dtype | None = None
     ) -> DecoderCache:
         """An empty cache for `batch` rows, chosen layer by layer from the patterns; as in `make_cache` of
         `headway.cache`. `dtype` is the weights' unless given (autocast makes keys of another; torch.int8 rounds
         them)."""
-        return make_layer_cache(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
+        return make_decoder_cache(self.spec, self.model.embedding, batch, slack=slack, kind=kind, dtype=dtype)
 
 
 def check_targets(ids: Tensor, targets: Tensor | None, logits_for: Tensor | slice | None) -> None:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.cache import DecoderCache, EncoderDecoderCache
-from headway.cache.choose import Kind
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_layer_cache
+from headway.models.stack import TransformerStack, check_call, make_decoder_cache
 from headway.nn import Losses, OutputLayer, check_ids
 from headway.tokens import Tokens
 
@@ -122,11 +121,13 @@ class EncoderDecoder(nn.Module):
         return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
 
     def make_cache(
-        self, memory: Memory, *, kind: Kind = "auto", slack: int = 0, dtype: torch.dtype | None = None
+        self, memory: Memory, *, kind: str = "auto", slack: int = 0, dtype: torch.dtype | None = None
     ) -> EncoderDecoderCache:
         """An empty past for every row of `memory`, and its keys, computed here once."""
         batch = memory.states.shape[0]
-        own = make_layer_cache(self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype)
+        own = make_decoder_cache(
+            self.spec, self.decoder.embedding, batch, slack=slack, kind=kind, dtype=dtype
+        )
         return EncoderDecoderCache(own, self.memory_keys(memory))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
-from headway.cache import DecoderCache, LinearAttentionCache
-from headway.cache.choose import Kind
+from headway.cache import CacheSpec, DecoderCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.nn import (
@@ -191,34 +190,34 @@ def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, bac
     )
 
 
-def make_layer_cache(
+def make_decoder_cache(
     spec: ModelSpec,
     like: Tensor,
     batch: int,
     *,
     slack: int = 0,
-    kind: Kind = "auto",
+    kind: str = "auto",
     dtype: torch.dtype | None = None,
 ) -> DecoderCache:
     """An empty past of every layer, chosen from its pattern (`headway.cache.make_cache`), or the sums of linear
     attention; `dtype` is that of the weight `like` unless given.
 
     Raises ConfigError for slack or a kind with linear attention, which has neither."""
-    shape: dict[str, Any] = {
-        "batch": batch,
-        "kv_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "dtype": like.dtype if dtype is None else dtype,
-        "device": like.device,
-    }
+    one = CacheSpec(
+        batch=batch,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        dtype=like.dtype if dtype is None else dtype,
+        device=like.device,
+    )
     if spec.linear is None:
-        return DecoderCache.of(spec.patterns, slack=slack, kind=kind, **shape)
+        return DecoderCache.of(spec.patterns, one, slack=slack, kind=kind)
     if slack or kind != "auto":
         raise ConfigError(
             f"linear attention keeps sums over all keys, so there is nothing to trim or to choose; got slack={slack}, "
             f"kind={kind!r}"
         )
-    return DecoderCache(LinearAttentionCache(spec.linear, **shape) for _ in range(spec.layers))
+    return DecoderCache.linear(spec.linear, spec.layers, one)
 
 
 def _cross(spec: ModelSpec, backend: str) -> Attention:

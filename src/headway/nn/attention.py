@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.attention import KeyValues, attend_keys
-from headway.cache import Cache, DecoderCache, LayerCache
+from headway.cache import KVCache, LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.norms import RMSNorm
-from headway.nn.rotary_embedding import RotaryEmbedding, Table
+from headway.nn.rotary_embedding import RotaryEmbedding, Table, token_lengths
 from headway.nn.scores import Scores
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotary
@@ -136,7 +136,7 @@ class Attention(nn.Module):
         if rotation is not None and (memory is not None or self.positions.marks != "queries and keys"):
             what = "memory is given" if memory is not None else f"positions are {self.positions}"
             raise ConfigError(f"Attention: rotation is given, but {what}, and nothing is turned")
-        if cache is not None and not isinstance(cache, Cache):
+        if cache is not None and not isinstance(cache, KVCache):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
                 "headway.cache.make_cache"
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         count, device = x_BTM.shape[1], x_BTM.device
         if tokens is None:
             fresh = Tokens.range(count, device=device)
-            tokens = fresh if cache is None else DecoderCache([cache]).next_tokens(count)
+            tokens = fresh if cache is None else cache.next_tokens(count)
         q_BHTD, k_BKSD, v_BKSE = self._project(x_BTM)
         rotary = self.positions if isinstance(self.positions, Rotary) else None
         # Where frequencies move with the row's length, caches keep keys as they are: they are turned when read.
@@ -165,7 +165,9 @@ class Attention(nn.Module):
         if late and rotary is not None:
             keys = keys.dequantized(q_BHTD.dtype)
             at = torch.where(keys.tokens.valid, keys.tokens.positions, 0)
-            keys = replace(keys, k=rotary.rotate(keys.k, at, cache.length))
+            packed = keys.tokens.document is not None
+            length = token_lengths(keys.tokens) if packed else cache.length
+            keys = replace(keys, k=rotary.rotate(keys.k, at, length))
         return self._attend(q_BHTD, tokens, keys, score)
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:

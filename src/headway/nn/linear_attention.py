@@ -17,7 +17,7 @@ from headway.attention.linear_attention import (
     forbid_weights,
     prepare,
 )
-from headway.cache import DecoderCache, LayerCache, LinearAttentionCache
+from headway.cache import LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
 from headway.nn.attention import Attention
 from headway.nn.rotary_embedding import Table
@@ -129,7 +129,7 @@ class LinearAttention(Attention):
         if tokens is None:
             count, device = x_BTM.shape[1], x_BTM.device
             fresh = Tokens.range(count, device=device)
-            tokens = fresh if cache is None else DecoderCache([cache]).next_tokens(count)
+            tokens = fresh if cache is None else cache.next_tokens(count)
         q, k, v = self._project(x_BTM)
         if rotation is None:
             rotation = self.turns(tokens, q.dtype)
@@ -144,7 +144,7 @@ class LinearAttention(Attention):
             given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache) else "of keys"
             raise ConfigError(
                 f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
-                f"{given}; make it: LinearAttentionCache(layer.linear, batch=..., kv_heads=..., head_dim=...)"
+                f"{given}; make it: LinearAttentionCache(layer.linear, CacheSpec(...))"
             )
         if not self.pattern.is_causal:
             raise ConfigError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend, attention_weights
-from headway.cache import Cache, make_cache
+from headway.cache import CacheSpec, KVCache, make_cache
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
 from headway.heads import Heads
 from headway.models import Decoder, ModelSpec, build, cost
@@ -67,7 +67,9 @@ def measure(layout: Heads) -> Shared:
     noise = torch.Generator().manual_seed(SEED)
     layer = Attention(WIDTH, h, k).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, generator=noise, dtype=torch.float64)
-    cache = make_cache(Causal(), batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
+    cache = make_cache(
+        Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0.0, WIDTH**-0.5, generator=noise)
@@ -103,7 +105,7 @@ def step_of(layout: Heads, context: int = CONTEXT) -> Step:
     seconds = []
     with torch.inference_mode():
         for layer in cache.layers:
-            assert isinstance(layer, Cache)
+            assert isinstance(layer, KVCache)
             past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
             layer.update(past[0], past[1], Tokens.range(context - 1))
         for _ in range(REPEATS):

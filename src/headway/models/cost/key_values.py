@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from headway.cache import make_cache
+from headway.cache import slot_policy
 from headway.models.cost.operations import last_row
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern
@@ -58,5 +58,4 @@ def _read_by_last(pattern: Pattern, n: int, heads: int, kv_heads: int) -> tuple[
 
 @lru_cache(maxsize=512)
 def _slots(pattern: Pattern, context: int) -> int:
-    bound = make_cache(pattern, batch=1, kv_heads=1, head_dim=1).bound
-    return context if bound is None else min(context, bound)
+    return slot_policy(pattern).most(context)

@@ -1,0 +1,61 @@
+"""What a cache stores, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headway.errors import CacheError, ConfigError, did_you_mean
+
+KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "int8": torch.int8}
+"""auto: the dtype of the model's keys. int8: rounded, with a scale per token and kv head (docs/caches.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheSpec:
+    """What the cache of one layer stores: shape, dtype and device.
+
+    Attributes:
+        batch: rows, B.
+        kv_heads: heads that keys and values have, K; several query heads may share one.
+        head_dim: size of a key, D.
+        value_dim: size of a value, E; D unless given.
+        dtype, device: of what is stored. torch.int8 accepts keys of any floating-point dtype and rounds them,
+            with a float32 scale per token and kv head (`headway.quantization`).
+
+    Raises CacheError for sizes that are not positive, and for dtypes that store no keys.
+    """
+
+    batch: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {"kv_heads": self.kv_heads, "head_dim": self.head_dim, "value_dim": self.value_size}
+        bad = [f"{name}={n}" for name, n in sizes.items() if n < 1] + [f"batch={self.batch}"] * (
+            self.batch < 0
+        )
+        if bad:
+            raise CacheError(f"CacheSpec: sizes must be positive, got {', '.join(bad)}")
+        if not (self.dtype.is_floating_point or self.dtype == torch.int8):
+            raise CacheError(
+                f"CacheSpec: keys are stored as floating-point numbers or as torch.int8, not as {self.dtype}"
+            )
+
+    @property
+    def value_size(self) -> int:
+        """E."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+
+def kv_dtype(name: str) -> torch.dtype | None:
+    """The dtype of that name in `KV_DTYPES`, None for the model's own. Raises ConfigError for an unknown name."""
+    if not isinstance(name, str) or name not in KV_DTYPES:
+        raise ConfigError(
+            f"kv_cache_dtype: {name!r} is unknown{did_you_mean(str(name), KV_DTYPES)}; there are {', '.join(KV_DTYPES)}"
+        )
+    return KV_DTYPES[name]
