@@ -15,6 +15,7 @@ from headway.checkpoints.storage.files import (
     write_file,
 )
 from headway.errors import CheckpointError
+from tests.faults import watch
 
 OLD = {"a": b"old a", "b": b"old b", "notes.txt": b"mine"}
 NEW = {"a": b"new a!", "c": b"new c"}
@@ -38,7 +39,7 @@ def save_new(folder: Path) -> None:
 
 def calls_of(action) -> list[str]:
     seen: list[str] = []
-    with disk.watch(lambda operation, path, data: seen.append(operation)):
+    with watch(lambda operation, path, data: seen.append(operation)):
         action()
     return seen
 
@@ -99,11 +100,11 @@ def test_each_call_failing_in_turn_leaves_the_previous_folder(tmp_path, swap):
         cleanup = n == len(calls) - 1 or (swap == "two renames" and n >= len(calls) - 2)
         if cleanup:
             assert operation == "remove"
-            with disk.watch(failing(n)):
+            with watch(failing(n)):
                 save_new(folder)
             assert contents(current_folder(folder)) == {**NEW, "notes.txt": b"mine"}
         else:
-            with disk.watch(failing(n)), pytest.raises(CheckpointError, match=r"could not save .*error"):
+            with watch(failing(n)), pytest.raises(CheckpointError, match=r"could not save .*error"):
                 save_new(folder)
             assert contents(folder) == OLD, (n, operation)
         total += 1
@@ -123,7 +124,7 @@ def test_a_kill_between_any_two_calls_leaves_a_whole_folder(tmp_path, swap):
         child = os.fork()
         if child == 0:
             count = iter(range(10**6))
-            with disk.watch(lambda o, p, d: os._exit(9) if next(count) == n else None):  # noqa: B023
+            with watch(lambda o, p, d: os._exit(9) if next(count) == n else None):  # noqa: B023
                 save_new(folder)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -138,7 +139,7 @@ def test_a_write_cut_at_every_length_leaves_the_previous_file_and_folder(tmp_pat
     file.write_bytes(b"before")
     put_old(folder)
     for cut in range(len(NEW["a"])):
-        with disk.watch(lambda o, p, d: cut if o == "write" else None):  # noqa: B023
+        with watch(lambda o, p, d: cut if o == "write" else None):  # noqa: B023
             with pytest.raises(CheckpointError, match="No space left"):
                 atomic_write(file, NEW["a"])
             with pytest.raises(CheckpointError, match="No space left"):
@@ -155,7 +156,7 @@ def test_each_call_of_a_file_write_failing_in_turn(tmp_path):
     assert calls == ["open", "write", "write", "fsync", "close", "rename", "fsync", "remove"]
     for n in range(len(calls) - 1):
         file.write_bytes(b"before")
-        with disk.watch(failing(n)), pytest.raises(CheckpointError, match="could not save"):
+        with watch(failing(n)), pytest.raises(CheckpointError, match="could not save"):
             atomic_write(file, lambda put: [put(b"1"), put(b"2")][0])
         assert file.read_bytes() == (b"12" if calls[n] == "fsync" and n > 4 else b"before")
 

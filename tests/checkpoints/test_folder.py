@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.restore import load_model
-from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build
@@ -20,6 +19,7 @@ from headway.patterns import Causal, Sink, Window
 from headway.positions import Rotary
 from tests.checkpoints.hf import config_dict, off, peer
 from tests.checkpoints.test_parity import FAMILIES, ids
+from tests.faults import watch
 
 
 def tiny(**fields) -> ModelSpec:
@@ -263,7 +263,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
     old, new = build(tiny(layers=1), seed=0).eval(), build(tiny(layers=1), seed=1).eval()
     calls: list[str] = []
     save_folder(tmp_path / "probe", old)
-    with disk.watch(lambda operation, path, data: calls.append(operation)):
+    with watch(lambda operation, path, data: calls.append(operation)):
         save_folder(tmp_path / "probe", new)
     assert {"mkdir", "open", "write", "fsync", "close", "exchange"} < set(calls)
     want = old(ids())
@@ -275,7 +275,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
             if next(count) == n:  # noqa: B023
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-        with disk.watch(fail), pytest.raises(CheckpointError, match="could not save"):
+        with watch(fail), pytest.raises(CheckpointError, match="could not save"):
             save_folder(tmp_path / "m", new)
         assert torch.equal(load_model(tmp_path / "m")(ids()), want), calls[n]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -288,7 +288,7 @@ def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
     save_folder(tmp_path / "m", old)
     before = files(tmp_path / "m")
     writes: list[int] = []
-    with disk.watch(lambda o, p, d: writes.append(len(d)) if o == "write" else None):
+    with watch(lambda o, p, d: writes.append(len(d)) if o == "write" else None):
         save_folder(tmp_path / "probe", new)
     for cut in range(0, sum(writes), step):
         left = [cut]
@@ -299,6 +299,6 @@ def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
             left[0] -= len(data)  # noqa: B023
             return None if left[0] >= 0 else max(0, len(data) + left[0])  # noqa: B023
 
-        with disk.watch(full), pytest.raises(CheckpointError, match="No space left"):
+        with watch(full), pytest.raises(CheckpointError, match="No space left"):
             save_folder(tmp_path / "m", new)
         assert files(tmp_path / "m") == before

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from headway.checkpoints.folder import save_folder
 from headway.checkpoints.restore import load_model
-from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
@@ -26,6 +25,7 @@ from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.run_folder import checkpoints
 from headway.train.settings import Settings
+from tests.faults import watch
 
 Make = Callable[..., TrainConfig]
 
@@ -104,7 +104,7 @@ def killed_at_disk_call(
                 if count == number:
                     kill_me()
 
-        with disk.watch(counted):
+        with watch(counted):
             trained(config, resume="auto", quiet=True)
 
     return run

@@ -41,7 +41,7 @@ def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
     try:
         write_file(temporary, data)
         disk.replace(temporary, path)
-        disk.sync_path(path.parent)
+        disk.sync(path.parent)
     except OSError as error:
         raise CheckpointError(_lost(path, error)) from error
     finally:
@@ -52,7 +52,7 @@ def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
 def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] | None = None) -> Iterator[Path]:
     """Fill a new folder; when the block ends without an exception it replaces `path` as a whole, in one step.
 
-    Yields the temporary sibling to write into, by any means (`write_file` lets tests fail each write); every
+    Yields the temporary sibling to write into, by any means; every
     file and folder in it is fsynced at the end. An existing `path` is replaced and then removed; its entries
     whose name satisfies `keep(name)` and which the block did not write are carried over (hard links, so that
     open handles to them stay valid). Left-overs of dead processes of this machine are removed; parents are
@@ -81,15 +81,15 @@ def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] | None = None
 
 def write_file(path: Path, data: disk.Buffer | str | Writer) -> None:
     """Write a file that does not exist yet and fsync it: for use inside `atomic_folder`."""
-    descriptor = disk.open_new(path)
+    file = disk.NewFile(path)
     try:
         if callable(data):
-            data(lambda piece: disk.write(descriptor, path, piece))
+            data(file.write)
         else:
-            disk.write(descriptor, path, data.encode() if isinstance(data, str) else data)
-        disk.sync(descriptor, path)
+            file.write(data.encode() if isinstance(data, str) else data)
+        file.sync()
     finally:
-        disk.close(descriptor, path)
+        file.close()
 
 
 def current_folder(path: str | Path) -> Path:
@@ -116,13 +116,13 @@ def _swap(temporary: Path, path: Path) -> None:
     aside = _aside(path)
     if not path.exists():
         disk.replace(temporary, path)
-        disk.sync_path(path.parent)
+        disk.sync(path.parent)
         _discard(aside)
         return
     disk.remove(aside)
     if disk.exchange(temporary, path):
         try:
-            disk.sync_path(path.parent)
+            disk.sync(path.parent)
         except OSError:
             disk.exchange(temporary, path)
             raise
@@ -130,7 +130,7 @@ def _swap(temporary: Path, path: Path) -> None:
     disk.replace(path, aside)
     try:
         disk.replace(temporary, path)
-        disk.sync_path(path.parent)
+        disk.sync(path.parent)
     except OSError:
         if path.exists():
             os.replace(path, temporary)
@@ -163,8 +163,8 @@ def _sync_tree(folder: Path) -> None:
         if entry.is_dir():
             _sync_tree(entry)
         else:
-            disk.sync_path(entry)
-    disk.sync_path(folder)
+            disk.sync(entry)
+    disk.sync(folder)
 
 
 def _marks(path: Path) -> str:

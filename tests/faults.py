@@ -1,0 +1,57 @@
+"""Faults of a disk, on purpose: any call of a save can fail, kill its process, or write a part of its bytes."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.checkpoints.storage import disk
+
+Watcher = Callable[[str, Path, memoryview | None], int | None]
+
+FUNCTIONS = {
+    "mkdir": "make_folder",
+    "fsync": "sync",
+    "rename": "replace",
+    "exchange": "exchange",
+    "link": "link",
+    "remove": "remove",
+}
+METHODS = {"open": "__init__", "write": "write", "fsync": "sync", "close": "close"}
+"""Name of a call -> what makes it: a function of `disk`, a method of `disk.NewFile`."""
+
+
+@contextmanager
+def watch(callback: Watcher) -> Iterator[None]:
+    """Call `callback(operation, path, data)` before every call that a save makes; `path` is what it changes.
+
+    The callback may raise (the call then fails with that error) or, for a "write", return a number of bytes n: the
+    first n bytes are written and the call then fails with "no space left on device", as a full disk does."""
+    with pytest.MonkeyPatch.context() as patch:
+        for operation, name in FUNCTIONS.items():
+            patch.setattr(disk, name, _watched(operation, getattr(disk, name), callback))
+        for operation, name in METHODS.items():
+            patch.setattr(disk.NewFile, name, _watched(operation, getattr(disk.NewFile, name), callback))
+        yield
+
+
+def _watched(operation: str, call: Callable[..., Any], callback: Watcher) -> Callable[..., Any]:
+    def watched(first: Any, *others: Any) -> Any:
+        data = memoryview(others[0]).cast("B") if operation == "write" else None
+        path = next((one for one in reversed((first, *others)) if isinstance(one, Path)), None) or first.path
+        try:
+            cut = callback(operation, path, data)
+        except OSError:
+            if operation == "close":  # it closes, and reports an error
+                call(first)
+            raise
+        if cut is not None and data is not None:
+            call(first, data[:cut])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return call(first, *others)
+
+    return watched
