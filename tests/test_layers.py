@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ CONTRACTS = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+IMPORTED_AS = {"pyyaml": "yaml"}
+COME_WITH = {"cycler": "matplotlib"}
 PURE = {
     "patterns",
     "tokens",
@@ -91,3 +95,22 @@ def test_classic_is_plain_torch() -> None:
             if module.split(".")[0] not in allowed and not module.startswith("headway.classic"):
                 wrong.append(f"{path.name}:{line} imports {module}")
     assert not wrong
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    names = {re.match(r"[\w-]+", one)[0].lower() for one in requirements}  # type: ignore[index]
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+def test_what_is_declared_is_imported_and_what_is_imported_is_declared() -> None:
+    used = {
+        module.split(".")[0]
+        for path in PACKAGE.parent.rglob("*.py")
+        for module, _ in imports(ast.parse(path.read_text()))
+    }
+    used -= {*sys.stdlib_module_names, *COME_WITH, "headway", "headway_lab"}
+    declared = distributions(PROJECT["dependencies"])
+    optional = distributions([one for extra in PROJECT["optional-dependencies"].values() for one in extra])
+    assert declared <= used
+    assert used <= declared | optional
+    assert set(COME_WITH.values()) <= declared

@@ -10,6 +10,7 @@ import headway
 from headway.api import LanguageModel
 from headway.checkpoints.folder import save_folder
 from headway.errors import CheckpointError, ConfigError, DataError, HeadwayError
+from headway.patterns import Causal
 from headway.text import Tokenizer
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
@@ -88,8 +89,6 @@ def test_save_and_load(lm: LanguageModel, tmp_path: Path) -> None:
 
 def test_transformers_generates_the_same(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from headway.patterns import Causal
 
     save_folder(tmp_path / "m", small(Causal()), tokenizer=byte_level())
     lm = headway.load(tmp_path / "m")
@@ -241,11 +240,53 @@ def test_another_tokenizer_s_files_do_not_stay_behind(lm: LanguageModel, tmp_pat
     lm.save(tmp_path / "m")
     for name in ("spiece.model", "source.spm", "target.spm", "target_vocab.json", "notes.md"):
         (tmp_path / "m" / name).write_text("{}")
-    lm.save(tmp_path / "m")
+    lm.save(tmp_path / "m", overwrite=True)
     left = {path.name for path in (tmp_path / "m").iterdir()}
     assert "notes.md" in left
     assert not left & {"spiece.model", "source.spm", "target.spm", "target_vocab.json"}
     assert headway.load(tmp_path / "m").tokenizer is not None
+
+
+def test_another_model_is_not_replaced_unasked_and_nothing_of_it_stays(
+    lm: LanguageModel, tmp_path: Path
+) -> None:
+    there, mine = tmp_path / "m", {"notes.md", "metrics.jsonl", "texts"}
+    lm.save(there)
+    whole = {path.name: path.read_bytes() for path in there.iterdir()}
+    other = LanguageModel(small(Causal()))
+    with pytest.raises(
+        CheckpointError,
+        match=r"m exists; .*overwrite=True.*: a folder with a model of model_type 'headway'",
+    ):
+        other.save(there)
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == whole
+    (there / "texts").mkdir()
+    (there / "1_Pooling").mkdir()
+    for name in (
+        "optimizer.safetensors",
+        "training.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "tf_model.h5",
+        "adapter_model.bin",
+        "model-00001-of-00002.safetensors",
+        "notes.md",
+        "metrics.jsonl",
+        "texts/a.txt",
+    ):
+        (there / name).write_text("{}")  # fmt: skip
+    other.save(there, overwrite=True)
+    left = {path.name for path in there.iterdir()}
+    assert left == {"config.json", "generation_config.json", "model.safetensors"} | mine
+    assert headway.load(there).tokenizer is None
+    assert other.spec == headway.load(there).spec
+    (tmp_path / "kept").mkdir()
+    for name in "fedcba":
+        (tmp_path / "kept" / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=r"kept exists; .*: a folder with a, b, c, d and 2 more"):
+        other.save(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match=r"a exists; .*: a file"):
+        other.save(tmp_path / "kept" / "a")
 
 
 def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_number_that_the_dtype_cannot_hold_is_not_converted(tmp_path):
     model = load_model(start)
     with torch.no_grad():
         model.model.norm.weight[0] = 1e6
-    save_folder(start, model)
+    save_folder(start, model, overwrite=True)
     with pytest.raises(CheckpointError, match="differ"):
         convert(start, tmp_path / "1", dtype=torch.float16)
     assert not (tmp_path / "1").exists()

@@ -67,7 +67,7 @@ def test_everything_is_on_the_device_before_the_rename(tmp_path, swap):
     folder, seen = tmp_path / "m", []
     put_old(folder)
     with (
-        disk.watch(lambda operation, path, data: seen.append((operation, path))),
+        watch(lambda operation, path, data: seen.append((operation, path))),
         atomic_folder(folder) as new,
     ):
         (new / "inner").mkdir()

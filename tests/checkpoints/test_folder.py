@@ -234,7 +234,7 @@ def test_a_pickled_model_needs_the_flag(saved):
     assert torch.equal(load_model(folder, allow_pickle=True)(ids()), model(ids()))
 
 
-def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
+def test_saving_over_a_model_keeps_other_files_and_nothing_of_the_model(saved):
     folder, _ = saved
     (folder / "README.md").write_text("mine")
     (folder / "metrics.jsonl").write_text("{}")
@@ -242,9 +242,13 @@ def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
     (folder / "logs").mkdir()
     (folder / "logs" / "a").write_text("a")
     other = build(tiny(tied=True), seed=5).eval()
-    save_folder(folder, other, shard_bytes=3000)
+    with pytest.raises(CheckpointError, match=r"exists; .* a folder with a model of model_type 'llama'"):
+        save_folder(folder, other)
+    save_folder(folder, other, shard_bytes=3000, overwrite=True)
     assert not (folder / "model.safetensors").exists()
-    assert {"README.md", "metrics.jsonl", "tokenizer.json", "logs"} < {p.name for p in folder.iterdir()}
+    left = {p.name for p in folder.iterdir()}
+    assert {"README.md", "metrics.jsonl", "logs"} < left
+    assert "tokenizer.json" not in left
     assert (folder / "logs" / "a").read_text() == "a"
     assert torch.equal(load_model(folder)(ids()), other(ids()))
 
@@ -254,7 +258,8 @@ def test_saving_over_a_run_keeps_its_other_files_and_replaces_the_model(saved):
         def save(self, where):
             (where / "tokenizer_config.json").write_text("{}")
 
-    save_folder(folder, other, tokenizer=Words())
+    (folder / "tokenizer.json").write_text("{}")
+    save_folder(folder, other, tokenizer=Words(), overwrite=True)
     assert not (folder / "tokenizer.json").exists()
     assert load_folder(folder).generation == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 
@@ -264,7 +269,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
     calls: list[str] = []
     save_folder(tmp_path / "probe", old)
     with watch(lambda operation, path, data: calls.append(operation)):
-        save_folder(tmp_path / "probe", new)
+        save_folder(tmp_path / "probe", new, overwrite=True)
     assert {"mkdir", "open", "write", "fsync", "close", "exchange"} < set(calls)
     want = old(ids())
     save_folder(tmp_path / "m", old)
@@ -276,7 +281,7 @@ def test_every_call_of_a_save_failing_in_turn_leaves_the_previous_model(tmp_path
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
         with watch(fail), pytest.raises(CheckpointError, match="could not save"):
-            save_folder(tmp_path / "m", new)
+            save_folder(tmp_path / "m", new, overwrite=True)
         assert torch.equal(load_model(tmp_path / "m")(ids()), want), calls[n]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -289,7 +294,7 @@ def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
     before = files(tmp_path / "m")
     writes: list[int] = []
     with watch(lambda o, p, d: writes.append(len(d)) if o == "write" else None):
-        save_folder(tmp_path / "probe", new)
+        save_folder(tmp_path / "probe", new, overwrite=True)
     for cut in range(0, sum(writes), step):
         left = [cut]
 
@@ -300,5 +305,5 @@ def test_every_truncation_of_a_save_leaves_the_previous_model(tmp_path, step):
             return None if left[0] >= 0 else max(0, len(data) + left[0])  # noqa: B023
 
         with watch(full), pytest.raises(CheckpointError, match="No space left"):
-            save_folder(tmp_path / "m", new)
+            save_folder(tmp_path / "m", new, overwrite=True)
         assert files(tmp_path / "m") == before

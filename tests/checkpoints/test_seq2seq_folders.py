@@ -167,7 +167,7 @@ def test_what_the_family_cannot_say_is_saved_as_our_own(tmp_path: Path) -> None:
         ModelSpec.of_pair("transformer", **size, encoder={"layers": 3, "vocab": 9}),
     ):
         model = build(spec, seed=0).eval()
-        save_folder(tmp_path / "model", model)
+        save_folder(tmp_path / "model", model, overwrite=True)
         folder = load_folder(tmp_path / "model")
         assert folder.config["model_type"] == "headway"
         assert folder.spec == spec

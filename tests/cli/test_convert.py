@@ -62,7 +62,7 @@ def test_nan_is_not_equal(folder, tmp_path):
     model = load_model(folder)
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-    save_folder(folder, model)
+    save_folder(folder, model, overwrite=True)
     with pytest.raises(CheckpointError, match="nan"):
         convert(folder, tmp_path / "x")
     assert not (tmp_path / "x").exists()

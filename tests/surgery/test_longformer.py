@@ -233,7 +233,7 @@ def test_what_transformers_has_no_class_for_is_headway_s_own(tmp_path: Path) -> 
         ("bert", {"head": Head("embed", pool="mean", unit=True)}, "head"),
     ):
         spec, _ = make(family, dtype=torch.float32, **fields)
-        save_folder(tmp_path / "a", build(spec, seed=1).eval())
+        save_folder(tmp_path / "a", build(spec, seed=1).eval(), overwrite=True)
         done = lengthen(load_folder(tmp_path / "a"), tmp_path / "b", LONG, WINDOW, overwrite=True)
         assert done.transformers.startswith("refuses it: it cannot express its")
         assert what in done.transformers

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from headway.checkpoints.restore import load_model
-from headway.checkpoints.storage import disk
 from headway.data import Piece, Rows, TokenFile
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import cost
@@ -34,6 +33,7 @@ from headway.train.metrics import draw_curve, read_metrics
 from headway.train.progress import Reporter, clock
 from headway.train.run_folder import checkpoints
 from headway.train.schedule import learning_rate
+from tests.faults import watch
 
 Make = Callable[..., TrainConfig]
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
@@ -96,7 +96,7 @@ def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make
     train(config, quiet=True)
     saved = Path(config.out) / "config.yaml"
     before = saved.read_bytes()
-    full = disk.watch(lambda operation, path, data: 20 if "config.yaml" in path.name and data else None)
+    full = watch(lambda operation, path, data: 20 if "config.yaml" in path.name and data else None)
     with full, pytest.raises(CheckpointError, match=r"could not save .*config\.yaml: No space left"):
         train(settings(steps=2), resume="auto", quiet=True)
     assert saved.read_bytes() == before

@@ -5,18 +5,15 @@ Legend: N texts, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from headway.api.batching import BATCH
 from headway.api.encoders import Text, TextEncoder
-from headway.checkpoints.folder import save_state
-from headway.checkpoints.storage.files import atomic_write, json_text, read_json
 from headway.errors import ConfigError
 from headway.models import Encoder
 from headway.text import Tokenizer
@@ -57,20 +54,10 @@ class Classifier(TextEncoder):
         super().__init__(model, tokenizer)
         self.independent = independent
 
-    def save(self, folder: str | Path) -> None:
-        """As `TextEncoder.save`; config.json says so where labels are independent."""
-
-        def say(new: Path) -> None:
-            config = {**read_json(new / "config.json"), "problem_type": INDEPENDENT}
-            atomic_write(new / "config.json", json_text(config))
-
-        save_state(
-            folder,
-            self.spec,
-            self.model.state_dict(),
-            tokenizer=self.tokenizer,
-            before_publishing=say if self.independent else None,
-        )
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """Whether labels are independent."""
+        return {"problem_type": INDEPENDENT} if self.independent else {}
 
     @overload  # a str is a Sequence[str], too
     def classify(  # type: ignore[overload-overlap]

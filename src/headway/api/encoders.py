@@ -5,10 +5,10 @@ Legend: N texts, T slots, M width, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -75,9 +75,16 @@ class TextEncoder:
                     found[i] = states[:length]
         return [found[i] for i in range(len(found))]
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing."""
-        save_folder(folder, self.model, tokenizer=self.tokenizer)
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """As `LanguageModel.save`."""
+        save_folder(
+            folder, self.model, tokenizer=self.tokenizer, config=self.config_keys, overwrite=overwrite
+        )
+
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """What config.json has to say beyond the spec."""
+        return {}
 
     @property
     def limit(self) -> int | None:

@@ -173,9 +173,14 @@ class LanguageModel:
         logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=logits_for)
         return logits
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing."""
-        save_folder(folder, self.model, tokenizer=self.tokenizer, generation=self.generation)
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing.
+
+        Raises CheckpointError where `folder` holds anything, unless `overwrite`: then nothing of a model that is there
+        stays beside this one."""
+        save_folder(
+            folder, self.model, tokenizer=self.tokenizer, generation=self.generation, overwrite=overwrite
+        )
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"

@@ -107,9 +107,11 @@ class Translator:
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder that `headway.load` reads; all of it, or nothing."""
-        save_folder(folder, self.model, tokenizer=self.tokenizer, generation=self.generation)
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """As `LanguageModel.save`."""
+        save_folder(
+            folder, self.model, tokenizer=self.tokenizer, generation=self.generation, overwrite=overwrite
+        )
 
     def __repr__(self) -> str:
         return f"Translator({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"

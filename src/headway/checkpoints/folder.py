@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -30,11 +32,15 @@ SHARD_BYTES = 4_000_000_000
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"  # transformers reads it from either file
 OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
-_WEIGHTS = re.compile(r"(model|pytorch_model|consolidated).*\.(safetensors|bin|pth|index\.json)$")
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
     r"spiece\.model|(source|target)\.spm)$"
 )
+_MODEL_FILES = re.compile(
+    TOKENIZER_FILES.pattern + r"|.*config.*\.json$|(modules|training)\.json$|\d_[A-Z]\w+$|onnx$|"
+    r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
+)
+"""Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
 
 
 class SavesItself(Protocol):
@@ -109,35 +115,37 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     )
 
 
-def save_folder(
-    path: str | Path,
-    model: Model,
-    *,
-    tokenizer: SavesItself | None = None,
-    generation: Mapping[str, Any] | None = None,
-    dtype: torch.dtype | None = None,
-    keep_pairing: bool = False,
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write a folder that `load_model` and transformers read, replacing `path` as a whole in one step.
+def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
+    """Write a folder that `load_model` and transformers read, as a whole, in one step: `Saving` says how.
 
-    An existing folder's model files are replaced; its other files stay, and its tokenizer too unless one is
-    given. `generation` is the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
-    Weights in another rotary pairing than the family's own ("halves" in LLaMA's) are permuted to it (exact), unless
-    `keep_pairing`: such a folder, like one of a spec that transformers cannot say, has model_type
-    "headway", which transformers refuses.
+    Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,
+    its tokenizer included, and its other files stay."""
+    save_state(path, model.spec, model.state_dict(), **how)
+
+
+class Saving(TypedDict, total=False):
+    """How a model is saved.
+
+    tokenizer: saved along; the ids that begin and end a text are its own unless `generation` says others.
+    generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
+    config: more keys of config.json.
+    dtype: of the stored weights; None keeps theirs.
+    keep_pairing: weights in another rotary pairing than the family's own ("halves" in LLaMA's) are permuted to it,
+        which is exact, unless this is set: such a folder, like one of a spec that transformers cannot express, has
+        model_type "headway", which transformers refuses.
+    shard_bytes: the most that one file of weights holds.
+    overwrite: replace what is at `path`.
+    before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
     """
-    state: Mapping[str, Tensor] = model.state_dict()
-    save_state(
-        path,
-        model.spec,
-        state,
-        tokenizer=tokenizer,
-        generation=generation,
-        dtype=dtype,
-        keep_pairing=keep_pairing,
-        shard_bytes=shard_bytes,
-    )
+
+    tokenizer: SavesItself | None
+    generation: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+    dtype: torch.dtype | None
+    keep_pairing: bool
+    shard_bytes: int
+    overwrite: bool
+    before_publishing: Callable[[Path], None]
 
 
 def save_state(
@@ -147,51 +155,58 @@ def save_state(
     *,
     tokenizer: SavesItself | None = None,
     generation: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] = MappingProxyType({}),
     dtype: torch.dtype | None = None,
     keep_pairing: bool = False,
     shard_bytes: int = SHARD_BYTES,
-    before_publishing: Callable[[Path], None] | None = None,
+    overwrite: bool = False,
+    before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`.
-
-    `before_publishing` is called with the finished folder before it takes its name; if it raises, `path`
-    stays as it was.
-    """
+    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`."""
+    check_target(path, overwrite)
     state = _strict_state(state, spec)
-    rotary = spec.positions
-    usual = layouts_for(spec.family)[0].pairing
+    rotary, usual = spec.positions, layouts_for(spec.family)[0].pairing
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
         state, spec = change_pairing(state, spec, usual)
     if dtype is not None:
         state = cast(state, dtype)
-    config = config_from_spec(spec)
-    named = dtype_name(next(iter(forms(state).values())).dtype)
+    own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
+    state = exported(tensor_names(own), state, spec)
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in TOKEN_IDS}
     first = {START: generation[START]} if START in generation and spec.encoder is not None else {}
-    config = {
-        **ids,
-        **first,
-        **config,
-        "dtype": named,
-        "torch_dtype": named,
-    }  # where a layout says an id, positions need it
+    # own goes last: where a layout has a token id, its positions need it
+    config = {**ids, **first, **own, "dtype": named, "torch_dtype": named, **config}
     pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
-    state = exported(tensor_names(config), state, spec)
-
-    def stays(name: str) -> bool:
-        ours = name in ("config.json", "generation_config.json") or _WEIGHTS.match(name) is not None
-        return not ours and (tokenizer is None or TOKENIZER_FILES.match(name) is None)
-
-    with atomic_folder(path, keep=stays) as folder:
+    with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
         write_file(folder / "config.json", json_text(config))
         write_file(folder / "generation_config.json", json_text({**ids, **generation}))
         if tokenizer is not None:
             tokenizer.save(folder)
         write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
-        if before_publishing is not None:
-            before_publishing(folder)
+        before_publishing(folder)
+
+
+def check_target(target: str | Path, overwrite: bool) -> None:
+    """Raise CheckpointError, saying what it is, when something is at `target` and may not be replaced."""
+    there = current_folder(target)
+    if overwrite or not there.exists() or (there.is_dir() and not any(there.iterdir())):
+        return
+    raise CheckpointError(
+        f"{target} exists; choose another name, or say --overwrite (overwrite=True) to replace what is there: "
+        f"{_described(there)}"
+    )
+
+
+def _described(there: Path) -> str:
+    if not there.is_dir():
+        return "a file"
+    with suppress(CheckpointError):
+        return f"a folder with a model of model_type {read_json(there / 'config.json').get('model_type')!r}"
+    names = sorted(entry.name for entry in there.iterdir())
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"a folder with {', '.join(names[:4])}{more}"
 
 
 def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:

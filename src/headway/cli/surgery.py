@@ -61,7 +61,7 @@ def gqa(
 ) -> None:
     """Fewer key/value heads: MHA to GQA to MQA, each group of heads becoming one."""
     from headway.checkpoints import load_folder
-    from headway.checkpoints.storage.files import check_target
+    from headway.checkpoints.folder import check_target
     from headway.choice import Choice
     from headway.errors import ConfigError
     from headway.surgery import POOLS, compare_pools, kept_by_mean, pool_heads, row_length

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_folder, save_state, why_not_plain
+from headway.checkpoints.folder import check_target
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
-from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec, cost
@@ -174,6 +174,7 @@ def lengthen(
         tokenizer=TokenizerFiles(folder, context),
         generation=folder.generation,
         keep_pairing=True,
+        overwrite=overwrite,
         before_publishing=measure,
     )
     dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)

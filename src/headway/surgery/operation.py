@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
+from headway.checkpoints.folder import check_target
 from headway.checkpoints.restore import fill
-from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
 from headway.data import Rows, TokenFile, encode_corpus
@@ -163,6 +163,7 @@ def operate(
         tokenizer=TokenizerFiles(folder),
         generation=folder.generation,
         keep_pairing=True,
+        overwrite=overwrite,
         before_publishing=lambda path: found.append(
             _look(load_model(path, dtype=torch.float32), text, context, ids)
         ),

@@ -100,7 +100,7 @@ class RunFolder:
     ) -> TrainResult:
         """Save the trained model and draw the curve. `record` is the last step's, empty where none was left to do."""
         task, progress, model = self._task, self.state.progress, self.out / FINAL
-        save_folder(model, task.model, tokenizer=task.tokenizer, generation=task.generation)
+        save_folder(model, task.model, tokenizer=task.tokenizer, generation=task.generation, overwrite=True)
         if validation is not None and validation.bits_per_byte is not None:
             self.log({"val_bits_per_byte": validation.bits_per_byte})
         metrics, curve = self.out / METRICS, self.out / CURVE

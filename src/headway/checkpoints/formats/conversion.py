@@ -15,14 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import SHARD_BYTES, SavesItself, load_folder, save_state
+from headway.checkpoints.folder import SHARD_BYTES, SavesItself, check_target, load_folder, save_state
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.grouping import repeat_kv_heads
 from headway.checkpoints.hf.config import why_not_plain
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.storage.files import check_target
 from headway.checkpoints.storage.lazy import cast, forms
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.checkpoints.tokenizer_files import TokenizerFiles
@@ -155,6 +154,7 @@ def convert(
         tokenizer=tokenizer or found.tokenizer,
         generation=found.generation,
         keep_pairing=True,
+        overwrite=overwrite,
         shard_bytes=shard_bytes,
         before_publishing=compare,
     )

@@ -99,14 +99,6 @@ def current_folder(path: str | Path) -> Path:
     return aside if not path.exists() and aside.exists() else path
 
 
-def check_target(target: Path, overwrite: bool) -> None:
-    """Raises CheckpointError when something is at `target` and may not be replaced."""
-    if target.exists() and not overwrite and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(
-            f"{target} exists; choose another name, or say --overwrite to replace the model in it"
-        )
-
-
 def json_text(value: dict[str, Any]) -> str:
     """A JSON object as text: keys in the order given, two spaces, a newline at the end, no NaN."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
