@@ -1,6 +1,7 @@
 """Sampling: identities, exact counts of what stays, Hugging Face's processors as the oracle, and the noise."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.generate import MinP, RepetitionPenalty, Sampling, Temperature, TopK, TopP, uniform
-from headway.generate.sampling import Step, draw
+from headway.generate import Sampling, uniform
+from headway.generate.sampling import draw, min_p, penalize_repetition, top_k, top_p
 
 NONE = torch.zeros(0, 0, dtype=torch.bool)
 SHAPES = st.tuples(st.integers(1, 3), st.integers(2, 40), st.integers(0, 2**31))
@@ -22,8 +23,8 @@ def some(shape: tuple[int, int, int], ties: bool = False) -> Tensor:
     return logits.round() if ties else logits
 
 
-def kept(step: Step, logits: Tensor) -> Tensor:
-    return step(logits, NONE) > float("-inf")
+def kept(logits: Tensor) -> Tensor:
+    return logits > float("-inf")
 
 
 @given(SHAPES, st.booleans(), st.floats(0, 1, exclude_max=True))
@@ -45,15 +46,17 @@ def test_top_1_is_greedy(shape: tuple[int, int, int], ties: bool, noise: float) 
 @given(SHAPES, st.booleans())
 def test_what_is_no_filter(shape: tuple[int, int, int], ties: bool) -> None:
     logits = some(shape, ties)
-    for step in (TopK(shape[1]), TopK(10**6), TopP(1.0), MinP(0.0), Temperature(1.0), RepetitionPenalty(1.0)):
-        assert torch.equal(step(logits, torch.ones_like(logits, dtype=torch.bool)), logits)
-    assert Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0).steps == ()
+    every = torch.ones_like(logits, dtype=torch.bool)
+    for same in (top_k(logits, shape[1]), top_k(logits, 10**6), penalize_repetition(logits, 1.0, every)):
+        assert torch.equal(same, logits)
+    free = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+    assert torch.equal(free.filter(logits, every), logits)
 
 
 @given(SHAPES, st.booleans(), st.integers(1, 50))
 def test_top_k_keeps_exactly_k_of_the_largest(shape: tuple[int, int, int], ties: bool, k: int) -> None:
     logits = some(shape, ties)
-    keep = kept(TopK(k), logits)
+    keep = kept(top_k(logits, k))
     assert keep.sum(-1).tolist() == [min(k, shape[1])] * shape[0]
     for row, kept_row in zip(logits, keep, strict=True):
         if not kept_row.all():
@@ -63,7 +66,7 @@ def test_top_k_keeps_exactly_k_of_the_largest(shape: tuple[int, int, int], ties:
 @given(SHAPES, st.floats(0.01, 0.99))
 def test_top_p_keeps_the_fewest_that_reach_p(shape: tuple[int, int, int], p: float) -> None:
     logits = some(shape)
-    keep = kept(TopP(p), logits)
+    keep = kept(top_p(logits, p))
     for probabilities, kept_row in zip(logits.double().softmax(-1), keep, strict=True):
         inside = probabilities[kept_row]
         assert inside.sum() >= p - 1e-12
@@ -75,7 +78,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(shape: tuple[int, int, int], p: flo
 @pytest.mark.parametrize(("p", "count"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.7500001, 4)])
 def test_top_p_that_is_met_exactly_is_reached(p: float, count: int) -> None:
     """Four equal tokens have probability 1/4 each, to the bit."""
-    assert int(kept(TopP(p), torch.zeros(1, 4)).sum()) == count
+    assert int(kept(top_p(torch.zeros(1, 4), p)).sum()) == count
 
 
 @given(SHAPES, st.floats(0.01, 0.99))
@@ -83,7 +86,7 @@ def test_min_p_by_its_definition(shape: tuple[int, int, int], p: float) -> None:
     logits = some(shape)
     ratio = logits.double().softmax(-1) / logits.double().softmax(-1).amax(-1, keepdim=True)
     clear = (ratio - p).abs() > 1e-5
-    assert torch.equal(kept(MinP(p), logits)[clear], (ratio >= p)[clear])
+    assert torch.equal(kept(min_p(logits, p))[clear], (ratio >= p)[clear])
 
 
 @given(
@@ -111,10 +114,8 @@ def test_the_processors_of_transformers_agree(
         theirs.MinPLogitsWarper(m),
     ):
         expected = processor(ids, expected)
-    found = logits
     sampling = Sampling(temperature=temperature, top_k=k, top_p=p, min_p=m, repetition_penalty=penalty)
-    for step in sampling.steps:
-        found = step(found, seen)
+    found = sampling.filter(logits, seen)
     # a token whose cumulative probability meets p to rounding may fall on either side
     differ = (found == float("-inf")) != (expected == float("-inf"))
     assert differ.sum(-1).max() == 0 or _on_the_edge(logits, differ, sampling, seen)
@@ -123,10 +124,7 @@ def test_the_processors_of_transformers_agree(
 
 
 def _on_the_edge(logits: Tensor, differ: Tensor, sampling: Sampling, seen: Tensor) -> bool:
-    for step in sampling.steps:
-        if isinstance(step, TopP):
-            break
-        logits = step(logits, seen)
+    logits = replace(sampling, top_p=1.0, min_p=0.0).filter(logits, seen)
     ordered = logits.double().softmax(-1).sort(dim=-1, descending=True).values.cumsum(-1)
     return bool(((ordered - sampling.top_p).abs().amin(-1) < 1e-5)[differ.any(-1)].all())
 
@@ -177,7 +175,3 @@ def test_noise_is_a_function_of_its_key() -> None:
 def test_values_out_of_range(given: dict[str, float], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Sampling(**given)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"0 is greedy: Sampling\(temperature=0\)"):
-        Temperature(0.0)
-    with pytest.raises(ConfigError, match="top_k must be a whole number, 1 or more, got 0"):
-        TopK(0)

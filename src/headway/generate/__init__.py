@@ -4,15 +4,7 @@ from headway.generate.config import Beams, GenerationConfig
 from headway.generate.constraints import TokenConstraints
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
-from headway.generate.sampling import (
-    MinP,
-    RepetitionPenalty,
-    Sampling,
-    Temperature,
-    TopK,
-    TopP,
-    uniform,
-)
+from headway.generate.sampling import Sampling, uniform
 from headway.generate.session import DecoderSession, Seq2SeqSession, Session
 from headway.generate.stop import StopScanner
 
@@ -23,16 +15,11 @@ __all__ = [
     "Generation",
     "GenerationConfig",
     "Hypothesis",
-    "MinP",
-    "RepetitionPenalty",
     "Sampling",
     "Seq2SeqSession",
     "Session",
     "StopScanner",
-    "Temperature",
     "TokenConstraints",
-    "TopK",
-    "TopP",
     "generate",
     "stream",
     "uniform",

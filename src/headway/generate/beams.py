@@ -24,7 +24,7 @@ from headway.generate.config import Beams
 from headway.generate.constraints import Text
 from headway.generate.requests import Request
 from headway.generate.results import FinishReason, Hypothesis
-from headway.generate.sampling import TopK
+from headway.generate.sampling import top_k
 from headway.generate.sequences import Row
 
 
@@ -61,7 +61,7 @@ def _largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row and their ids; of equals the smaller ids, which `topk` does not promise."""
     top = values.topk(count)
     if bool(((values >= top.values[:, -1:]).sum(-1) > count).any()):
-        top = TopK(count)(values, values).topk(count)
+        top = top_k(values, count).topk(count)
     return top.values, top.indices
 
 

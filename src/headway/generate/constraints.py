@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from headway.generate.sampling import RepetitionPenalty
+from headway.generate.sampling import penalize_repetition
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TokenConstraints:
     """The order is that of `transformers`; numbers that are changed are not made to sum to 1 again.
 
     eos: ids that end a text.   forbidden: ids that are never taken.
-    repetition_penalty: as in `RepetitionPenalty`, over prompt and text.
+    repetition_penalty: as in `penalize_repetition`, over prompt and text.
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     min_new_tokens: no EOS among so many first tokens.
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
@@ -54,7 +54,7 @@ class TokenConstraints:
             seen = torch.zeros_like(values, dtype=torch.bool)
             for row, text in zip(seen, texts, strict=True):
                 row[torch.tensor([*text.prompt, *text.ids], device=values.device)] = True
-            values = RepetitionPenalty(self.repetition_penalty)(values, seen)
+            values = penalize_repetition(values, self.repetition_penalty, seen)
         if self.forbidden:
             values = values.index_fill(
                 -1, _index(self.forbidden, values.shape[-1], values.device), float("-inf")

@@ -1,4 +1,4 @@
-"""How the next token is drawn: small values with one method each, applied in a fixed order.
+"""How the next token is drawn, in a fixed order:
 
     repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,110 +20,42 @@ from headway.data.order import keyed
 from headway.errors import ConfigError, HeadwayError
 
 
-class Step(Protocol):
-    """One change of the logits."""
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """logits [R, V] float32 and which tokens a row already has, bool [R, V] -> logits [R, V]."""
-        ...
+def penalize_repetition(logits: Tensor, penalty: float, seen: Tensor) -> Tensor:
+    """Logits of tokens that are `seen`, bool [R, V]: l / penalty where l > 0, l * penalty elsewhere (Keskar et al.
+    2019, CTRL, as Hugging Face does it). 1 changes nothing."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-@dataclass(frozen=True)
-class RepetitionPenalty:
-    """Logits of tokens in the prompt or the text so far: l / value where l > 0, l * value elsewhere (Keskar
-    et al. 2019, CTRL, as Hugging Face does it). 1 changes nothing."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        _check("repetition_penalty", self.value, self.value > 0, "more than 0 (1 is none)")
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        changed = torch.where(logits > 0, logits / self.value, logits * self.value)
-        return torch.where(seen, changed, logits)
-
-
-@dataclass(frozen=True)
-class Temperature:
-    """Logits divided by `value`."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        _check(
-            "temperature",
-            self.value,
-            self.value > 0,
-            "more than 0 here; 0 is greedy: Sampling(temperature=0)",
-        )
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        return logits / self.value
-
-
-@dataclass(frozen=True)
-class TopK:
+def top_k(logits: Tensor, k: int) -> Tensor:
     """The `k` largest logits stay, exactly k of them: of equals, those with the smaller id."""
-
-    k: int
-
-    def __post_init__(self) -> None:
-        _check("top_k", self.k, self.k >= 1 and self.k == int(self.k), "a whole number, 1 or more")
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        k = min(self.k, logits.shape[-1])
-        least = logits.topk(k, -1).values[..., -1:]
-        above, equal = logits > least, logits == least
-        keep = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
-        return logits.masked_fill(~keep, float("-inf"))
+    k = min(k, logits.shape[-1])
+    least = logits.topk(k, -1).values[..., -1:]
+    above, equal = logits > least, logits == least
+    keep = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    return logits.masked_fill(~keep, float("-inf"))
 
 
-@dataclass(frozen=True)
-class TopP:
+def top_p(logits: Tensor, p: float) -> Tensor:
     """The fewest most likely tokens whose probabilities sum to `p` or more stay (Holtzman et al. 2020)."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check(
-            "top_p",
-            self.p,
-            0 < self.p <= 1,
-            "more than 0 and at most 1 (1 is no filter)",
-        )
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        if self.p == 1:
-            return logits
-        ordered, at = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = ordered.softmax(-1, dtype=torch.float64)
-        before = probabilities.cumsum(-1) - probabilities
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, at, before >= self.p)
-        return logits.masked_fill(drop, float("-inf"))
+    ordered, at = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = ordered.softmax(-1, dtype=torch.float64)
+    before = probabilities.cumsum(-1) - probabilities
+    drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, at, before >= p)
+    return logits.masked_fill(drop, float("-inf"))
 
 
-@dataclass(frozen=True)
-class MinP:
+def min_p(logits: Tensor, p: float) -> Tensor:
     """Tokens at least `p` times as likely as the most likely one stay (Nguyen et al. 2024)."""
-
-    p: float
-
-    def __post_init__(self) -> None:
-        _check("min_p", self.p, 0 <= self.p <= 1, "0 to 1 (0 is no filter)")
-
-    def __call__(self, logits: Tensor, seen: Tensor) -> Tensor:
-        if self.p == 0:
-            return logits
-        log_ratio = logits - logits.amax(-1, keepdim=True)
-        return logits.masked_fill(log_ratio < torch.tensor(self.p).log(), float("-inf"))
+    log_ratio = logits - logits.amax(-1, keepdim=True)
+    return logits.masked_fill(log_ratio < torch.tensor(p).log(), float("-inf"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are chosen. The default is greedy: the most likely token, of equals the smallest id.
 
-    temperature: 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.  min_p: 0 is no filter.
-    repetition_penalty: 1 is none; greedy obeys it, too.
+    temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
+    min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; greedy obeys it, too.
     Raises ConfigError for values outside their range, naming them.
     """
 
@@ -135,11 +66,16 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more")
-        _check(
-            "top_k", self.top_k, self.top_k >= 0 and self.top_k == int(self.top_k), "0 (no filter) or a count"
-        )
-        _ = TopP(self.top_p), MinP(self.min_p), RepetitionPenalty(self.repetition_penalty)
+        for name, good, allowed in (
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0 and self.top_k == int(self.top_k), "0 (no filter) or a count"),
+            ("top_p", 0 < self.top_p <= 1, "more than 0 and at most 1 (1 is no filter)"),
+            ("min_p", 0 <= self.min_p <= 1, "0 to 1 (0 is no filter)"),
+            ("repetition_penalty", self.repetition_penalty > 0, "more than 0 (1 is none)"),
+        ):
+            value = getattr(self, name)
+            if not good or value != value or abs(value) == float("inf"):
+                raise ConfigError(f"{name} must be {allowed}, got {value}")
 
     @property
     def greedy(self) -> bool:
@@ -150,22 +86,19 @@ class Sampling:
         """Whether the tokens so far matter."""
         return self.repetition_penalty != 1
 
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """What is applied, in order; values that change nothing are left out."""
-        steps: list[Step] = []
-        if self.repetition_penalty != 1:
-            steps.append(RepetitionPenalty(self.repetition_penalty))
-        if not self.greedy:
-            if self.temperature != 1:
-                steps.append(Temperature(self.temperature))
-            if self.top_k:
-                steps.append(TopK(int(self.top_k)))
-            if self.top_p != 1:
-                steps.append(TopP(self.top_p))
-            if self.min_p:
-                steps.append(MinP(self.min_p))
-        return tuple(steps)
+    def filter(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """Logits [R, V] after all steps before the draw, -inf where nothing is drawn from; `seen` as in `choose`."""
+        if self.needs_history:
+            logits = penalize_repetition(logits, self.repetition_penalty, seen)
+        if self.greedy:
+            return logits
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if self.top_k:
+            logits = top_k(logits, int(self.top_k))
+        if self.top_p != 1:
+            logits = top_p(logits, self.top_p)
+        return min_p(logits, self.min_p) if self.min_p else logits
 
     def choose(self, logits: Tensor, seen: Tensor, noise: Sequence[float]) -> Tensor:
         """The next token of each row.
@@ -177,12 +110,8 @@ class Sampling:
         Returns:
             ids [R], int64, on the device of the logits.
         """
-        logits = logits.float()
-        for step in self.steps:
-            logits = step(logits, seen)
-        if self.greedy:
-            return logits.argmax(-1)
-        return draw(logits, noise)
+        values = self.filter(logits.float(), seen)
+        return values.argmax(-1) if self.greedy else draw(values, noise)
 
 
 def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
@@ -210,8 +139,3 @@ def check_logits(logits: Tensor, places: Sequence[tuple[int, int]]) -> None:
 def uniform(seed: int, request: int, step: int) -> float:
     """A number in [0, 1) that is a pure function of its arguments (53 bits)."""
     return (keyed(seed, request, step) >> 11) * 2.0**-53
-
-
-def _check(name: str, value: float, good: bool, allowed: str) -> None:
-    if not good or value != value or abs(value) == float("inf"):
-        raise ConfigError(f"{name} must be {allowed}, got {value}")
