@@ -46,7 +46,6 @@ NAMES = [
 ]
 SUBCOMMANDS = [
     "train",
-    "train-translation",
     "generate",
     "translate",
     "fill-mask",

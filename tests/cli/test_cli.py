@@ -177,7 +177,7 @@ def test_another_package_adds_a_command(
 ) -> None:
     plugin("count = other:COUNT")
     assert run(["--help"]) == 0
-    assert "  count               Count to ten\n" in capsys.readouterr().out
+    assert re.search(r"(?m)^  count +Count to ten$", capsys.readouterr().out)
     assert run(["count", "--start", "9"]) == 1
     assert capsys.readouterr().out == "9 10\n"
 

@@ -14,8 +14,7 @@ from headway.cli import run
 from headway.data.pairs import END, START, joint_tokenizer
 from headway.models import Head, ModelSpec, build
 from headway.text import Tokenizer
-from headway.train.tasks.translation import translation_spec
-from headway.train.translation_config import TranslationConfig
+from headway.train.tasks.translation import TranslationConfig, translation_spec
 from tests.generate.conftest import small
 from tests.text.conftest import CORPUS, byte_level
 
@@ -176,7 +175,14 @@ def test_translate(folders: dict[str, str], capsys: pytest.CaptureFixture[str], 
         (["classify", "classify", "a", "--file", "x"], 2, "texts are given twice"),
         (["classify", "classify", "--file", "nosuch"], 1, "cannot read nosuch"),
         (["fill-mask", "fill-mask", "[MASK]", "--top-k", "0"], 2, "--top-k"),
-        (["train-translation", "source=a"], 1, "target is missing"),
+        (["train", "task=translation", "source=a"], 1, "target is missing"),
+        (["train", "source=a"], 1, "source is a setting of task translation, and this is training on text; say task="),
+        (["train", "data=a", "--label-smoothing", "0"], 1, "--label-smoothing is an option of task translation"),
+        (["train", "--task", "translation", "mask_share=0.2"], 1, "mask_share is a setting of task causal-lm and"),
+        (["train", "--task", "translate"], 1, "there is no task 'translate' (did you mean \"translation\"?)"),
+        (["train", "--task", "nowhere:Task"], 1, "the task nowhere:Task cannot be imported: No module"),
+        (["train", "--task", "headway.train:TextConfig"], 1, "is no task: a task is a subclass of headway.train.Task"),
+        (["train-translation", "source=a"], 2, "'train-translation' (type: headway train --task translation)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(
@@ -200,8 +206,11 @@ def test_no_texts(
 
 def test_the_settings_of_a_translation(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = str(Path(__file__).parents[2] / "recipes" / "translation.yaml")
-    assert run(["train-translation", "--config", recipe, "steps=3", "--print-config"]) == 0
-    assert "\nsteps: 3 " in capsys.readouterr().out
+    assert run(["train", "--config", recipe, "steps=3", "--label-smoothing", "0.2", "--print-config"]) == 0
+    out = capsys.readouterr().out
+    assert "\nsteps: 3 " in out
+    assert "\nlabel_smoothing: 0.2 " in out
+    assert "task: translation " in out
 
 
 @pytest.mark.filterwarnings("ignore:train_bpe")
@@ -219,10 +228,10 @@ def test_a_translator_is_trained(capsys: pytest.CaptureFixture[str], tmp_path: P
         "log_every=1",
     ]
     files = [f"source={tmp_path / 'a'}", f"target={tmp_path / 'b'}", f"out={tmp_path / 'run'}"]
-    assert run(["train-translation", *files, *size]) == 0
+    assert run(["train", "--task", "translation", *files, *size]) == 0
     out, err = capsys.readouterr()
     assert "headway translate" in out
     assert "step 2/2  loss" in err
     assert run(["translate", str(tmp_path / "run" / "final"), "red cat", "-n", "4", "--beams", "2"]) == 0
-    assert run(["train-translation", *files, *size]) == 1
+    assert run(["train", "--task", "translation", *files, *size]) == 1
     assert "already holds a run" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from headway.checkpoints.restore import load_model
 from headway.cli import run as headway
 from headway.errors import ConfigError
 from headway.text import Tokenizer
-from headway.train import Interrupted, TrainConfig
+from headway.train import Interrupted, TextConfig
 from headway_lab.demo import learn, run, trust
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits
 
@@ -42,13 +42,13 @@ def brief() -> Iterator[None]:
     """Act 3's timing at a size for tests, and a run of a few steps instead of one by the clock."""
     timed, settings = trust.time_window, learn.settings
 
-    def few(out: Path, seconds: float, quick: bool) -> TrainConfig:
+    def few(out: Path, seconds: float, quick: bool) -> TextConfig:
         given = settings(out, seconds, quick).model_dump() | {
             "max_seconds": None,
             "steps": 4,
             "threads": 1,
         }
-        return TrainConfig.of({key: value for key, value in given.items() if value is not None})
+        return TextConfig.of({key: value for key, value in given.items() if value is not None})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learn, "settings", few)
@@ -174,7 +174,7 @@ def test_ctrl_c_leaves_things_tidy(
 ) -> None:
     out = tmp_path / "demo"
 
-    def stopped(config: TrainConfig, **_: object) -> None:
+    def stopped(config: TextConfig, **_: object) -> None:
         checkpoint = Path(config.out) / "checkpoint-1"
         checkpoint.mkdir(parents=True)
         raise Interrupted(checkpoint) if saved else KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.train import TrainConfig
+from headway.train import TextConfig
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "while", "for", "if", "else", "return", "def")
 
@@ -41,8 +41,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, corpus: Path) -> Callable[..., TrainConfig]:
-    def make(**changes: Any) -> TrainConfig:
+def settings(tmp_path: Path, corpus: Path) -> Callable[..., TextConfig]:
+    def make(**changes: Any) -> TextConfig:
         usual: dict[str, Any] = {
             "data": str(corpus),
             "vocab": 300,
@@ -60,6 +60,6 @@ def settings(tmp_path: Path, corpus: Path) -> Callable[..., TrainConfig]:
             "dtype": "fp32",
             "out": str(tmp_path / "run"),
         }
-        return TrainConfig.of(usual | changes)
+        return TextConfig.of(usual | changes)
 
     return make

@@ -19,7 +19,7 @@ from headway.text import Tokenizer, train_bpe
 from headway.train import (
     Callback,
     CallbackContext,
-    TrainConfig,
+    TextConfig,
     TrainingError,
     evaluate,
     read_config,
@@ -31,7 +31,7 @@ from headway.train.run_folder import checkpoints
 from tests.train.objectives import Given, sgd_step
 from tests.train.test_step import VOCAB, model, token_file
 
-Make = Callable[..., TrainConfig]
+Make = Callable[..., TextConfig]
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
 
@@ -74,7 +74,7 @@ def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: P
     documents = [list(range(n)) for n in (30, 9, 1, 17, 2, 25)]
     rows = Rows(token_file(tmp_path / "a.tokens", documents), 8)
     config = {"data": "x", "context": 8, "batch_tokens": 32, "micro_batch": 2, "epochs": 1}
-    plan = Plan.of(TrainConfig.of(config), len(rows))
+    plan = Plan.of(TextConfig.of(config), len(rows))
     last = plan.micro_batches(plan.steps - 1 if plan.steps else 0)
     assert [len(part) for part in last] == [2, 1]
     own, plain = model(), model()

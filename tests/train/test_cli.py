@@ -11,27 +11,25 @@ import pytest
 import typer
 
 from headway.cli import run
-from headway.cli.train import command as train
-from headway.cli.train_translation import command as train_translation
-from headway.train import Interrupted, TrainConfig, config_yaml, read_config
-from headway.train.settings import Settings
-from headway.train.translation_config import TranslationConfig
+from headway.cli._settings import with_flags
+from headway.cli.train import run as train
+from headway.train import Interrupted, TextConfig, config_yaml, read_config
+from headway.train.config import TrainConfig
+from headway.train.tasks.translation import TranslationConfig
 
-Make = Callable[..., TrainConfig]
+Make = Callable[..., TextConfig]
 
 
-def flags(config: TrainConfig, *names: str) -> list[str]:
+def flags(config: TextConfig, *names: str) -> list[str]:
     found = []
     for name in names:
         found += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     return found
 
 
-@pytest.mark.parametrize(
-    ("command", "kind"), [(train, TrainConfig), (train_translation, TranslationConfig)], ids=["text", "pairs"]
-)
-def test_every_setting_is_a_flag_with_its_help(command: Any, kind: type[Settings]) -> None:
-    parameters = inspect.signature(command).parameters
+@pytest.mark.parametrize("kind", [TextConfig, TranslationConfig])
+def test_every_setting_is_a_flag_with_its_help(kind: type[TrainConfig]) -> None:
+    parameters = inspect.signature(with_flags(train, kind)).parameters
     for name, field in kind.model_fields.items():
         (info,) = [
             m for m in parameters[name].annotation.__metadata__ if isinstance(m, typer.models.OptionInfo)
@@ -79,7 +77,9 @@ def test_train_by_flags_alone_then_eval(settings: Make, capsys: pytest.CaptureFi
     assert run(["train", *given, "--validation-share", "0.2"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["steps"] == 2
-    assert read_config(Path(config.out) / "config.yaml") == settings(steps=2, validation_share=0.2)
+    assert read_config(Path(config.out) / "config.yaml") == settings(
+        steps=2, validation_share=0.2, task="causal-lm"
+    )
 
     held = str(Path(config.out) / "data" / "validation.tokens")
     assert run(["eval", done["model"], "--data", held, "--dtype", "fp32", "--json"]) == 0
@@ -132,7 +132,7 @@ def test_ctrl_c_says_how_to_go_on(
 ) -> None:
     import headway.train
 
-    def stopped(config: TrainConfig, **_: Any) -> None:
+    def stopped(config: TextConfig, **_: Any) -> None:
         raise Interrupted(Path(config.out) / "checkpoint-4")
 
     monkeypatch.setattr(headway.train, "train", stopped)
@@ -173,7 +173,7 @@ def test_the_environment_is_the_weakest_source(
 ) -> None:
     monkeypatch.setenv("HEADWAY_THREADS", "3")
     monkeypatch.setenv("HEADWAY_BACKEND", "")
-    pairs = ["train-translation", "--source", "x", "--target", "y"]
+    pairs = ["train", "--task", "translation", "--source", "x", "--target", "y"]
     for given, wanted in (([], 3), (["threads=2"], 2), (["--threads", "1"], 1)):
         assert run(["train", "--data", "x", "--print-config", *given]) == 0
         said = capsys.readouterr().out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.train import TrainConfig, config_yaml, read_config
+from headway.train import TextConfig, config_yaml, read_config
 
 
 @pytest.mark.parametrize(
@@ -32,17 +32,17 @@ from headway.train import TrainConfig, config_yaml, read_config
 )  # fmt: skip
 def test_a_bad_setting_is_named(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
-        TrainConfig.of({"data": "x", **values}, where="run.yaml")
+        TextConfig.of({"data": "x", **values}, where="run.yaml")
     assert str(caught.value).startswith("run.yaml: ")
 
 
 def test_what_is_missing_is_described() -> None:
     with pytest.raises(ConfigError, match="data is missing: training text: a file, a folder"):
-        TrainConfig.of({})
+        TextConfig.of({})
 
 
 def test_yaml_round_trip_keeps_every_setting(tmp_path: Path) -> None:
-    config = TrainConfig.of(
+    config = TextConfig.of(
         {
             "data": "a: b # c",
             "patterns": "Window.last(4) | Sink(1) & Causal(); Causal()",
@@ -54,7 +54,7 @@ def test_yaml_round_trip_keeps_every_setting(tmp_path: Path) -> None:
     )
     (tmp_path / "run.yaml").write_text(config_yaml(config), encoding="utf-8")
     assert read_config(tmp_path / "run.yaml") == config
-    for name, field in TrainConfig.model_fields.items():
+    for name, field in TextConfig.model_fields.items():
         assert f"{name}: " in config_yaml(config)
         assert field.description in config_yaml(config)
 
@@ -91,5 +91,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_import_no_torch() -> None:
-    code = "import sys, headway.train as t; t.TrainConfig(data='x'); sys.exit('torch' in sys.modules)"
+    code = "import sys, headway.train as t; t.TextConfig(data='x'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
-from headway.train import TrainConfig
+from headway.train import TextConfig
 from headway.train.master_weights import choose_precision
 from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
@@ -52,7 +52,7 @@ def test_groups_hold_every_parameter_once_by_structure(tied: bool) -> None:
 def test_only_matrices_decay() -> None:
     m = model()
     groups = parameter_groups(m)
-    optimizer = Optimizer.of(groups, TrainConfig(data="x", weight_decay=0.5, lr=0.1))
+    optimizer = Optimizer.of(groups, TextConfig(data="x", weight_decay=0.5, lr=0.1))
     before = {n: p.detach().clone() for n, p in m.named_parameters()}
     for p in m.parameters():
         p.grad = torch.zeros_like(p)
@@ -66,7 +66,7 @@ def test_only_matrices_decay() -> None:
 def test_optimizer_state_goes_through_tensors(kind: str) -> None:
     def stepped(steps: int, restore_at: int | None = None) -> Decoder:
         m = model()
-        config = TrainConfig.of({"data": "x", "optimizer": kind})
+        config = TextConfig.of({"data": "x", "optimizer": kind})
         optimizer = Optimizer.of(parameter_groups(m), config)
         for step in range(steps):
             if step == restore_at:
@@ -84,7 +84,7 @@ def test_optimizer_state_goes_through_tensors(kind: str) -> None:
 
 def test_optimizer_state_is_strict() -> None:
     m = model()
-    optimizer = Optimizer.of(parameter_groups(m), TrainConfig(data="x"))
+    optimizer = Optimizer.of(parameter_groups(m), TextConfig(data="x"))
     for p in m.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step(1.0)
@@ -95,7 +95,7 @@ def test_optimizer_state_is_strict() -> None:
         optimizer.load_state_tensors({k: v for k, v in state.items() if "model.norm" not in k})
     with pytest.raises(CheckpointError, match=r"has shape \(3,\), the parameter has \(16,\)"):
         optimizer.load_state_tensors(state | {"model.norm.weight/exp_avg": torch.zeros(3)})
-    muon = Optimizer.of(parameter_groups(m), TrainConfig(data="x", optimizer="muon"))
+    muon = Optimizer.of(parameter_groups(m), TextConfig(data="x", optimizer="muon"))
     with pytest.raises(CheckpointError, match=r"Muon keeps .*; resume with the optimizer of the run"):
         muon.load_state_tensors(state)
 
@@ -144,7 +144,7 @@ def test_chunked_loss_computes_no_gradient_where_none_is_wanted(monkeypatch: pyt
 
 
 def plan(rows: int, **settings: object) -> Plan:
-    return Plan.of(TrainConfig.of({"data": "x", "context": 4, "batch_tokens": 20, **settings}), rows)
+    return Plan.of(TextConfig.of({"data": "x", "context": 4, "batch_tokens": 20, **settings}), rows)
 
 
 def test_an_epoch_reads_every_row_once_and_its_last_window_is_what_is_left() -> None:

@@ -20,14 +20,14 @@ from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.text import Tokenizer
-from headway.train import Callback, CallbackContext, Interrupted, TrainConfig, train
+from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
+from headway.train.config import TrainConfig
 from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
 from headway.train.run_folder import checkpoints
-from headway.train.settings import Settings
 from tests.faults import watch
 
-Make = Callable[..., TrainConfig]
+Make = Callable[..., TextConfig]
 
 
 def weights(out: str | Path) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def kill_me() -> None:
 
 
 def killed_at_micro_batch(
-    config: Settings, number: int, trained: Callable[..., Any] = train
+    config: TrainConfig, number: int, trained: Callable[..., Any] = train
 ) -> Callable[[], None]:
     def run() -> None:
         count = 0
@@ -92,7 +92,7 @@ def killed_at_micro_batch(
 
 
 def killed_at_disk_call(
-    config: Settings, name: str, number: int, trained: Callable[..., Any] = train
+    config: TrainConfig, name: str, number: int, trained: Callable[..., Any] = train
 ) -> Callable[[], None]:
     def run() -> None:
         count = 0
@@ -279,7 +279,7 @@ def test_random_state_goes_on_where_it_was(settings: Make, tmp_path: Path) -> No
     save_folder(tmp_path / "dropping", build(spec, seed=0), tokenizer=Tokenizer.load(first.model))
     home_made = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
-    def config(out: str) -> TrainConfig:
+    def config(out: str) -> TextConfig:
         return settings(model=str(tmp_path / "dropping"), save_every=2, out=str(tmp_path / out), **home_made)
 
     torch.manual_seed(1)

@@ -20,7 +20,7 @@ from headway.text import Tokenizer
 from headway.train import (
     Callback,
     CallbackContext,
-    TrainConfig,
+    TextConfig,
     TrainingError,
     evaluate,
     read_config,
@@ -35,7 +35,7 @@ from headway.train.run_folder import checkpoints
 from headway.train.schedule import learning_rate
 from tests.faults import watch
 
-Make = Callable[..., TrainConfig]
+Make = Callable[..., TextConfig]
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
 
 
@@ -62,7 +62,7 @@ def test_a_run_learns_and_leaves_everything(settings: Make, capsys: pytest.Captu
     assert [r["lr"] for r in steps] == [config.lr * factor for factor in factors]
     assert steps[-1]["trained_tokens"] == sum(r["tokens"] for r in steps) == result.trained_tokens
     assert [p.name for p in checkpoints(out)] == ["checkpoint-30", "checkpoint-40"]
-    assert read_config(out / "config.yaml") == config
+    assert read_config(out / "config.yaml") == config.model_copy(update={"task": "causal-lm"})
     assert result.curve.read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().err
     assert "step 20/40  loss " in said
@@ -177,11 +177,11 @@ def test_of_one_document_the_end_is_held_out_from_a_line_on(share: float) -> Non
 
 
 def test_one_dial_and_its_overrides() -> None:
-    spec = make_spec(TrainConfig.of({"data": "x", "depth": 8}), 500)
+    spec = make_spec(TextConfig.of({"data": "x", "depth": 8}), 500)
     assert (spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.family) == (512, 8, 2, 64, "llama")
     assert spec.tied
     spec = make_spec(
-        TrainConfig.of(
+        TextConfig.of(
             {"data": "x", "depth": 4, "width": 96, "heads": 6, "patterns": "Window.last(8); Causal()"}
         ),
         9,

@@ -20,10 +20,9 @@ from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import chunked_cross_entropy
 from headway.text import Tokenizer
 from headway.train import train
-from headway.train.config_io import config_yaml, read_settings
+from headway.train.config_io import config_yaml, read_config
 from headway.train.metrics import read_metrics
-from headway.train.tasks.translation import inverse_sqrt, translation_spec
-from headway.train.translation_config import TranslationConfig
+from headway.train.tasks.translation import TranslationConfig, inverse_sqrt, translation_spec
 from tests.data import data_path
 
 ENGLISH = ["red", "green", "blue", "cat", "dog", "house"]
@@ -248,9 +247,9 @@ def test_settings_that_cannot_be(change: dict[str, Any], match: str) -> None:
 def test_settings_come_back_from_their_yaml(tmp_path: Path) -> None:
     config = TranslationConfig.of({**TINY, "source": "a", "target": "b"})
     (tmp_path / "c.yaml").write_text(config_yaml(config))
-    assert read_settings(TranslationConfig, tmp_path / "c.yaml") == config
-    assert read_settings(TranslationConfig, tmp_path / "c.yaml", ["steps=7"]).steps == 7
-    recipe = read_settings(TranslationConfig, Path(__file__).parents[2] / "recipes" / "translation.yaml")
+    assert read_config(tmp_path / "c.yaml") == config
+    assert read_config(tmp_path / "c.yaml", ["steps=7"]).steps == 7
+    recipe = read_config(Path(__file__).parents[2] / "recipes" / "translation.yaml")
     assert (recipe.label_smoothing, recipe.order) == (0.1, "post")
 
 

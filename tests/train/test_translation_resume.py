@@ -13,11 +13,11 @@ import headway
 from headway.cli import run
 from headway.data.pairs import START, Pairs
 from headway.errors import CheckpointError, ConfigError
-from headway.train import Interrupted, TrainConfig, train
+from headway.train import Interrupted, TextConfig, train
 from headway.train.run_folder import checkpoints
 from headway.train.tasks.base import StepStats
+from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
-from headway.train.translation_config import TranslationConfig
 from tests.train.test_resume import (
     assert_same_bits,
     in_a_child,
@@ -105,20 +105,19 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
 ) -> None:
     config = translation()
     train(translation(out=str(tmp_path / "whole")), quiet=True)
-    given = [
-        f"--{name.replace('_', '-')}={value}" for name, value in config.model_dump(exclude_none=True).items()
-    ]
+    values = config.model_dump(exclude_none=True).items()
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in values if value is not False]
     with monkeypatch.context() as patched:
         interrupted_at(4, patched)
-        assert run(["train-translation", *given]) == 130
+        assert run(["train", *given]) == 130
     said = capsys.readouterr().err
     own = f"{config.out}/config.yaml"
     assert f"saved {config.out}/checkpoint-5" in said
-    assert f"go on with: headway train-translation --config {own} --resume auto" in said
+    assert f"go on with: headway train --config {own} --resume auto" in said
     assert not (Path(config.out) / "final").exists()
     found = headway.load(f"{config.out}/checkpoint-5", task="translate")  # and is a translator by itself
     assert found.generation["decoder_start_token_id"] == START
-    assert run(["train-translation", "--config", own, "--resume", "auto", "--json"]) == 0
+    assert run(["train", "--config", own, "--resume", "auto", "--json"]) == 0
     assert '"steps": 10' in capsys.readouterr().out
     assert_same_bits(config.out, str(tmp_path / "whole"))
 
@@ -160,17 +159,15 @@ def test_what_does_not_fit_a_checkpoint_is_refused(translation: Make, tmp_path: 
 
 
 def test_a_checkpoint_of_another_kind_of_run_is_refused(
-    translation: Make, settings: Callable[..., TrainConfig], tmp_path: Path
+    translation: Make, settings: Callable[..., TextConfig], tmp_path: Path
 ) -> None:
     text, pairs = settings(steps=1, out=str(tmp_path / "text")), translation(steps=1)
     train(text, quiet=True)
     train(pairs, quiet=True)
     elsewhere = str(tmp_path / "elsewhere")
-    with pytest.raises(
-        ConfigError, match="no checkpoint of `headway train-translation`, for its settings lack source"
-    ):
+    with pytest.raises(ConfigError, match="a checkpoint of task causal-lm, and this run's is translation"):
         train(translation(out=elsewhere), resume=f"{text.out}/checkpoint-1", quiet=True)
-    with pytest.raises(ConfigError, match="no checkpoint of `headway train`, for its settings lack data"):
+    with pytest.raises(ConfigError, match="a checkpoint of task translation, and this run's is causal-lm"):
         train(settings(out=elsewhere), resume=f"{pairs.out}/checkpoint-1", quiet=True)
     assert not Path(elsewhere).exists()
 

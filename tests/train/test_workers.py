@@ -11,7 +11,7 @@ import torch
 from headway.data import Rows
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build
-from headway.train import TrainConfig, train
+from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
 from headway.train.master_weights import MasterWeights
@@ -21,7 +21,7 @@ from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits
 from tests.train.test_step import joined, model, ragged
 
-Make = Callable[..., TrainConfig]
+Make = Callable[..., TextConfig]
 
 
 def test_results_come_in_order_and_threads_are_given_back() -> None:
@@ -86,7 +86,7 @@ def test_the_optimizer_is_shared_out_without_changing_a_bit(kind: str) -> None:
         m = model()
         with MicrobatchPool(count) as workers:
             optimizer = Optimizer.of(
-                parameter_groups(m), TrainConfig.of({"data": "x", "optimizer": kind}), workers
+                parameter_groups(m), TextConfig.of({"data": "x", "optimizer": kind}), workers
             )
             for step in range(3):
                 for i, p in enumerate(m.parameters()):

@@ -37,9 +37,8 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("Train a language model or an encoder; resumes bit for bit", "headway.cli.train"),
-    "train-translation": Command(
-        "Train a translator on pairs of sentences; resumes bit for bit", "headway.cli.train_translation"
+    "train": Command(
+        "Train a language model, an encoder or a translator; resumes bit for bit", "headway.cli.train"
     ),
     "generate": Command("Continue a prompt", "headway.cli.generate"),
     "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
@@ -62,6 +61,8 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("Does it fit, what does it move, how fast: before anything runs", "headway.cli.plan"),
     "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
 }
+
+REMOVED = {"train-translation": "train --task translation"}  # commands of 0.1, and what to type now
 
 USAGE = "usage: headway COMMAND [OPTIONS]   (headway COMMAND --help has more)"
 
@@ -88,9 +89,9 @@ def run(argv: Sequence[str]) -> int:
         command = COMMANDS.get(name) or commands().get(name)
         if command is None:
             kind, known = "option" if name.startswith("-") else "command", commands()
-            report_error(
-                f"there is no {kind} {name!r}{did_you_mean(name, known)}; the commands are {', '.join(known)}"
-            )
+            now = REMOVED.get(name)
+            hint = did_you_mean(name, known) if now is None else f" (type: headway {now})"
+            report_error(f"there is no {kind} {name!r}{hint}; the commands are {', '.join(known)}")
             return 2
         return _invoke(name, command, rest)
     except KeyboardInterrupt:

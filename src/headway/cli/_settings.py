@@ -1,87 +1,95 @@
-"""Runs by flags, by a YAML file, or by a YAML file with key=value overrides: what the training commands share.
-
-The flags are generated from the fields of the settings: name, type, help and unit are written once, there.
-"""
+"""Options from settings: name, type, help and unit of each are written once, in the fields of the settings."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
-import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
-from headway.cli._shared import note
-from headway.train.config_io import read_settings
-from headway.train.settings import Settings
-
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="YAML file of settings (those below, with _ for -)", rich_help_panel="Run"),
-]
-Resume = Annotated[
-    str,
-    typer.Option(
-        "--resume",
-        metavar="never|auto|PATH",
-        help="auto: go on from the last checkpoint in --out, or begin; PATH: from that checkpoint",
-        rich_help_panel="Run",
-    ),
-]
-PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
-]
-
+from headway.cli._shared import application
+from headway.errors import ConfigError
+from headway.train.config import TrainConfig, extra
+from headway.train.config_io import read_config, read_yaml
+from headway.train.tasks import settings_of, tasks_with
+from headway.train.upgrade import upgraded_settings
 
 ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as in every command
-Kind = TypeVar("Kind", bound=Settings)
 
 
-def resolve(
-    kind: type[Kind], config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]
-) -> Kind:
+class SettingsCommand:
+    """A command whose options are the settings of the task that its arguments name, by --task, task=, or the file of
+    --config; those of training on text unless they name one. `function` takes them as its `**flags`."""
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        self.function = function
+
+    def make_context(self, name: str, arguments: list[str]) -> Any:
+        """As click's commands do it."""
+        task = asked_task(arguments)
+        app = application()
+        app.command()(with_flags(self.function, settings_of(task)))
+        try:
+            return typer.main.get_command(app).make_context(name, arguments)
+        except Exception as error:
+            option: str | None = getattr(error, "option_name", None)  # of an unknown one
+            others = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
+            if not others:
+                raise
+            raise ConfigError(
+                f"{option} is an option of task {' and '.join(others)}, and this is {task or 'training on text'}; say "
+                f"--task {others[0]}, or leave it out"
+            ) from error
+
+    def invoke(self, context: Any) -> Any:
+        """As click's commands do it."""
+        return context.command.invoke(context)
+
+
+def asked_task(arguments: Sequence[str]) -> str | None:
+    """The task that arguments of the command line name; None where they do not."""
+    given = dict(item.split("=", 1) for item in arguments if "=" in item)
+    given |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
+    named = given.get("--task", given.get("task"))
+    if named is None and "--config" in given:
+        named = upgraded_settings(read_yaml(given["--config"])).get("task")
+    return named
+
+
+def resolve(config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]) -> TrainConfig:
     """The settings of a run: the environment, the YAML file, key=value overrides, flags; later ones win."""
     given = {name: value for name, value in flags.items() if value is not None and value != []}
-    around = {
-        name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT if name in kind.model_fields
-    }
-    return read_settings(kind, config, overrides or (), given, {k: v for k, v in around.items() if v})
+    around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
+    return read_config(config, overrides or (), given, {k: v for k, v in around.items() if v})
 
 
-def say_how_to_go_on(config: Settings, checkpoint: Path) -> int:
-    """After an interruption; the exit status."""
-    settings = shlex.quote(str(Path(config.out) / "config.yaml"))
-    note(f"saved {checkpoint}\ngo on with: headway {config.command} --config {settings} --resume auto")
-    return 130
+def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:
+    """The same function with an option for each field of `kind` instead of its `**flags`."""
+
+    def command(**given: Any) -> int:
+        return function(**given)
+
+    own = inspect.signature(function, eval_str=True)
+    fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    both = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in fixed]
+    both += [_flag(name, field) for name, field in kind.grouped().items()]
+    command.__doc__ = function.__doc__
+    command.__signature__ = own.replace(parameters=both)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in both} | {"return": int}
+    return command
 
 
-def with_flags(kind: type[Settings]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command, instead of its `**flags`, one option for each field of `kind`."""
-
-    def decorate(function: Callable[..., int]) -> Callable[..., int]:
-        own = inspect.signature(function, eval_str=True)
-        fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        both = fixed + [_flag(name, field) for name, field in kind.model_fields.items()]
-        function.__signature__ = own.replace(parameters=both)  # type: ignore[attr-defined]
-        function.__annotations__ = {p.name: p.annotation for p in both} | {"return": int}
-        return function
-
-    return decorate
-
-
-def _flag(name: str, field: Any) -> inspect.Parameter:
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     """One field as one option; None means that it was not given."""
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)] or [field.annotation]
     kind = kinds[0] if len(kinds) == 1 or get_origin(field.annotation) is not Literal else str
     option = f"--{name.replace('_', '-')}"
-    extra = field.json_schema_extra
-    text = field.description
+    about, text = extra(field), field.description or ""
     if get_origin(field.annotation) is Literal:
         kind, text = str, f"{text} ({' | '.join(get_args(field.annotation))})"
     if get_origin(field.annotation) is tuple:
@@ -94,8 +102,8 @@ def _flag(name: str, field: Any) -> inspect.Parameter:
     if name in ENVIRONMENT:
         text += f" [env: HEADWAY_{name.upper()}]"
     declared = f"{option}/--no-{name.replace('_', '-')}" if kind is bool else option
-    unit = str(extra["unit"]).upper().replace(" ", "-") if "unit" in extra else None
-    info = typer.Option(declared, help=text, rich_help_panel=extra["group"], show_default=False, metavar=unit)
+    unit = str(about["unit"]).upper().replace(" ", "-") if "unit" in about else None
+    info = typer.Option(declared, help=text, rich_help_panel=about["group"], show_default=False, metavar=unit)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )

@@ -40,7 +40,7 @@ def command(
     from headway.train.evaluation import evaluate
     from headway.train.master_weights import DTYPES, choose_precision
     from headway.train.microbatch_pool import MicrobatchPool
-    from headway.train.tasks import text_task
+    from headway.train.tasks import text_task_of, text_tasks
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
@@ -48,7 +48,7 @@ def command(
     precision = choose_precision(dtype)
     source = load_folder(model)
     spec = source.spec
-    task = text_task(spec)
+    task = text_tasks()[text_task_of(spec)]
     found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
     tokenizer = Tokenizer.load(model)

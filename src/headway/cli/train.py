@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli._options import JsonOption
-from headway.cli._settings import (
-    Config,
-    Overrides,
-    PrintConfig,
-    Resume,
-    resolve,
-    say_how_to_go_on,
-    with_flags,
-)
-from headway.cli._shared import print_json
+from headway.cli._settings import SettingsCommand, resolve
+from headway.cli._shared import note, print_json
 from headway.report import table
-from headway.train import TrainConfig, config_yaml
+from headway.train import config_yaml
 
 if TYPE_CHECKING:
     from headway.train import TrainResult
 
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file of settings (those below, with _ for -)", rich_help_panel="Run"),
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        "--resume",
+        metavar="never|auto|PATH",
+        help="auto: go on from the last checkpoint in --out, or begin; PATH: from that checkpoint",
+        rich_help_panel="Run",
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="print model, counts, steps and memory; train nothing, write nothing"),
 ]
 
 
-@with_flags(TrainConfig)
-def command(
+def run(
     overrides: Overrides = None,
     config: Config = None,
     resume: Resume = "never",
@@ -40,28 +51,34 @@ def command(
     json: JsonOption = False,
     **flags: Any,
 ) -> int:
-    """Train a decoder on the next token of a text, or an encoder on masked ones. Resumes bit for bit."""
-    resolved = resolve(TrainConfig, config, overrides, flags)
+    """Train a model: a decoder on the next token of a text, an encoder on masked ones, a translator on pairs of
+    sentences (--task translation). Resumes bit for bit."""
+    settings = resolve(config, overrides, flags)
     if print_config:
-        print(config_yaml(resolved), end="")
+        print(config_yaml(settings), end="")
         return 0
     if dry_run:
         from headway.train.dry_run import describe_run
 
-        report = describe_run(resolved)
+        report = describe_run(settings)
         print_json(report) if json else print(report.text())
         return 0
     from headway.train import Interrupted, train
 
     try:
-        result = train(resolved, resume=resume)
+        result = train(settings, resume=resume)
     except Interrupted as stop:
-        return say_how_to_go_on(resolved, stop.checkpoint)
+        own = shlex.quote(str(Path(settings.out) / "config.yaml"))
+        note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
+        return 130
     if json:
         print_json(_report(result))
     else:
         print(_text(result))
     return 0
+
+
+command = SettingsCommand(run)
 
 
 def _report(result: TrainResult) -> dict[str, Any]:
@@ -87,19 +104,9 @@ def _text(result: TrainResult) -> str:
         ("trained tokens", result.trained_tokens),
         ("loss of the last step, nats per token", result.loss),
     ]
-    if result.validation is not None:
-        rows += [
-            ("held-out loss, nats per token", result.validation.loss),
-            ("held-out bits per byte", result.validation.bits_per_byte)
-            if result.validation.accuracy is None
-            else ("held-out accuracy", result.validation.accuracy),
-        ]
+    if (held := result.validation) is not None:
+        rows.append(("held-out loss, nats per token", held.loss))
+        measured = {"held-out bits per byte": held.bits_per_byte, "held-out accuracy": held.accuracy}
+        rows += [(name, value) for name, value in measured.items() if value is not None]
     rows += [("model", str(result.model)), ("metrics", str(result.metrics)), ("curve", str(result.curve))]
-    model = shlex.quote(str(result.model))
-    masked = result.accuracy is not None
-    following = (
-        f"next: headway eval {model} --data ..."
-        if masked
-        else f"next: headway generate {model} --prompt '...'"
-    )
-    return table(("what", "value"), rows) + "\n" + following
+    return table(("what", "value"), rows) + f"\nnext: {result.next_command}"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml, read_config
+from headway.train.text_config import TextConfig
 
 if TYPE_CHECKING:
     from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult
@@ -38,6 +39,7 @@ __all__ = [
     "Objective",
     "Sums",
     "Task",
+    "TextConfig",
     "TextEvaluation",
     "TrainConfig",
     "TrainResult",

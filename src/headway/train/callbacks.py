@@ -23,6 +23,7 @@ class TrainResult:
         steps, trained_tokens, seconds: of the whole run.
         loss: of the last step, per token. accuracy: of its masked tokens, None for other tasks.
         validation: of held-out data, after the last step.
+        next_command: what to type to use the model.
     """
 
     out: Path
@@ -34,6 +35,7 @@ class TrainResult:
     seconds: float
     loss: float | None
     validation: Evaluation | None
+    next_command: str
     accuracy: float | None = None
 
 

@@ -26,10 +26,12 @@ from headway.checkpoints.storage.writing import write_safetensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model
 from headway.text import Tokenizer
+from headway.train.config import TrainConfig, extra
 from headway.train.optimizer import Optimizer
-from headway.train.settings import Settings
+from headway.train.tasks import text_task_of
+from headway.train.upgrade import upgraded_record
 
-FORMAT = 1
+FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
 
 
@@ -72,7 +74,7 @@ def save_checkpoint(
     path: Path,
     state: State,
     *,
-    config: Settings,
+    config: TrainConfig,
     tokenizer: Tokenizer,
     data: Mapping[str, Any],
     machine: Machine,
@@ -102,7 +104,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, state: State, *, config: Settings, data: Mapping[str, Any], machine: Machine
+    path: Path, state: State, *, config: TrainConfig, data: Mapping[str, Any], machine: Machine
 ) -> list[str]:
     """Fill `state` from a checkpoint; returns remarks: what is different now, and what follows from it.
 
@@ -138,7 +140,7 @@ def load_checkpoint(
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The content of training.json, checked for its format."""
+    """The content of training.json, in today's terms."""
     if not (path / STATE).exists():
         raise CheckpointError(
             f"{path} is no training checkpoint: it has no {STATE}"
@@ -146,28 +148,30 @@ def read_record(path: Path) -> dict[str, Any]:
         )
     record = read_json(path / STATE)
     missing = [n for n in ("format", "step", "config", "data", "machine") if n not in record]
-    if missing or record["format"] != FORMAT:
+    if missing or record["format"] not in (1, FORMAT):
         raise CheckpointError(
             f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
         )
+    if record["format"] == 1:
+        return upgraded_record(record, lambda: text_task_of(load_folder(path).spec))
     return record
 
 
-def changes(record: dict[str, Any], config: Settings, path: Path) -> list[tuple[str, Any, Any]]:
+def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[tuple[str, Any, Any]]:
     """Settings that change the bits of what follows: name, value then, value now.
 
-    Raises ConfigError for differences that do not make sense, and for a checkpoint of another kind of run."""
-    then, now = record["config"], config.model_dump(mode="json")
-    lacking = [
-        name for name, field in type(config).model_fields.items() if field.is_required() and name not in then
-    ]
-    if lacking:
+    Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
+    fields, now = type(config).grouped(), config.model_dump(mode="json")
+    usual = {name: field.default for name, field in fields.items() if not field.is_required()}
+    then = usual | record["config"]
+    if then["task"] != now["task"]:
         raise ConfigError(
-            f"cannot go on from {path}: it is no checkpoint of `headway {config.command}`, for its settings lack "
-            f"{', '.join(lacking)}"
+            f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
         )
-    changed = [name for name in now if then.get(name) != now[name] and name not in config.keeps_bits]
-    wrong = [f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if n not in config.may_change]
+    changed = [n for n in fields if then.get(n) != now[n] and extra(fields[n])["on_resume"] != "same bits"]
+    wrong = [
+        f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if extra(fields[n])["on_resume"] == "fixed"
+    ]
     if wrong:
         raise ConfigError(
             f"cannot go on from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "

@@ -1,190 +1,63 @@
-"""What a training run is, in one flat list of settings: the source of the flags and of the YAML keys.
+"""The settings of a training run: where its flags and the keys of its YAML file come from.
 
-Reading and writing YAML, and overrides, are in `headway.train.config_io`. Imports no torch, so that
-`headway train --help` answers at once.
+    config = TextConfig.of({"data": "text/", "steps": 1000}, where="run.yaml")   # ConfigError names key and file
+
+Each task has a class of settings (`headway.train.tasks`); this is what all of them have in common. Imports no torch, so
+that `headway train --help` answers at once.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
-from headway.train.config_checks import contradictions
-from headway.train.settings import Settings, setting
+from headway.errors import ConfigError
+from headway.train.setting_aliases import known_as
+
+GROUPS = ("Task", "Data", "Model", "Batch", "Length", "Optimizer", "Machine", "Output")
+TASK = (
+    "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, or MODULE:CLASS of your own; "
+    "`--task NAME --help` lists the settings of a task"
+)
 
 
-class TrainConfig(Settings):
-    """Settings of a run of `headway train`."""
+def setting(
+    default: Any,
+    description: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    on_resume: Literal["fixed", "same bits", "other bits"] = "fixed",
+    **limits: Any,
+) -> Any:
+    """A field of settings.
 
-    command = "train"
-    keeps_bits = Settings.keeps_bits | {"eval_tokens", "sample_prompts", "sample_every", "sample_tokens"}
-    may_change = Settings.may_change | {
-        *("steps", "epochs", "max_seconds", "micro_batch", "gradient_checkpointing", "workers")
-    }
+    Args:
+        description: what `--help` and config.yaml say of it.
+        group: under which they list it.
+        on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
+            "fixed" is for what decides weights, data, or the optimizer's state.
+        limits: as in `pydantic.Field`.
+    """
+    extra: dict[str, Any] = {"group": group, "on_resume": on_resume} | ({"unit": unit} if unit else {})
+    return Field(default, description=description, json_schema_extra=extra, **limits)
 
-    data: str = setting(
-        ...,
-        "training text: a file, a folder of text files, or a token file (.tokens) made by headway.data",
-        group="Data",
-    )
-    validation: str | None = setting(
-        None, "held-out text, of the same kinds; its bits per byte are reported", group="Data"
-    )
-    validation_share: float = setting(
-        0.0,
-        "share of `data` that is held out when no `validation` is given: whole documents, or the end of a "
-        "single one",
-        group="Data",
-        ge=0.0,
-        lt=1.0,
-    )
-    tokenizer: str | None = setting(
-        None,
-        "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
-        group="Data",
-    )
-    units: Literal["bpe", "characters", "words"] | None = setting(
-        None,
-        "tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters, or words "
-        "(of Chinese too) and characters [default: bpe]",
-        group="Data",
-    )
-    vocab: int | None = setting(
-        None, "size of the tokenizer that is trained [default: 4096]", group="Data", unit="tokens", ge=257
-    )
 
-    model: str | None = setting(
-        None,
-        "a name of the catalog (fresh weights), or a Hugging Face folder to continue from [default: a model "
-        "made by `depth`]",
-        group="Model",
-    )
-    family: str | None = setting(
-        None,
-        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3, gpt2, gpt_bigcode, falcon, "
-        "starcoder2, or an encoder: bert, roberta, roformer, wobert, nezha, longformer [default: llama, or ministral "
-        "where patterns differ from Causal()]",
-        group="Model",
-    )
-    depth: int | None = setting(
-        None,
-        "the one dial of a home-made model: width and heads follow [default: 6]",
-        group="Model",
-        unit="layers",
-        ge=1,
-    )
-    width: int | None = setting(
-        None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
-    )
-    heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
-    kv_heads: int | None = setting(
-        None,
-        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in gpt2 and "
-        "encoders; 1 in gpt_bigcode and falcon]",
-        group="Model",
-        ge=1,
-    )
-    hidden: int | None = setting(
-        None, "width of the feed-forward [default: from width]", group="Model", unit="features", ge=8
-    )
-    patterns: str | None = setting(
-        None,
-        "attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the encoder's own]; "
-        "for example 'Window.last(128); Causal()'",
-        group="Model",
-    )
-    linear: str | None = setting(
-        None,
-        "linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default: softmax]",
-        group="Model",
-    )
-    dropout: float | None = setting(
-        None,
-        "share of states and attention weights that is dropped in training [default: the family's]",
-        group="Model",
-        ge=0.0,
-        lt=1.0,
-    )
-    tied: bool | None = setting(
-        None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
-    )
+class TrainConfig(BaseModel):
+    """Settings of one run. Every field says what it does and in which unit; an unknown key is an error."""
 
-    objective: Literal["next-token", "masked-lm"] | None = setting(
-        None,
-        "what is trained; it must be what the model is for [default: what the model is for]",
-        group="Objective",
-    )
-    mask_share: float | None = setting(
-        None, "share of the tokens that masked-lm hides [default: 0.15]", group="Objective", gt=0.0, lt=1.0
-    )
-    whole_words: bool | None = setting(
-        None, "masked-lm hides whole words, where the tokenizer tells them [default: no]", group="Objective"
-    )
-    pack: bool | None = setting(
-        None,
-        "masked-lm puts several short texts in a row, which do not see each other; no: one text a row [default: yes]",
-        group="Objective",
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
-    batch_tokens: int = setting(
-        8192,
-        "tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`",
-        group="Batch",
-        unit="tokens",
-        ge=2,
-    )
-    micro_batch: int | None = setting(
-        None,
-        "rows of one forward pass; the step's gradient is the same for any value [default: the step's rows, "
-        "shared among the workers]",
-        group="Batch",
-        unit="rows",
-        ge=1,
-    )
-    steps: int | None = setting(
-        None,
-        "length of the run; one of steps, epochs, max_seconds",
-        group="Length",
-        unit="optimizer steps",
-        ge=1,
-    )
-    epochs: int | None = setting(
-        None, "length of the run, as passes over the data [default: 1]", group="Length", unit="passes", ge=1
-    )
+    task: str | None = setting(None, TASK, group="Task")
     max_seconds: float | None = setting(
-        None,
-        "length of the run by the clock; the schedule follows the elapsed share, so such a run resumes, but "
-        "not bit for bit",
-        group="Length",
-        unit="s",
-        gt=0,
+        None, "end the run after so long", group="Length", unit="s", gt=0, on_resume="same bits"
     )
-
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw",
-        "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest",
-        group="Optimizer",
-    )
-    lr: float = setting(3e-3, "peak learning rate of AdamW", group="Optimizer", gt=0)
-    matrix_lr: float | None = setting(
-        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", group="Optimizer", gt=0
-    )
-    warmup: float = setting(0.02, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
-    lr_floor: float = setting(
-        0.1, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
-    )
-    weight_decay: float = setting(
-        0.1, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
-    )
-    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
-    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
-    eps: float = setting(1e-8, "AdamW's epsilon", group="Optimizer", gt=0)
     clip: float = setting(
         1.0, "largest norm of a step's gradient; inf for no clipping", group="Optimizer", gt=0
     )
-
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
         "auto",
         "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
@@ -195,29 +68,24 @@ class TrainConfig(Settings):
         False,
         "keep only each block's input and compute the block again in the backward pass",
         group="Machine",
+        on_resume="other bits",
     )
     backend: str = setting("auto", "attention backend; fails rather than falls back", group="Machine")
-    threads: int | None = setting(None, "CPU threads [default: torch's]", group="Machine", ge=1)
-    workers: int | None = setting(
-        None,
-        "forward passes of a step that run side by side, with one CPU thread each; 1: one after the other, with "
-        "all threads [default: as many as threads, for models of up to some 100 M parameters]",
-        group="Machine",
-        ge=1,
+    threads: int | None = setting(
+        None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
     )
     seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
-
-    out: str = setting("runs/train", "folder of the run", group="Output")
-    log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)
-    eval_every: int | None = setting(
-        None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
+    out: str = setting("runs/train", "folder of the run", group="Output", on_resume="same bits")
+    log_every: int = setting(
+        10, "a progress line every N steps", group="Output", unit="steps", ge=1, on_resume="same bits"
     )
-    eval_tokens: int | None = setting(
+    eval_every: int | None = setting(
         None,
-        "evaluations during the run use the first N held-out tokens [default: all]; the last uses all",
+        "evaluate every N steps [default: only at the end]",
         group="Output",
-        unit="tokens",
+        unit="steps",
         ge=1,
+        on_resume="same bits",
     )
     save_every: int | None = setting(
         None,
@@ -225,29 +93,53 @@ class TrainConfig(Settings):
         group="Output",
         unit="steps",
         ge=1,
+        on_resume="same bits",
     )
-    keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
-    sample_prompts: tuple[str, ...] = setting(
-        (),
-        "texts that are continued, or whose mask tokens are filled in, every `sample_every` steps and at the end",
-        group="Output",
+    keep_last: int = setting(
+        2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1, on_resume="same bits"
     )
-    sample_every: int | None = setting(
-        None,
-        "continue or fill in the prompts every N steps [default: only at the end]",
-        group="Output",
-        unit="steps",
-        ge=1,
-    )
-    sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TrainConfig:
-        for problem in contradictions(self):
-            raise ValueError(problem)
-        return self
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
+        """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
+        unknown = [str(key) for key in values if key not in cls.model_fields]
+        if unknown:
+            said = ", ".join(f'"{key}"{known_as(key, cls.model_fields)}' for key in unknown)
+            raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(f"{where}: " + "; ".join(_explained(error, cls.model_fields))) from None
 
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of `context` tokens in one optimizer step."""
-        return self.batch_tokens // self.context
+    @classmethod
+    def grouped(cls) -> dict[str, FieldInfo]:
+        """The fields in the order of their groups."""
+        known = {group: i for i, group in enumerate(GROUPS)}
+
+        def place(item: tuple[str, FieldInfo]) -> int:
+            return known.get(extra(item[1])["group"], len(GROUPS))
+
+        return dict(sorted(cls.model_fields.items(), key=place))
+
+
+def extra(field: FieldInfo) -> dict[str, Any]:
+    """What `setting` says of a field besides pydantic's own: group, on_resume, and unit where it has one."""
+    assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
+    return field.json_schema_extra
+
+
+def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterable[str]:
+    """What pydantic found: the setting, what was given, what is asked for."""
+    for item in error.errors():
+        if not item["loc"]:
+            yield item["msg"].removeprefix("Value error, ")
+            continue
+        name = str(item["loc"][0])
+        if item["type"] == "missing":
+            yield f"{name} is missing: {fields[name].description}"
+            continue
+        unit = extra(fields[name]).get("unit")
+        message = item["msg"][0].lower() + item["msg"][1:]
+        yield f"{name} = {item['input']!r}: {message}" + (f" ({unit})" if unit else "")

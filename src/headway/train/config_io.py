@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from headway.errors import ConfigError
-from headway.train.config import TrainConfig
-from headway.train.settings import Settings
-
-Kind = TypeVar("Kind", bound=Settings)
+from headway.train.config import TrainConfig, extra
+from headway.train.tasks import make_config, settings_of
+from headway.train.upgrade import upgraded_settings
 
 
 def read_config(
@@ -21,44 +20,37 @@ def read_config(
     flags: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
-    """The settings of `headway train`; see `read_settings`."""
-    return read_settings(TrainConfig, path, overrides, flags, defaults)
-
-
-def read_settings(
-    kind: type[Kind],
-    path: str | Path | None = None,
-    overrides: Iterable[str] = (),
-    flags: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> Kind:
     """`defaults` (the environment), a YAML file, `key=value` overrides, flags: each may be absent, later ones win.
+    `task` says whose settings they are. A file that an earlier version wrote is read as it was meant.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
-    an override and as a flag, and everything that `Settings.of` refuses.
+    an override and as a flag, and everything that `make_config` refuses.
     """
-    values: dict[str, Any] = read_yaml(path) if path is not None else {}
+    values = upgraded_settings(read_yaml(path)) if path is not None else {}
     given, flags = parse_overrides(overrides), flags or {}
     for key in sorted(given.keys() & flags.keys()):
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
     sources += ["the command line"] if given or flags or not sources else []
-    return kind.of(dict(defaults or {}) | values | given | dict(flags), where=" + ".join(sources))
+    together = values | given | dict(flags)
+    fields = settings_of(together.get("task")).model_fields
+    usual = {name: value for name, value in (defaults or {}).items() if name in fields}
+    return make_config(usual | together, where=" + ".join(sources))
 
 
-def config_yaml(config: Settings) -> str:
-    """The resolved settings as commented YAML, which `read_settings` reads back."""
+def config_yaml(config: TrainConfig) -> str:
+    """The resolved settings as commented YAML, which `read_config` reads back."""
     lines: list[str] = []
     group = None
-    for name, field in type(config).model_fields.items():
-        extra: Any = field.json_schema_extra
-        if extra["group"] != group:
-            group = extra["group"]
+    for name, field in type(config).grouped().items():
+        about = extra(field)
+        if about["group"] != group:
+            group = about["group"]
             lines += ["", f"# {group}"] if lines else [f"# {group}"]
         value = getattr(config, name)
         plain = list(value) if isinstance(value, tuple) else value
         text = yaml.safe_dump({name: plain}, allow_unicode=True, default_flow_style=True, width=10**6)
-        unit = f" [{extra['unit']}]" if "unit" in extra else ""
+        unit = f" [{about['unit']}]" if "unit" in about else ""
         lines.append(f"{text.strip()[1:-1]:<34}  # {field.description}{unit}")
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from headway.choice import Choice
 from headway.data import TokenFile
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.hardware import memory_available
 from headway.models import ModelSpec, blank, cost
 from headway.nn.cross_entropy import CHUNK_BYTES
@@ -22,8 +22,8 @@ from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.microbatch_pool import choose_workers
 from headway.train.optimizer import parameter_groups
 from headway.train.plan import Plan
-from headway.train.tasks import task_of
-from headway.train.tasks.text import TextTask
+from headway.train.tasks import text_task_of, text_tasks
+from headway.train.text_config import TextConfig
 
 BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
 
@@ -81,13 +81,15 @@ class DryRun:
 
 
 def describe_run(config: TrainConfig) -> DryRun:
-    """Reads sizes and headers; trains, encodes and writes nothing."""
+    """Reads sizes and headers; trains, encodes and writes nothing. Raises ConfigError for a task that does not train on
+    text."""
+    if not isinstance(config, TextConfig):
+        raise ConfigError(f"a dry run is for training on text; task {config.task} has none")
     precision = choose_precision(config.dtype)
     tokenizer = _tokenizer(config)
     tokens, exact = _tokens(config)
     spec = model_spec(config, tokenizer.vocab_size if tokenizer is not None else config.vocab or VOCAB)
-    task = task_of(config)
-    assert issubclass(task, TextTask)
+    task = text_tasks()[config.task or text_task_of(spec)]
     task.check(config, spec)
     with torch.device("meta"):
         groups = parameter_groups(blank(spec))
@@ -126,13 +128,13 @@ def _count(group: dict[str, nn.Parameter]) -> int:
     return sum(p.numel() for p in group.values())
 
 
-def _tokenizer(config: TrainConfig) -> Tokenizer | None:
+def _tokenizer(config: TextConfig) -> Tokenizer | None:
     """The tokenizer that is there; None where one is to be trained."""
     found = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
     return None if found is None else Tokenizer.load(found)
 
 
-def _tokens(config: TrainConfig) -> tuple[int, bool]:
+def _tokens(config: TextConfig) -> tuple[int, bool]:
     """(tokens, whether that is exact)."""
     path = Path(config.data)
     if not path.exists():
@@ -145,7 +147,7 @@ def _tokens(config: TrainConfig) -> tuple[int, bool]:
 
 
 def _memory(
-    config: TrainConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan, workers: int
+    config: TextConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan, workers: int
 ) -> dict[str, int]:
     """Bytes by cause. Activations are what the backward reads, counted block by block:
 

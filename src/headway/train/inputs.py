@@ -15,15 +15,15 @@ from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, blank, build, catalog
 from headway.patterns import Causal
 from headway.text import Tokenizer
-from headway.train.config import TrainConfig
 from headway.train.scratch_model import changed, encoder_spec, layer_patterns, trained_tokenizer
+from headway.train.text_config import TextConfig
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
 
 
 def prepare(
-    config: TrainConfig, folder: Path, start: Path | None, *, in_template: bool
+    config: TextConfig, folder: Path, start: Path | None, *, in_template: bool
 ) -> tuple[Tokenizer, TokenFile, TokenFile | None]:
     """The tokenizer, loaded or trained, and the text that is trained on and the text that is held out (None without
     one), encoded into `folder`/data. Files that are there are reused: they have their names only when they are
@@ -46,7 +46,7 @@ def prepare(
     return tokenizer, train, make.file(source, name, held_out=config.validation is None)
 
 
-def check_model(config: TrainConfig, spec: ModelSpec) -> None:
+def check_model(config: TextConfig, spec: ModelSpec) -> None:
     """Say what is wrong with the model before a tokenizer is trained for it."""
     limit = spec.context_limit
     if limit is not None and config.context > limit:
@@ -58,7 +58,7 @@ def check_model(config: TrainConfig, spec: ModelSpec) -> None:
         blank(spec, backend=config.backend)
 
 
-def _tokenizer(config: TrainConfig, folder: Path, start: Path | None, masked: bool) -> Tokenizer:
+def _tokenizer(config: TextConfig, folder: Path, start: Path | None, masked: bool) -> Tokenizer:
     if config.tokenizer is not None:
         return Tokenizer.load(config.tokenizer)
     if config.model is not None and Path(config.model).is_dir():
@@ -84,7 +84,7 @@ def _tokenizer(config: TrainConfig, folder: Path, start: Path | None, masked: bo
 class _Encoding:
     """Text into token files."""
 
-    config: TrainConfig
+    config: TextConfig
     tokenizer: Tokenizer
     in_template: bool
 
@@ -101,7 +101,7 @@ class _Encoding:
         return file
 
 
-def _pieces(source: str, config: TrainConfig, *, held_out: bool) -> Iterator[Piece]:
+def _pieces(source: str, config: TextConfig, *, held_out: bool) -> Iterator[Piece]:
     """The documents of `source` that are trained on, or those that are held out."""
     if not config.validation_share:
         return read_text(source)
@@ -148,7 +148,7 @@ def hold_out(
         raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
 
 
-def model_spec(config: TrainConfig, vocab: int | None = None) -> ModelSpec:
+def model_spec(config: TextConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
     if config.model is not None and Path(config.model).is_dir():
         return load_folder(config.model).spec
@@ -157,7 +157,7 @@ def model_spec(config: TrainConfig, vocab: int | None = None) -> ModelSpec:
     return make_spec(config, vocab)
 
 
-def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
+def make_spec(config: TextConfig, vocab: int) -> ModelSpec:
     """The spec of a run with fresh weights: from the catalog, or made by depth."""
     if config.model is not None:
         if config.model.lower() not in catalog.names():
@@ -196,7 +196,7 @@ def make_spec(config: TrainConfig, vocab: int) -> ModelSpec:
     return changed(spec, config)
 
 
-def first_model(config: TrainConfig, vocab: int) -> Decoder | Encoder:
+def first_model(config: TextConfig, vocab: int) -> Decoder | Encoder:
     """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
     if config.model is not None and Path(config.model).is_dir():
         model = build_model(load_folder(config.model), dtype=torch.float32, backend=config.backend).train()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
-from headway.train.config import TrainConfig
 from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.text_config import TextConfig
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Optimizer:
         )
 
     @staticmethod
-    def of(groups: Groups, config: TrainConfig, workers: MicrobatchPool | None = None) -> Optimizer:
+    def of(groups: Groups, config: TextConfig, workers: MicrobatchPool | None = None) -> Optimizer:
         """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
         AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headway.data import Place
-from headway.train.config import TrainConfig
+from headway.train.text_config import TextConfig
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Plan:
     micro_batch: int
 
     @staticmethod
-    def of(config: TrainConfig, rows: int, workers: int = 1) -> Plan:
+    def of(config: TextConfig, rows: int, workers: int = 1) -> Plan:
         """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
 
         Where `micro_batch` is not given, the rows of a step are shared among `workers`."""

@@ -1,6 +1,6 @@
 """A run in its folder.
 
-result = train(TrainConfig(data="text/", out="runs/mine", steps=1000))
+result = train(TextConfig(data="text/", out="runs/mine", steps=1000))
 result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
 """
 
@@ -13,19 +13,22 @@ from pathlib import Path
 
 import torch
 
+from headway.errors import ConfigError
 from headway.train.callbacks import Callback, TrainResult
 from headway.train.checkpoint import Machine
+from headway.train.config import TrainConfig
+from headway.train.inputs import model_spec
 from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.progress import Reporter
 from headway.train.run_folder import RunFolder, where_to_begin
-from headway.train.settings import Settings
-from headway.train.tasks import task_of
+from headway.train.tasks import find_task, text_task_of
+from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 
 
 def train(
-    config: Settings,
+    config: TrainConfig,
     *,
     resume: str = "never",
     callbacks: Sequence[Callback] = (),
@@ -45,6 +48,7 @@ def train(
         ConfigError, DataError, CheckpointError: before anything is trained. TrainingError: a loss or gradient that
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
+    config = with_task(config)
     out = Path(config.out)
     start = where_to_begin(config, resume)
     precision = choose_precision(config.dtype)
@@ -53,7 +57,7 @@ def train(
         if start is None:
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
                 shutil.rmtree(out / left, ignore_errors=True)
-        task = task_of(config)(config, out, start, dtype)
+        task = find_task(str(config.task))(config, out, start, dtype)
         callbacks = [*task.callbacks(), *callbacks]
         pool = MicrobatchPool(task.workers)
         optimizer = task.optimizer(pool)
@@ -88,6 +92,20 @@ def train(
         finally:
             folder.close()
             reporter.close()
+
+
+def with_task(config: TrainConfig) -> TrainConfig:
+    """The same settings with their `task`: the one that the model is for, unless it is given.
+
+    Raises ConfigError for settings of another task, and for a model that nothing trains."""
+    if config.task is None and isinstance(config, TextConfig):
+        return config.model_copy(update={"task": text_task_of(model_spec(config))})
+    kind = find_task(str(config.task)).settings
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
+        )
+    return config
 
 
 @contextmanager

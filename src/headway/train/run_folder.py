@@ -9,6 +9,7 @@ final/           the trained model
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,12 @@ from headway.train.checkpoint import (
     read_record,
     save_checkpoint,
 )
+from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
 from headway.train.optimizer import Optimizer
 from headway.train.progress import clock
-from headway.train.settings import Settings
 from headway.train.tasks.base import Task
 
 CONFIG, FINAL = "config.yaml", "final"
@@ -53,7 +54,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, config: Settings, task: Task[Any, Any], optimizer: Optimizer, machine: Machine
+        self, config: TrainConfig, task: Task[Any, Any], optimizer: Optimizer, machine: Machine
     ) -> None:
         self.out = Path(config.out)
         self.state = State(task.model, optimizer, Progress())
@@ -118,6 +119,7 @@ class RunFolder:
             seconds=progress.seconds,
             loss=record.get("loss"),
             validation=validation,
+            next_command=task.next_command.format(model=shlex.quote(str(model))),
             accuracy=record.get("accuracy"),
         )
 
@@ -142,7 +144,7 @@ def step_of(checkpoint: Path) -> int:
     return int(name[1])
 
 
-def where_to_begin(config: Settings, resume: str) -> Path | None:
+def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
     """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed, and for
     settings that the checkpoint does not fit."""
     out = Path(config.out)

@@ -9,10 +9,10 @@ from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling, generate
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
-from headway.train.config import TrainConfig
+from headway.train.text_config import TextConfig
 
 
-def filled_in(config: TrainConfig, tokenizer: Tokenizer) -> Callback:
+def filled_in(config: TextConfig, tokenizer: Tokenizer) -> Callback:
     """Each mask of the prompts becomes the token that the model finds most probable there.
 
     Raises ConfigError at once for a prompt that is too long, or has nothing to fill in."""
@@ -35,7 +35,7 @@ def filled_in(config: TrainConfig, tokenizer: Tokenizer) -> Callback:
     return Callback(sample, every_steps=config.sample_every)
 
 
-def continued(config: TrainConfig, tokenizer: Tokenizer) -> Callback:
+def continued(config: TextConfig, tokenizer: Tokenizer) -> Callback:
     """The prompts and what follows, greedily, so that what changes is the model.
 
     Raises ConfigError at once for a prompt that is too long."""

@@ -12,7 +12,7 @@ from headway.models import FAMILIES, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import Learned
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
-from headway.train.config import TrainConfig
+from headway.train.text_config import TextConfig
 
 MASK, PAD = "[MASK]", "[PAD]"
 
@@ -25,7 +25,7 @@ def layer_patterns(text: str | None) -> list[Pattern]:
         raise ConfigError(f"patterns: {error}") from None
 
 
-def encoder_spec(config: TrainConfig, vocab: int, depth: int, sizes: Mapping[str, Any]) -> ModelSpec:
+def encoder_spec(config: TextConfig, vocab: int, depth: int, sizes: Mapping[str, Any]) -> ModelSpec:
     """An encoder with the usual values of its family for what `sizes` and the settings leave open: a feed-forward of
     4 widths, as many kv heads as query heads, and, where positions are a table, one of `context` rows."""
     assert config.family is not None
@@ -43,7 +43,7 @@ def encoder_spec(config: TrainConfig, vocab: int, depth: int, sizes: Mapping[str
     )
 
 
-def changed(spec: ModelSpec, config: TrainConfig) -> ModelSpec:
+def changed(spec: ModelSpec, config: TextConfig) -> ModelSpec:
     """With the dropout and the linear attention that the settings ask for."""
     if config.dropout is not None:
         spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)

@@ -9,6 +9,7 @@ from headway.errors import did_you_mean
 
 # What other trainers call it, where no similarity of letters would find ours.
 ELSEWHERE = {
+    "objective": "task",
     "learning_rate": "lr",
     "max_lr": "lr",
     "grad_clip": "clip",

@@ -14,7 +14,7 @@ from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import ModelSpec, cost
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
-from headway.train import Callback, CallbackContext, TrainConfig, TrainResult, train
+from headway.train import Callback, CallbackContext, TextConfig, TrainResult, train
 from headway.train.inputs import make_spec
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, unigram_bits, xz_bits
 
@@ -105,7 +105,7 @@ def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenF
     return tokenizer, TokenFile(folder / "train.tokens"), TokenFile(folder / "held-out.tokens")
 
 
-def settings(out: Path, seconds: float, quick: bool) -> TrainConfig:
+def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
     """The training run: `seconds` of wall clock on what `prepare` wrote."""
     given = {
         **(QUICK if quick else SETTINGS),
@@ -116,7 +116,7 @@ def settings(out: Path, seconds: float, quick: bool) -> TrainConfig:
         "max_seconds": seconds,
         "log_every": 50,
     }
-    return TrainConfig.of(given, where="the demo's settings")
+    return TextConfig.of(given, where="the demo's settings")
 
 
 def learn(

@@ -1,16 +1,22 @@
-"""The table of tasks: a task is one file and one row here."""
+"""The table of tasks. A task is one file and one row here; one of your own is named MODULE:CLASS and needs no row.
+
+Importing this imports no torch; finding a task does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
+from headway.train.config import TrainConfig
+from headway.train.text_config import TextConfig
 
 if TYPE_CHECKING:
     from headway.models import ModelSpec
-    from headway.train.settings import Settings
     from headway.train.tasks.base import Task
+    from headway.train.tasks.text import TextTask
 
 TASKS = {
     "causal-lm": "headway.train.tasks.causal_lm:CausalLM",
@@ -20,28 +26,64 @@ TASKS = {
 
 
 def find_task(name: str) -> type[Task[Any, Any]]:
-    """The task of a name of the table."""
-    module, _, attribute = TASKS[name].partition(":")
-    task: type[Task[Any, Any]] = getattr(import_module(module), attribute)
+    """The task of a name of the table, or of MODULE:CLASS. Raises ConfigError when there is none."""
+    if ":" not in name and name not in TASKS:
+        raise ConfigError(
+            f"there is no task {name!r}{did_you_mean(name, TASKS)}; there are {', '.join(TASKS)}, and MODULE:CLASS for "
+            "one of your own"
+        )
+    module, _, attribute = TASKS.get(name, name).partition(":")
+    from headway.train.tasks.base import Task
+
+    try:
+        task = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the task {name} cannot be imported: {error}") from error
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise ConfigError(f"{name} is no task: a task is a subclass of headway.train.Task")
     return task
 
 
-def task_of(config: Settings) -> type[Task[Any, Any]]:
-    """The task whose settings these are."""
-    if config.command == "train-translation":
-        return find_task("translation")
-    from headway.train.inputs import model_spec
+def text_tasks() -> dict[str, type[TextTask]]:
+    """The tasks of the table that train on text alone."""
+    from headway.train.tasks.text import TextTask
 
-    asked = getattr(config, "objective", None)
-    names = {"next-token": "causal-lm", "masked-lm": "masked-lm"}
-    return find_task(names[asked]) if asked else text_task(model_spec(config))  # type: ignore[arg-type]
+    found = {name: find_task(name) for name in TASKS}
+    return {name: task for name, task in found.items() if issubclass(task, TextTask)}
 
 
-def text_task(spec: ModelSpec) -> type[Any]:
+def text_task_of(spec: ModelSpec) -> str:
     """What trains a model of this spec on text alone. Raises ConfigError where nothing does."""
-    if spec.encoder is not None:
-        raise ConfigError(
-            f"this is an encoder-decoder ({spec.family}), which is trained on pairs of texts; text alone trains "
-            "decoders (next-token) and encoders (masked-lm)"
-        )
-    return find_task("causal-lm" if spec.causal else "masked-lm")
+    reasons: list[str] = []
+    for name, task in text_tasks().items():
+        reason = task.unsupported(spec)
+        if reason is None:
+            return name
+        reasons.append(f"{name}: {reason}")
+    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {'; '.join(reasons)}")
+
+
+def settings_of(name: str | None) -> type[TrainConfig]:
+    """The settings of a task; those of training on text where None is given."""
+    return TextConfig if name is None else find_task(name).settings
+
+
+def make_config(values: Mapping[str, Any], where: str = "the settings") -> TrainConfig:
+    """The settings of a mapping, by the class of its `task`.
+
+    Raises ConfigError for what `TrainConfig.of` refuses, and names the task that has a setting which this one has
+    not."""
+    name = values.get("task")
+    kind = settings_of(None if name is None else str(name))
+    for key in values:
+        if key not in kind.model_fields and (others := tasks_with(str(key))):
+            raise ConfigError(
+                f"{where}: {key} is a setting of task {' and '.join(others)}, and this is "
+                f"{name or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
+            )
+    return kind.of(values, where)
+
+
+def tasks_with(key: str) -> list[str]:
+    """The tasks of the table that have a setting of this name."""
+    return [name for name in TASKS if key in find_task(name).settings.model_fields]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
+from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.settings import Settings
 
 M = TypeVar("M", bound=nn.Module)
 B = TypeVar("B")
@@ -111,7 +111,7 @@ class Task(Objective[M, B]):
         workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
     """
 
-    settings: ClassVar[type[Settings]]
+    settings: ClassVar[type[TrainConfig]]
     next_command: ClassVar[str]
     model: M
     tokenizer: Tokenizer

@@ -12,10 +12,10 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
-from headway.train.config import TrainConfig
 from headway.train.sampling import continued
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
+from headway.train.text_config import TextConfig
 
 
 class CausalLM(TextTask):
@@ -25,19 +25,22 @@ class CausalLM(TextTask):
     next_command = "headway generate {model} --prompt '...'"
     in_template = True
 
-    def __init__(self, config: TrainConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+    def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         super().__init__(config, folder, start, dtype)
         file = self.train_rows.file
         self.bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
 
     @classmethod
-    def check(cls, config: TrainConfig, spec: ModelSpec) -> None:
+    def unsupported(cls, spec: ModelSpec) -> str | None:
         """See `TextTask`."""
-        if not spec.causal or spec.encoder is not None:
-            raise ConfigError(
-                f"objective={config.objective} was asked for, but {spec.family} is an encoder, trained on masked-lm; "
-                "leave objective out, or choose another family or model"
-            )
+        if spec.encoder is not None:
+            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
+        return None if spec.causal else f"{spec.family} is an encoder, trained on masked tokens"
+
+    @classmethod
+    def check(cls, config: TextConfig, spec: ModelSpec) -> None:
+        """See `TextTask`."""
+        super().check(config, spec)
         wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n) is not None]
         if wrong:
             raise ConfigError(
@@ -51,7 +54,7 @@ class CausalLM(TextTask):
         tokenizer: Tokenizer,
         spec: ModelSpec,
         length: int,
-        config: TrainConfig | None = None,
+        config: TextConfig | None = None,
     ) -> Rows:
         """See `TextTask`."""
         return Rows(file, length)

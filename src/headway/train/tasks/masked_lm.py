@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from headway.data import MaskedRows, TokenFile
-from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
-from headway.train.config import TrainConfig
 from headway.train.sampling import filled_in
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
+from headway.train.text_config import TextConfig
 
 
 class MaskedLM(TextTask):
@@ -27,18 +26,18 @@ class MaskedLM(TextTask):
     in_template = False
 
     @classmethod
-    def check(cls, config: TrainConfig, spec: ModelSpec) -> None:
+    def unsupported(cls, spec: ModelSpec) -> str | None:
         """See `TextTask`."""
-        if spec.causal or spec.encoder is not None:
-            raise ConfigError(
-                f"objective={config.objective} was asked for, but {spec.family} is a decoder, trained on next-token; "
-                "leave objective out, or choose another family or model"
-            )
+        if spec.encoder is not None:
+            return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
+        if spec.causal:
+            return f"{spec.family} is a decoder, trained on next tokens"
         if spec.head.task != "masked-lm":
-            raise ConfigError(
+            return (
                 f"this encoder ({spec.family}) has Head({spec.head.task!r}); it is pre-trained with its masked-lm "
                 "head, so give a folder that has one"
             )
+        return None
 
     @classmethod
     def rows(
@@ -47,7 +46,7 @@ class MaskedLM(TextTask):
         tokenizer: Tokenizer,
         spec: ModelSpec,
         length: int,
-        config: TrainConfig | None = None,
+        config: TextConfig | None = None,
     ) -> MaskedRows:
         """See `TextTask`."""
         given: dict[str, Any] = {}

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 
 from headway.data import Batch, MaskedRows, Rows, TokenFile
+from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, cost
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
-from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.inputs import check_model, first_model, model_spec, prepare
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
@@ -22,16 +22,17 @@ from headway.train.optimizer import Optimizer, parameter_groups
 from headway.train.plan import Plan
 from headway.train.schedule import learning_rate
 from headway.train.tasks.base import StepStats, Sums, Task
+from headway.train.text_config import TextConfig
 
 
 class TextTask(Task[Decoder | Encoder, Batch]):
     """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
 
-    settings = TrainConfig
+    settings = TextConfig
     in_template: ClassVar[bool]
     """Whether the documents of the token file begin and end as the tokenizer's template says."""
 
-    def __init__(self, config: TrainConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+    def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
         spec = model_spec(config)
         self.check(config, spec)
@@ -55,8 +56,16 @@ class TextTask(Task[Decoder | Encoder, Batch]):
 
     @classmethod
     @abstractmethod
-    def check(cls, config: TrainConfig, spec: ModelSpec) -> None:
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        """Why this does not train a model; None where it does."""
+
+    @classmethod
+    def check(cls, config: TextConfig, spec: ModelSpec) -> None:
         """ConfigError for a model that this does not train, and for settings that do not fit it."""
+        if (reason := cls.unsupported(spec)) is not None:
+            raise ConfigError(
+                f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
+            )
 
     @classmethod
     @abstractmethod
@@ -66,7 +75,7 @@ class TextTask(Task[Decoder | Encoder, Batch]):
         tokenizer: Tokenizer,
         spec: ModelSpec,
         length: int,
-        config: TrainConfig | None = None,
+        config: TextConfig | None = None,
     ) -> Rows | MaskedRows:
         """Rows of `length` tokens of a token file; as they are when held-out text is measured, where something in them
         is drawn. With the defaults of the settings unless they are given."""

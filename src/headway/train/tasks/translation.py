@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 import torch
+from pydantic import model_validator
 
 from headway.data.pairs import (
     END,
@@ -22,11 +24,71 @@ from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.patterns import Full
 from headway.text import Tokenizer
+from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Sums, Task
-from headway.train.translation_config import TranslationConfig
+
+
+class TranslationConfig(TrainConfig):
+    """Settings of a translator's training."""
+
+    task: str | None = setting("translation", TASK, group="Task")
+
+    source: str = setting(..., "sentences to translate, one a line (.gz may be read)", group="Data")
+    target: str = setting(..., "their translations, line by line", group="Data")
+    validation_source: str | None = setting(None, "held-out sentences", group="Data")
+    validation_target: str | None = setting(None, "their translations", group="Data")
+    vocab: int = setting(
+        4096, "size of the byte-level BPE that both languages share", group="Data", unit="tokens", ge=258
+    )
+
+    layers: int = setting(3, "layers of the encoder, and of the decoder", group="Model", ge=1)
+    width: int = setting(256, "width of the model", group="Model", unit="features", ge=8)
+    heads: int = setting(4, "attention heads", group="Model", ge=1)
+    hidden: int = setting(1024, "width of the feed-forward", group="Model", unit="features", ge=8)
+    order: Literal["post", "pre"] = setting("post", "where the norms stand (2017: post)", group="Model")
+    dropout: float = setting(
+        0.1, "dropout of every sublayer and of embeddings", group="Model", ge=0.0, lt=1.0
+    )
+    context: int = setting(256, "longest sentence, in tokens", group="Model", unit="tokens", ge=2)
+
+    batch_tokens: int = setting(
+        2048, "slots of a step on either side, padding included", group="Batch", unit="tokens", ge=2
+    )
+    steps: int = setting(
+        2000, "length of the run", group="Length", unit="optimizer steps", ge=1, on_resume="same bits"
+    )
+
+    warmup: int = setting(800, "steps of linear warm-up", group="Optimizer", unit="steps", ge=1)
+    lr_scale: float = setting(1.0, "factor on the rate of the schedule", group="Optimizer", gt=0)
+    beta1: float = setting(0.9, "Adam's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
+    beta2: float = setting(0.98, "Adam's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
+    eps: float = setting(1e-9, "Adam's epsilon", group="Optimizer", gt=0)
+    label_smoothing: float = setting(
+        0.1, "share of the target that all tokens share evenly", group="Optimizer", ge=0.0, lt=1.0
+    )
+
+    out: str = setting("runs/translation", "folder of the run", group="Output", on_resume="same bits")
+    log_every: int = setting(
+        50, "a progress line every N steps", group="Output", unit="steps", ge=1, on_resume="same bits"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TranslationConfig:
+        if (self.validation_source is None) != (self.validation_target is None):
+            raise ValueError("validation_source and validation_target belong together; give both, or none")
+        if self.eval_every is not None and self.validation_source is None:
+            raise ValueError("eval_every needs validation_source and validation_target")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
+        if self.batch_tokens < self.context:
+            raise ValueError(
+                f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one "
+                "or lower the other"
+            )
+        return self
 
 
 class Translation(Task[EncoderDecoder, PairBatch]):

@@ -1,0 +1,81 @@
+"""A task in a file of its own, outside of the package: a word, and the same word backwards."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_lowercase
+
+import torch
+from torch import Tensor
+
+from headway.data.order import keyed
+from headway.models import Decoder, ModelSpec, build
+from headway.nn import IGNORE_INDEX
+from headway.text import train_characters
+from headway.train import Evaluation, Sums, Task
+from headway.train.config import TrainConfig, setting
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.optimizer import Optimizer
+
+HELD_OUT = -1
+
+
+class ReversalConfig(TrainConfig):
+    """Settings of `Reversal`."""
+
+    task: str | None = setting(f"{__name__}:Reversal", "this task", group="Task")
+    letters: int = setting(4, "length of a word", group="Data", ge=1)
+    rows: int = setting(12, "words of a step", group="Batch", ge=2)
+    steps: int = setting(6, "length of the run", group="Length", ge=1, on_resume="same bits")
+    lr: float = setting(3e-3, "learning rate", group="Optimizer", gt=0)
+
+
+class Reversal(Task[Decoder, Tensor]):
+    """Words are drawn by (seed, step); only the second half of a row is trained."""
+
+    settings = ReversalConfig
+    next_command = "headway generate {model} --prompt abcd"
+
+    def __init__(self, config: ReversalConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+        self.config, self.steps = config, config.steps
+        self.tokenizer = train_characters([ascii_lowercase], 5 + 256 + 26)
+        self.letters = torch.tensor(self.tokenizer.encode(ascii_lowercase, bos=False, eos=False))
+        size = {
+            "width": 16,
+            "heads": 2,
+            "kv_heads": 1,
+            "head_dim": 8,
+            "hidden": 24,
+            "context": 2 * config.letters + 2,
+        }
+        spec = ModelSpec.of_depth(1, self.tokenizer.vocab_size, **size)
+        model = build(spec, dtype=torch.float32, seed=config.seed)
+        assert isinstance(model, Decoder)
+        self.model, self.data = model, {"letters": config.letters}
+
+    def optimizer(self, pool: MicrobatchPool) -> Optimizer:
+        return Optimizer.single(self.model, torch.optim.Adam(self.model.parameters(), self.config.lr))
+
+    def schedule(self, step: int, seconds: float) -> float:
+        return 1.0
+
+    def words(self, step: int) -> Tensor:
+        noise = torch.Generator().manual_seed(keyed(self.config.seed, step) >> 1)
+        picked = torch.randint(26, (self.config.rows, self.config.letters), generator=noise)
+        return self.letters[torch.cat([picked, picked.flip(1)], 1)]
+
+    def batches(self, step: int) -> Sequence[Tensor]:
+        return self.words(step).chunk(2)
+
+    def count(self, batch: Tensor) -> int:
+        return len(batch) * self.config.letters
+
+    def loss(self, model: Decoder, batch: Tensor) -> Sums:
+        targets = batch[:, 1:].clone()
+        targets[:, : self.config.letters - 1] = IGNORE_INDEX
+        found = model(batch[:, :-1], targets=targets)
+        return Sums(found.total, found.nats)
+
+    def evaluate(self, model: Decoder, pool: MicrobatchPool, *, last: bool) -> Evaluation:
+        words = self.words(HELD_OUT)
+        with torch.no_grad():
+            return Evaluation(float(self.loss(model, words).loss), self.count(words))
