@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
 
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.errors import ConfigError, HeadwayError
 from headway.models import ModelSpec
@@ -75,7 +75,7 @@ def specs(draw) -> ModelSpec:
 def test_every_spec_comes_back_from_its_config(spec):
     config = config_from_spec(spec)
     assert spec_from_config(config) == spec
-    assert (config["model_type"] == "headway") == (why_not_plain(spec) is not None)
+    assert (config["model_type"] == "headway") == (unsupported_by_transformers(spec) is not None)
 
 
 @given(specs())
@@ -299,10 +299,18 @@ def test_theta_is_kept_when_scaling_is_added():
 
 def test_why_a_spec_is_not_plain():
     spec = spec_from_config(config_dict("llama"))
-    assert why_not_plain(spec) is None
-    assert why_not_plain(replace(spec, positions=spec.positions.with_pairing("adjacent"))) == "rotary pairing"
-    assert why_not_plain(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
-    assert why_not_plain(spec.with_patterns([Window.last(2), Window.last(3), Causal()])) == "windows"
+    assert unsupported_by_transformers(spec) is None
+    assert (
+        unsupported_by_transformers(replace(spec, positions=spec.positions.with_pairing("adjacent")))
+        == "rotary pairing"
+    )
+    assert (
+        unsupported_by_transformers(spec.with_patterns(Causal() & (Window.last(2) | Sink(1)))) == "patterns"
+    )
+    assert (
+        unsupported_by_transformers(spec.with_patterns([Window.last(2), Window.last(3), Causal()]))
+        == "windows"
+    )
 
 
 def test_a_newer_format_is_refused():

@@ -13,7 +13,7 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from headway.checkpoints import config_from_spec, spec_from_config
 from headway.checkpoints.folder import load_folder, save_folder
-from headway.checkpoints.hf.config import why_not_plain
+from headway.checkpoints.hf.config import unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.rules import fused, same
 from headway.checkpoints.hf.layouts.tensors import exported
@@ -172,7 +172,7 @@ def test_alibi_of_other_slopes_is_saved_as_ours(tmp_path: Path) -> None:
     other = replace(spec, positions=LinearBias())
     assert config_from_spec(spec)["model_type"] == "falcon"
     assert config_from_spec(other)["model_type"] == "headway"
-    assert "positions" in str(why_not_plain(other))
+    assert "positions" in str(unsupported_by_transformers(other))
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -183,7 +183,7 @@ def test_one_stack_of_a_family_of_two_is_saved_as_ours_and_the_other_way_round(p
         config = config_from_spec(spec)
         assert config["model_type"] == "headway"
         assert spec_from_config(config) == spec
-        assert why_not_plain(spec) == "encoder"
+        assert unsupported_by_transformers(spec) == "encoder"
 
 
 PUBLISHED = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
-from headway.checkpoints.hf.config import config_from_spec, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, unsupported_by_transformers
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model, restore
 from headway.cli import run as cli
@@ -202,7 +202,7 @@ def test_what_transformers_cannot_say_is_saved_as_headway_s_own(
     family: str, changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     model = build(ModelSpec.of(family, **{**SMALL, **changes}), seed=1).eval()
-    assert why in str(why_not_plain(model.spec))
+    assert why in str(unsupported_by_transformers(model.spec))
     save_folder(tmp_path / "m", model)
     folder = load_folder(tmp_path / "m")
     assert folder.config["model_type"] == "headway"
@@ -216,7 +216,7 @@ def test_row_85_wobert_is_saved_as_the_bert_that_it_is(tmp_path: Path) -> None:
     model = build(spec, seed=1).eval()
     save_folder(tmp_path / "m", model)
     assert load_folder(tmp_path / "m").spec == spec
-    assert why_not_plain(spec) is None
+    assert unsupported_by_transformers(spec) is None
     theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
     given, tokens = inputs(theirs)
     assert isinstance(model, Encoder)
@@ -231,7 +231,7 @@ def test_row_85_nezha_is_headway_s_own(tmp_path: Path) -> None:
     model = build(spec, seed=1).eval()
     save_folder(tmp_path / "m", model)
     assert config_from_spec(spec)["model_type"] == "headway"
-    assert why_not_plain(spec) == "family (nezha)"
+    assert unsupported_by_transformers(spec) == "family (nezha)"
     again = build_model(load_folder(tmp_path / "m"))
     ids = torch.randint(0, 61, (1, 9), generator=torch.Generator().manual_seed(0))
     assert torch.equal(again(ids), model(ids))

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from headway.checkpoints import load_folder, save_folder
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import build_model
@@ -279,7 +279,7 @@ def test_what_transformers_cannot_say_it_is_not_given(
     spec = ModelSpec.of("longformer", vocab=VOCAB, width=32, layers=2, heads=4, hidden=48,
                         **{"positions": Learned(40, offset=2), "trained_context": 40, **fields})  # fmt: skip
     spec = spec if head is None else spec.with_head(head)
-    assert why_not_plain(spec) == what
+    assert unsupported_by_transformers(spec) == what
     model = build(spec, seed=0).eval()
     save_folder(tmp_path / "m", model)
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "headway"

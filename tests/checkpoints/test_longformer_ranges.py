@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headway.checkpoints.hf.config import spec_from_config
 from headway.checkpoints.hf.layouts import LAYOUTS
+from headway.checkpoints.hf.layouts.rules import layered
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.models import build
 from headway.patterns import Global, Window
@@ -26,7 +27,7 @@ def pair() -> tuple[Any, Any]:
     own = build(spec, seed=0).eval()
     theirs = model.state_dict()
     with torch.no_grad():
-        rules = LAYOUTS["longformer"].tensors.rules(spec)
+        rules = layered(LAYOUTS["longformer"].tensors.rules(spec), spec.layers)
         filled = {
             name: part
             for rule in rules

@@ -14,7 +14,7 @@ from headway.checkpoints import (
     load_model,
     save_folder,
     spec_from_config,
-    why_not_plain,
+    unsupported_by_transformers,
 )
 from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
@@ -130,7 +130,7 @@ def test_its_config_is_its_own(tmp_path: Path) -> None:
 
 def test_what_it_cannot_express_is_a_folder_of_ours(tmp_path: Path) -> None:
     odd = spec(hidden=40)
-    assert why_not_plain(odd) == "hidden"
+    assert unsupported_by_transformers(odd) == "hidden"
     assert config_from_spec(odd)["model_type"] == "headway"
     save_folder(tmp_path / "m", build(odd, seed=0))
     assert load_model(tmp_path / "m").spec == odd

@@ -2,7 +2,7 @@
 
 from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, why_not_plain
+from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model
@@ -32,6 +32,6 @@ __all__ = [
     "save_folder",
     "save_state",
     "spec_from_config",
-    "why_not_plain",
+    "unsupported_by_transformers",
     "write_tensors",
 ]

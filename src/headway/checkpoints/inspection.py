@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
-from headway.checkpoints.hf.config import why_not_plain
+from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.storage.dtypes import choose_dtype, dtype_name
@@ -90,7 +90,6 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         {name: form.dtype for name, form in folder.tensors.forms.items()}, torch.device("cpu")
     )
     per_token = None if spec.linear is not None else cost.kv_bytes_per_token(spec, dtype)
-    reason = why_not_plain(spec)
     return Inspection(
         path=folder.path,
         model_type=str(folder.config.get("model_type")),
@@ -112,7 +111,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),
         generation=dict(folder.generation),
-        transformers="loads it" if reason is None else f"cannot express its {reason}",
+        transformers=transformers_verdict(spec),
     )
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, choose_dtype, load_folder, save_state, why_not_plain
+from headway.checkpoints import Folder, choose_dtype, load_folder, save_state
 from headway.checkpoints.folder import check_target
+from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
 from headway.checkpoints.tokenizer_files import TokenizerFiles
@@ -178,12 +179,11 @@ def lengthen(
         before_publishing=measure,
     )
     dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
-    reason = why_not_plain(spec)
     return Lengthened(
         source=folder.path,
         target=target,
         changed=changes(folder.spec, spec),
-        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
+        transformers=transformers_verdict(spec),
         dtype=str(dtype).removeprefix("torch."),
         parameters=(cost.parameter_count(folder.spec), cost.parameter_count(spec)),
         context=(known, context),

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, choose_dtype, load_model, save_state, why_not_plain
+from headway.checkpoints import Folder, choose_dtype, load_model, save_state
 from headway.checkpoints.folder import check_target
+from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import fill
 from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
@@ -170,12 +171,11 @@ def operate(
     )
     ((now, logits_after),) = found
     dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
-    reason = why_not_plain(spec)
     return Operation(
         source=folder.path,
         target=target,
         changed=changes(folder.spec, spec),
-        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
+        transformers=transformers_verdict(spec),
         choices=choices,
         dtype=str(dtype).removeprefix("torch."),
         context=context,

@@ -18,7 +18,7 @@ from torch import Tensor
 from headway.checkpoints.folder import SHARD_BYTES, SavesItself, check_target, load_folder, save_state
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.grouping import repeat_kv_heads
-from headway.checkpoints.hf.config import why_not_plain
+from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
@@ -158,7 +158,6 @@ def convert(
         shard_bytes=shard_bytes,
         before_publishing=compare,
     )
-    reason = why_not_plain(spec)
     return Conversion(
         source=source,
         target=target,
@@ -169,7 +168,7 @@ def convert(
         source_kv_heads=found.spec.kv_heads,
         dtype=", ".join(sorted({dtype_name(form.dtype) for form in forms(state).values()})),
         rounding=rounding,
-        transformers="loads it" if reason is None else f"refuses it: it cannot express its {reason}",
+        transformers=transformers_verdict(spec),
         checks=tuple(checks),
     )
 

@@ -62,7 +62,7 @@ def config_from_spec(spec: ModelSpec) -> dict[str, Any]:
     return own_config(spec)
 
 
-def why_not_plain(spec: ModelSpec) -> str | None:
+def unsupported_by_transformers(spec: ModelSpec) -> str | None:
     """What keeps transformers from expressing a spec; None when it can."""
     spec = _shortest(spec)
     tried = [_written(layout, spec) for layout in layouts_for(spec.family)]
@@ -70,6 +70,12 @@ def why_not_plain(spec: ModelSpec) -> str | None:
     if lost and layout_of(spec.family) is None:
         return f"family ({spec.family})"
     return ", ".join(lost) or None
+
+
+def transformers_verdict(spec: ModelSpec) -> str:
+    """Whether transformers loads the folder of a spec and, if not, why, for a report."""
+    reason = unsupported_by_transformers(spec)
+    return "loads it" if reason is None else f"refuses it: it cannot express its {reason}"
 
 
 def _layout(config: Mapping[str, Any]) -> Layout:

@@ -28,6 +28,8 @@ SIZES: FieldMap = {
     "init_std": "initializer_range",
 }
 """What most families name alike."""
+DECODER: FieldMap = {**SIZES, "attention_dropout": "attention_dropout", "tied": "tie_word_embeddings"}
+"""What most newer decoders name alike."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, qkv, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
@@ -32,13 +32,12 @@ ZERO = (0, None)
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs = "model.layers.#.", "transformer.h.#."
-    rules = [
+    return [
         *ends(spec, "transformer.word_embeddings", "transformer.ln_f"),
         *sublayers("model.", "transformer.", {"embed_norm": "word_embeddings_layernorm"}, WB),
         *sublayers(ours, theirs, {**NAMES, **NORMS}, WB),
         *qkv(spec, f"{theirs}self_attention.query_key_value", by_group=True),
     ]
-    return layered(rules, spec.layers)
 
 
 BLOOM = Layout(
@@ -73,9 +72,5 @@ BLOOM = Layout(
     },
     read=lambda given, kind: {"hidden": 4 * given.whole("hidden_size")},
     write=lambda spec: {},
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
-    ),
+    tensors=decoder_names(_rules, "transformer.", "transformer.word_embeddings"),
 )

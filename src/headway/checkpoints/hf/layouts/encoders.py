@@ -10,7 +10,7 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import SIZES, FieldMap, activation, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, layered, same, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, same, sublayers
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
 from headway.positions import Learned
@@ -206,7 +206,7 @@ def stack_rules(spec: ModelSpec, prefix: str, more: dict[str, str] | None = None
     ]
     if isinstance(spec.positions, Learned):
         rules.append(same("model.embed_positions.weight", f"{prefix}embeddings.position_embeddings.weight"))
-    return layered(rules, spec.layers)
+    return rules
 
 
 def head_rules(spec: ModelSpec, masked: Mapping[str, str], dense: str, *, deep: bool = False) -> list[Rule]:

@@ -13,7 +13,7 @@ from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.bloom import NAMES
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, qkv, sublayers
 from headway.checkpoints.hf.rope import read_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -108,13 +108,12 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs, leaves = "model.layers.#.", "transformer.h.#.", WB if spec.qkv_bias else ("weight",)
-    rules = [
+    return [
         *ends(spec, "transformer.word_embeddings", "transformer.ln_f"),
         *sublayers(ours, theirs, NORMS.get(spec.order, NORMS["pre"]), WB),
         *sublayers(ours, theirs, NAMES, leaves),
         *qkv(spec, f"{theirs}self_attention.query_key_value", leaves, by_group=True),
     ]
-    return layered(rules, spec.layers)
 
 
 FALCON = Layout(
@@ -143,9 +142,5 @@ FALCON = Layout(
     },
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
-    ),
+    tensors=decoder_names(_rules, "transformer.", "transformer.word_embeddings"),
 )

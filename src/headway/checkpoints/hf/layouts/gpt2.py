@@ -11,9 +11,8 @@ from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import (
     WB,
     Rule,
-    TensorNames,
+    decoder_names,
     ends,
-    layered,
     qkv,
     same,
     sublayers,
@@ -103,13 +102,12 @@ def top_rules(spec: ModelSpec) -> list[Rule]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs = "model.layers.#.", "transformer.h.#."
-    rules = [
+    return [
         *top_rules(spec),
         *qkv(spec, f"{theirs}attn.c_attn", transpose=True),
         *(transposed(f"{ours}{a}.weight", f"{theirs}{b}.weight") for a, b in NAMES.items()),
         *sublayers(ours, theirs, NAMES, ("bias",)),
     ]
-    return layered(rules, spec.layers)
 
 
 GPT2 = Layout(
@@ -122,10 +120,7 @@ GPT2 = Layout(
     defaults=DEFAULTS,
     read=read_gpt2,
     write=write_gpt2,
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.wte.weight"},
-        unused=(".attn.bias", ".attn.masked_bias"),
+    tensors=decoder_names(
+        _rules, "transformer.", "transformer.wte", unused=(".attn.bias", ".attn.masked_bias")
     ),
 )

@@ -19,7 +19,7 @@ from headway.checkpoints.hf.layouts.gpt2 import (
     top_rules,
     write_gpt2,
 )
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, qkv, sublayers
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
@@ -45,12 +45,11 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     theirs = "transformer.h.#."
-    rules = [
+    return [
         *top_rules(spec),
         *qkv(spec, f"{theirs}attn.c_attn", by_group=spec.kv_heads > 1),
         *sublayers("model.layers.#.", theirs, NAMES, WB),
     ]
-    return layered(rules, spec.layers)
 
 
 GPT_BIGCODE = Layout(
@@ -68,10 +67,7 @@ GPT_BIGCODE = Layout(
     defaults={**DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.wte.weight"},
-        unused=(".attn.bias", ".attn.masked_bias"),
+    tensors=decoder_names(
+        _rules, "transformer.", "transformer.wte", unused=(".attn.bias", ".attn.masked_bias")
     ),
 )

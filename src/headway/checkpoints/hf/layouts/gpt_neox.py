@@ -6,22 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, FieldMap
+from headway.checkpoints.hf.config_keys import DECODER, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, read_partial, rope_parameters, write_partial
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, qkv, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
-    **SIZES,
+    **DECODER,
     "kv_heads": "num_attention_heads",
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
     "dropout": "hidden_dropout",
-    "attention_dropout": "attention_dropout",
     "norm_eps": "layer_norm_eps",
-    "tied": "tie_word_embeddings",
 }
 NAMES = {
     "input_layernorm": "input_layernorm",
@@ -60,13 +58,12 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs, leaves = "model.layers.#.", "gpt_neox.layers.#.", WB if spec.qkv_bias else ("weight",)
-    rules = [
+    return [
         *ends(spec, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", head="embed_out"),
         *sublayers(ours, theirs, NAMES, WB),
         *sublayers(ours, theirs, {"self_attn.o_proj": "attention.dense"}, leaves),
         *qkv(spec, f"{theirs}attention.query_key_value", leaves, by_group=True),
     ]
-    return layered(rules, spec.layers)
 
 
 GPT_NEOX = Layout(
@@ -95,10 +92,11 @@ GPT_NEOX = Layout(
     },
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="gpt_neox.",
-        aliases={"embed_out.weight": "gpt_neox.embed_in.weight"},
+    tensors=decoder_names(
+        _rules,
+        "gpt_neox.",
+        "gpt_neox.embed_in",
+        head="embed_out",
         unused=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     ),
 )

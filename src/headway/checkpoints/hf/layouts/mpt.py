@@ -10,7 +10,7 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import HARMLESS, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import Rule, decoder_names, ends, qkv, sublayers
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import LinearBias
@@ -85,12 +85,11 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     theirs, leaves = "transformer.blocks.#.", ("weight",)
-    rules = [
+    return [
         *ends(spec, "transformer.wte", "transformer.norm_f", leaves),
         *sublayers("model.layers.#.", theirs, NAMES, leaves),
         *qkv(spec, f"{theirs}attn.Wqkv", leaves),
     ]
-    return layered(rules, spec.layers)
 
 
 MPT = Layout(
@@ -127,9 +126,5 @@ MPT = Layout(
     },
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        prefix="transformer.",
-        aliases={"lm_head.weight": "transformer.wte.weight"},
-    ),
+    tensors=decoder_names(_rules, "transformer.", "transformer.wte"),
 )

@@ -6,19 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, FieldMap, gelu_new
+from headway.checkpoints.hf.config_keys import DECODER, FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, same, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, same, sublayers
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
-    **SIZES,
+    **DECODER,
     "dropout": ("resid_pdrop", "embd_pdrop"),
-    "attention_dropout": "attention_dropout",
     "norm_eps": "layer_norm_eps",
-    "tied": "tie_word_embeddings",
 }
 NAMES = {
     **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
@@ -50,12 +48,11 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    rules = [
+    return [
         *ends(spec, "model.embed_tokens", "model.final_layernorm"),
         *sublayers("model.layers.#.", "model.layers.#.", NAMES, WB),
         same("lm_head.bias", "lm_head.bias"),
     ]
-    return layered(rules, spec.layers)
 
 
 PHI = Layout(
@@ -82,8 +79,5 @@ PHI = Layout(
     },
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        aliases={"lm_head.weight": "model.embed_tokens.weight"},
-    ),
+    tensors=decoder_names(_rules, "", "model.embed_tokens"),
 )

@@ -42,7 +42,7 @@ class TensorNames:
     """How one family names its tensors.
 
     Attributes:
-        rules: how tensors correspond, for a spec.
+        rules: how tensors correspond, for a spec; one with "#" stands for all layers.
         prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
         aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal. Where
             nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
@@ -137,6 +137,20 @@ def qkv(
         else:
             rules.append(fused(ours, f"{theirs}.{leaf}", [heads * d, kv_heads * d, kv_heads * d], transpose))
     return rules
+
+
+def decoder_names(
+    rules: Callable[[ModelSpec], Sequence[Rule]],
+    prefix: str,
+    embedding: str,
+    *,
+    head: str = "lm_head",
+    unused: Sequence[str] = (),
+) -> TensorNames:
+    """The names of a decoder whose output layer may be its embedding."""
+    return TensorNames(
+        rules=rules, prefix=prefix, aliases={f"{head}.weight": f"{embedding}.weight"}, unused=unused
+    )
 
 
 def ends(

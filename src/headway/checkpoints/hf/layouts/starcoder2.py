@@ -6,26 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import SIZES, FieldMap
+from headway.checkpoints.hf.config_keys import DECODER, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, ends, layered, sublayers
+from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, sublayers
 from headway.checkpoints.hf.rope import read_rope
 from headway.checkpoints.hf.windows import from_foreign
 from headway.models import ModelSpec
 from headway.patterns import Window
 
 KEYS: FieldMap = {
-    **SIZES,
+    **DECODER,
     "kv_heads": "num_key_value_heads",
     "qkv_bias": "use_bias",
     "out_bias": "use_bias",
     "mlp_bias": "use_bias",
     "dropout": ("residual_dropout", "embedding_dropout"),
-    "attention_dropout": "attention_dropout",
     "norm_eps": "norm_epsilon",
-    "tied": "tie_word_embeddings",
 }
 ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
 FORWARD = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
@@ -55,12 +53,11 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     layer, leaves = "model.layers.#.", WB if spec.qkv_bias else ("weight",)
-    rules = [
+    return [
         *ends(spec, "model.embed_tokens", "model.norm"),
         *sublayers(layer, layer, {name: name for name in NORMS}, WB),
         *sublayers(layer, layer, {**{name: name for name in ATTENTION}, **FORWARD}, leaves),
     ]
-    return layered(rules, spec.layers)
 
 
 STARCODER2 = Layout(
@@ -99,8 +96,5 @@ STARCODER2 = Layout(
     },
     read=_read,
     write=_write,
-    tensors=TensorNames(
-        rules=_rules,
-        aliases={"lm_head.weight": "model.embed_tokens.weight"},
-    ),
+    tensors=decoder_names(_rules, "", "model.embed_tokens"),
 )

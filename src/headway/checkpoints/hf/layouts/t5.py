@@ -133,11 +133,11 @@ T5 = Layout(
     defaults=DEFAULTS,
     read=_read,
     write=_write,
-    # one that no layer reads, in old files
     tensors=TensorNames(
         rules=_rules,
         aliases=_aliases,
         stand_in={"lm_head.weight": "shared.weight"},
+        # one that no layer reads, in old files
         unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     ),
 )

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, same
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, same
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, blank
@@ -137,8 +137,8 @@ class _Resolved:
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
         """By their name."""
-        rules = [replace(rule, theirs=self.place(rule.theirs)) for rule in self.names.rules(self.spec)]
-        return {rule.theirs: rule for rule in rules}
+        rules = layered(self.names.rules(self.spec), self.spec.layers)
+        return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
 
     def shape(self, rule: Rule) -> tuple[int, ...]:
         """Of their tensor."""
