@@ -27,7 +27,7 @@ def draw(count: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> tupl
 
 
 def state(cache: KVCache) -> tuple[Any, ...]:
-    return cache.lengths, *(t.clone() for t in (*cache.storage.tensors, cache.table.index))
+    return cache.lengths, *(t.clone() for t in (*cache.storage.tensors, cache.table.tokens.index))
 
 
 def assert_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:

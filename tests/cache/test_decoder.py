@@ -84,7 +84,7 @@ def test_a_trim_that_one_layer_refuses_changes_no_layer() -> None:
     assert cache.lengths == (20, 20)
     cache.trim([2, 0])
     assert cache.lengths == (18, 20)
-    assert [(layer.table.index.amax(1) + 1).tolist() for layer in cache.layers] == [[18, 20]] * 3
+    assert [(layer.table.tokens.index.amax(1) + 1).tolist() for layer in cache.layers] == [[18, 20]] * 3
     forward(cache, cache.next_tokens(1))
     assert cache.length.tolist() == [19, 21]
 

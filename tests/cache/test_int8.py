@@ -72,8 +72,8 @@ def test_every_split_stores_the_same_bits(case: Case, kind: str) -> None:
             _, k, v, tokens, _ = rows.chunk([begin] * 2, [count] * 2)
             cache.update(k, v, tokens)
             begin += count
-        row, slot = (cache.table.index >= 0).nonzero(as_tuple=True)
-        index = cache.table.index[row, slot]
+        row, slot = (cache.table.tokens.index >= 0).nonzero(as_tuple=True)
+        index = cache.table.tokens.index[row, slot]
         assert len(index) >= 2 * min(n, case.slots or n)
         k, v, k_scale, v_scale = cache.storage.tensors
         stored = ((k, k_scale), (v, v_scale))

@@ -112,7 +112,7 @@ def test_a_global_token_is_pinned_and_not_in_the_ring_too() -> None:
     x = numbers(0, 3)
     cache.update(x, x, Tokens.range(3).with_global([0, 2]))
     give(cache, *[1] * 30)
-    held = sorted(i for i in cache.table.index[0].tolist() if i >= 0)
+    held = sorted(i for i in cache.table.tokens.index[0].tolist() if i >= 0)
     assert held == [0, 2, *range(27, 33)]
     assert cache.bound == 1 + (REACH + 2) + 1
 
@@ -122,7 +122,7 @@ def test_global_tokens_of_rows_are_their_own() -> None:
     x = numbers(0, 4, 2)
     cache.update(x, x, Tokens.range(4).with_global([[0, 1], [3]]))
     give(cache, *[1] * 20)
-    held = [{i for i in row if 0 <= i < 10} for row in cache.table.index.tolist()]
+    held = [{i for i in row if 0 <= i < 10} for row in cache.table.tokens.index.tolist()]
     assert held == [{0, 1}, {3}]
 
 
@@ -133,7 +133,7 @@ def test_marks_do_not_pin_where_the_pattern_has_no_global_keys() -> None:
     assert keys.tokens.globals[0].tolist() == [True, False, False, False]
     give(cache, *[1] * 20)
     assert cache.slots == cache.bound
-    assert not cache.table.is_global.any()
+    assert not cache.table.tokens.is_global.any()
 
 
 @pytest.mark.parametrize("slack", [0, 1, 3])

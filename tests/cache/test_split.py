@@ -38,7 +38,7 @@ def new_cache(
 
 def poison(cache: KVCache) -> None:
     """Slots that hold no token hold NaN: in int8, in their scale."""
-    empty = cache.table.index < 0
+    empty = cache.table.tokens.index < 0
     for t in cache.storage.tensors:
         if t.is_floating_point():
             t.transpose(1, 2)[empty] = float("nan")
@@ -182,7 +182,7 @@ def test_an_empty_chunk_changes_nothing(case: Case) -> None:
     padding = torch.full((2, KV_HEADS, 3, SIZE), float("nan"), dtype=torch.float64)
     cache.update(padding, padding, Tokens(torch.full((2, 3), -1)))
     assert cache.length.tolist() == [2 * W] * 2
-    assert torch.equal(cache.table.index, before.table.index)
+    assert torch.equal(cache.table.tokens.index, before.table.tokens.index)
     assert torch.equal(cache.storage.tensors[0], before.storage.tensors[0])
 
 

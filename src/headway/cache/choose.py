@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.cache.growing import Growing
-from headway.cache.layer_cache import KVCache
+from headway.cache.kv_cache import KVCache
 from headway.cache.policy import SlotPolicy
 from headway.cache.ring import Ring
 from headway.cache.spec import CacheSpec

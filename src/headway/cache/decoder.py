@@ -10,7 +10,8 @@ from typing import final
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache.choose import slot_policy
-from headway.cache.layer_cache import Cache, KVCache, LayerCache, broken_off
+from headway.cache.kv_cache import KVCache
+from headway.cache.layer_cache import Cache, LayerCache, broken_off
 from headway.cache.lengths import Documents, SequenceLengths
 from headway.cache.linear_attention import LinearAttentionCache
 from headway.cache.policy import SlotPolicy
@@ -66,22 +67,6 @@ class DecoderCache(Cache):
             if layer.steps != layer.sequences.steps or not same:
                 raise broken_off("layer 0", first.documents, f"layer {i}", layer.documents)
         return first.sequences.rows
-
-    @property
-    def slots(self) -> int:
-        """The most slots that hold a token now, over the rows; summed over the layers."""
-        return sum(layer.slots for layer in self._layers)
-
-    @property
-    def bound(self) -> int | None:
-        """As in `Cache`; None when a layer has no bound."""
-        bounds = [layer.bound for layer in self._layers]
-        return None if None in bounds else sum(b for b in bounds if b is not None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of allocated keys and values in all layers."""
-        return sum(layer.nbytes for layer in self._layers)
 
     def __len__(self) -> int:
         return len(self._layers)

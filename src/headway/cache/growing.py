@@ -21,10 +21,11 @@ class Growing(SlotPolicy):
     """
 
     name = "growing"
+    has_formula = True
     retention: Retention = EVERYTHING
 
     def runs(self, begin: int, end: int) -> Sequence[Run]:
-        return [Run(begin, begin, end - begin)]
+        return [Run(begin, begin, end - begin)] if begin < end else []
 
     def slot_of(self, index: Tensor) -> Tensor:
         return index

@@ -1,6 +1,6 @@
 """What every cache does, that of one layer and that of all: numbers the next tokens, forgets, copies, chooses rows.
 
-Legend: B rows, K kv heads, T slots of a chunk, S slots attended over, D per key, E per value.
+Legend: B rows, T slots of a chunk.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from headway.attention import KeyValues
 from headway.cache.chunk import Chunk
-from headway.cache.lengths import Documents, SequenceLengths, next_packed, next_tokens, trimmed
-from headway.cache.policy import SlotPolicy
-from headway.cache.spec import CacheSpec
-from headway.cache.storage import Storage
+from headway.cache.lengths import Documents, SequenceLengths, trimmed
 from headway.cache.table import SlotTable
 from headway.errors import CacheError
 from headway.tokens import Tokens
@@ -80,7 +76,31 @@ class Cache(ABC):
         Raises:
             CacheError: numbers that do not fit, or a row of several documents (`next_packed`).
         """
-        return next_tokens(self.documents, self.device, count, lengths, side)
+        if count < 0:
+            raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
+        if side not in ("left", "right"):
+            raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
+        for b, row in enumerate(self.documents):
+            if not row.keys() <= {0}:
+                raise CacheError(
+                    f"next_tokens: row {b} has the documents {sorted(row)}; say which continue, and by how many "
+                    "tokens: next_packed"
+                )
+        seen = self.lengths
+        given = lengths.tolist() if isinstance(lengths, Tensor) else lengths
+        counts = (count,) * len(seen) if given is None else tuple(given)
+        if len(counts) != len(seen) or any(not 0 <= n <= count for n in counts):
+            raise CacheError(
+                f"next_tokens: lengths must be {len(seen)} numbers in 0..{count}, one per row, "
+                f"got {list(counts)}"
+            )
+        if len(set(seen)) == 1 and set(counts) == {count}:
+            return Tokens.range(count, start=seen[0], device=self.device)
+        size, begin = (
+            torch.tensor(n, dtype=torch.int64, device=self.device).unsqueeze(1) for n in (counts, seen)
+        )
+        rank = torch.arange(count, device=self.device) - (count - size if side == "left" else 0)
+        return Tokens(torch.where((rank >= 0) & (rank < size), begin + rank, -1))
 
     @final
     def next_packed(self, counts: Sequence[Mapping[int, int]], total: int | None = None) -> Tokens:
@@ -95,7 +115,22 @@ class Cache(ABC):
         Raises:
             CacheError: numbers that do not fit.
         """
-        return next_packed(self.documents, self.device, counts, total)
+        rows = self.documents
+        if len(counts) != len(rows) or any(n < 0 for row in counts for n in row.values()):
+            raise CacheError(
+                f"next_packed: give {{document: tokens}}, 0 tokens or more, for each of {len(rows)} rows, "
+                f"got {list(counts)}"
+            )
+        longest = max((sum(row.values()) for row in counts), default=0)
+        total = longest if total is None else total
+        if longest > total:
+            raise CacheError(f"next_packed: a row needs {longest} slots, but total is {total}")
+        place = torch.full((2, len(rows), total), -1, dtype=torch.int64)
+        for b, (row, new) in enumerate(zip(rows, counts, strict=True)):
+            tokens = [(row.get(d, 0) + i, d) for d, n in new.items() for i in range(n)]
+            place[:, b, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64).view(-1, 2).T
+        index, document = place.to(self.device)
+        return Tokens(index, document)
 
     # -- forgetting and copying ------------------------------------------------------------------------
 
@@ -165,20 +200,21 @@ class Cache(ABC):
     # -- what is stored --------------------------------------------------------------------------------
 
     @property
-    @abstractmethod
     def slots(self) -> int:
         """The most slots that hold a token now, over the rows; summed over the layers."""
+        return sum(layer.slots for layer in self.layers)
 
     @property
-    @abstractmethod
     def bound(self) -> int | None:
         """The most slots that a row of as many documents and global tokens ever holds, however long it gets, summed
-        over the layers; None when there is no such number."""
+        over the layers; None when a layer has no such number."""
+        bounds = [layer.bound for layer in self.layers]
+        return None if None in bounds else sum(b for b in bounds if b is not None)
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of allocated keys and values, or of sums, in all layers."""
+        return sum(layer.nbytes for layer in self.layers)
 
 
 class LayerCache(Cache):
@@ -227,95 +263,6 @@ class LayerCache(Cache):
     @abstractmethod
     def _reserve(self, tokens: int) -> None:
         """As `reserve`."""
-
-
-@final
-class KVCache(LayerCache):
-    """The past keys and values of one layer.
-
-    Law: for any way to cut a sequence into chunks, attending with each chunk's queries over the KeyValues that
-    `update` returns for it equals attending over the whole sequence at once, for every pattern whose retention the
-    table's policy keeps (`choose_cache`); for packed rows, document by document.
-
-    A slot carries its token (index, document, is_global, position), and patterns read that, never a slot's number; an
-    empty slot has index -1. What is said of a token is frozen when it is stored.
-
-    Args:
-        spec: what is stored.
-        table: in which slots; its own, or that of a decoder's layers of equal policy.
-    """
-
-    table: SlotTable
-
-    def __init__(self, spec: CacheSpec, table: SlotTable) -> None:
-        super().__init__(table.lengths)
-        self.table, self.storage = table, Storage(spec)
-
-    @staticmethod
-    def of(policy: SlotPolicy, spec: CacheSpec) -> KVCache:
-        """The cache of one layer, alone, with slots by this policy."""
-        return KVCache(spec, SlotTable(policy, SequenceLengths(spec.batch, spec.device)))
-
-    def update(self, k: Tensor, v: Tensor, tokens: Tokens) -> KeyValues:
-        """Stores a chunk and returns what its queries attend over: past and chunk, as one set of keys.
-
-        Args:
-            k: keys [B, K, T, D].  v: values [B, K, T, E].
-            tokens: of the chunk, [B|1, T]. The indices of each document go on where it ended (`documents`); empty
-                slots (index -1, padding) may stand anywhere, may hold anything and are not stored.
-        Returns:
-            KeyValues over S slots, in no order that one may rely on. They may be views of the cache: valid until
-            its next change. `tokens.start` is set whenever the keys are in order, so that fast kernels apply.
-        Raises:
-            CacheError: shapes, dtype, device or indices do not fit, or gradients are asked for. The cache is then
-                as it was.
-        """
-        self.storage.check(k, v, tokens.count)
-        keys = self.storage.append(k, v, self.table.place(self._chunk(tokens)))
-        self.steps = self.sequences.steps
-        return keys
-
-    def _check_trim(self, ends: Sequence[Documents]) -> None:
-        self.table.check_trim(ends)
-
-    def _select_rows(self, rows: Tensor) -> None:
-        self.storage.select_rows(rows)
-
-    def _reserve(self, tokens: int) -> None:
-        self.table.grow(self.table.policy.most(tokens))
-        self.storage.grow(self.table.slots)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what is stored."""
-        return self.storage.dtype
-
-    @property
-    def slots(self) -> int:
-        """The most slots that hold a token now, over the rows."""
-        return self.table.held
-
-    @property
-    def capacity(self) -> int:
-        """Slots that memory is allocated for now, per row."""
-        return self.storage.slots
-
-    @property
-    def bound(self) -> int | None:
-        """As in `Cache`: `SlotTable.bound`."""
-        return self.table.bound
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of allocated keys and values: `Storage.nbytes`."""
-        return self.storage.nbytes
-
-    def __repr__(self) -> str:
-        b, k, _, d = self.storage.tensors[0].shape
-        return (
-            f"KVCache({self.table.policy.name}, batch={b}, kv_heads={k}, head_dim={d}, lengths={list(self.lengths)}, "
-            f"capacity={self.capacity}, bound={self.bound}, {self.dtype})"
-        )
 
 
 def broken_off(

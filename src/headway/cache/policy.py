@@ -79,11 +79,13 @@ class SlotPolicy(ABC):
 
     # -- in which slots --------------------------------------------------------------------------------
 
-    def runs(self, begin: int, end: int) -> Sequence[Run] | None:
-        """The slots of the tokens begin..end-1 in every row that is document 0 alone and has no pinned tokens but
-        sinks; None: there is no formula, and `place` is asked. Tokens that are kept together have different slots,
-        all below `most`, and a document of up to `most` tokens lies in order, from slot 0 on."""
-        return None
+    has_formula: ClassVar[bool] = False
+
+    def runs(self, begin: int, end: int) -> Sequence[Run]:
+        """Where there is a formula: the slots of the tokens begin..end-1 in every row that is document 0 alone and has
+        no pinned tokens but sinks. Tokens that are kept together have different slots, all below `most`, and a document
+        of up to `most` tokens lies in order, from slot 0 on."""
+        raise NotImplementedError
 
     def slot_of(self, index: Tensor) -> Tensor:
         """The formula of `runs`, for tensors of indices."""

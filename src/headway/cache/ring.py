@@ -28,6 +28,7 @@ class Ring(SlotPolicy):
     """
 
     name = "ring"
+    has_formula = True
 
     def __post_init__(self) -> None:
         if self.recent is None:

@@ -84,7 +84,9 @@ class Storage:
             seen = [own.narrow(2, 0, tokens.count) for own in self.tensors]
         else:
             seen = [
-                torch.cat([*(own.narrow(2, *run) for run in past), some], 2) if past else some
+                torch.cat([*(own.narrow(2, slot, count) for slot, count, _ in past), some], 2)
+                if past
+                else some
                 for own, some in zip(self.tensors, given, strict=True)
             ]
             self._write(given, placement)
@@ -98,7 +100,7 @@ class Storage:
                 own[row_N, :, slot_N] = (
                     some.transpose(1, 2).flatten(0, 1) if whole else some[row_N, :, column_N]
                 )
-            for slot, column, count in placement.runs or ():
+            for slot, column, count in placement.runs:
                 whole = count == some.shape[2]
                 own.narrow(2, slot, count).copy_(some if whole else some.narrow(2, column, count))
 

@@ -6,20 +6,22 @@ Legend: B rows, S slots, T slots of a chunk, N tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from headway.cache.chunk import Chunk
 from headway.cache.lengths import Documents, SequenceLengths, name
-from headway.cache.policy import Run, SlotPolicy
+from headway.cache.policy import SlotPolicy
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
 Columns = tuple[int, int, int]
 """(slot, column, count): the chunk's columns column, column + 1, ... go to the slots slot, slot + 1, ..."""
+
+FIELDS = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
+"""What is kept of a token: fields of `Tokens`, and their values where a field is None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,47 +31,45 @@ class Placement:
     Attributes:
         chunk: the chunk.
         capacity: slots that a layer must have.
-        past: None: the chunk is stored first, and its queries attend over the slots 0..span-1 where they lie.
-            Else (slot, count) of what they see of the past; a copy of it is put before the chunk, since storing
-            the chunk overwrites some of it.
-        span: slots in use.
+        past: None: the chunk is stored first, and its queries attend over the first slots where they lie.
+            Else (slot, count, first index if known) of what they see of the past; a copy of it is put before the
+            chunk, since storing the chunk overwrites some of it.
         tokens: of what is attended over.
-        runs: where each column of the chunk goes, in every row; None: see `at`.
+        runs: where each column of the chunk goes, in every row, where `at` is None.
         at: (row, slot, column) of each token that is stored, each int64 [N]; column None: all, row by row.
     """
 
     chunk: Chunk
     capacity: int
-    past: tuple[tuple[int, int], ...] | None
-    span: int
+    past: Sequence[tuple[int, int, int | None]] | None
     tokens: Tokens
-    runs: tuple[Columns, ...] | None
+    runs: Sequence[Columns]
     at: tuple[Tensor, Tensor, Tensor | None] | None
 
 
 class SlotTable:
-    """The token of every slot: index, document, is_global and position, each [B, S]; an empty slot has index -1.
+    """The token of every slot.
 
-    `document`, `is_global` and `position` exist from the first chunk on that has them, and are frozen when a token is
-    stored. Tensors are made outside inference mode, so that a cache filled there can be continued elsewhere.
+    Tensors are made outside inference mode, so that a cache filled there can be continued elsewhere.
 
     Args:
         policy: which tokens are kept, and in which slots.
         lengths: of the sequences; shared with the other tables of a decoder.
+
+    Attributes:
+        tokens: of the slots, [B, S]; an empty slot has index -1. `document`, `is_global` and `position` are there from
+            the first chunk on that has them, and do not change once a token is stored.
     """
 
     def __init__(self, policy: SlotPolicy, lengths: SequenceLengths) -> None:
         self.policy, self.lengths = policy, lengths
         batch = len(lengths.rows)
         with torch.inference_mode(False):
-            self.index = torch.full((batch, 0), -1, dtype=torch.int64, device=lengths.device)
-        self.document: Tensor | None = None
-        self.is_global: Tensor | None = None
-        self.position: Tensor | None = None
+            self.tokens = Tokens(torch.full((batch, 0), -1, dtype=torch.int64, device=lengths.device))
         # Of the tokens that are not pinned, a sequence holds those with floor <= index < length; 0 unless said.
         self._floors: list[Documents] = [{} for _ in range(batch)]
-        self._formula = policy.runs(0, 0) is not None  # whether all rows follow the policy's formula
-        self._span = 0
+        self._formula = policy.has_formula  # whether all rows follow it now
+        self._span = 0  # slots in use
         self._placed: Placement | None = None
 
     # -- taking a chunk --------------------------------------------------------------------------------
@@ -80,75 +80,65 @@ class SlotTable:
         if self._placed is None or self._placed.chunk is not chunk:
             pins = self.policy.retention.globals and chunk.any_global
             self._formula = self._formula and not chunk.packed and not pins
-            in_place = self._raise_floors(chunk)
+            start = chunk.tokens.start if self._formula else None
             with torch.inference_mode(False):
-                if self._formula and chunk.tokens.start is not None:
-                    self._placed = self._place_runs(chunk, chunk.tokens.start, in_place)
-                else:
-                    self._placed = self._place_tokens(chunk, in_place)
+                self._describe(chunk.tokens)
+                past = None if self._raise_floors(chunk) else self._past(start)
+                before = Tokens.cat([*(self._view(*some) for some in past or ()), chunk.tokens])
+                at = self._store(chunk) if start is None else None
+                runs = [] if start is None else self._store_runs(chunk, start)
+                tokens = self._everything() if past is None else before
+                self._placed = Placement(chunk, self.slots, past, tokens, runs, at)
         return self._placed
 
     def _raise_floors(self, chunk: Chunk) -> bool:
         """The floors after the chunk; True where nothing is forgotten that its own queries may see."""
-        if self.policy.recent is None:
-            return True
-        in_place, at_least = True, self.policy.seen_from
-        for floors, spans in zip(self._floors, chunk.spans, strict=True):
-            for document, (begin, end) in spans.items():
-                floor = max(floors.get(document, 0), self.policy.floor(end))
-                in_place = in_place and floor <= at_least(begin)
-                if floor:
-                    floors[document] = floor
+        in_place = True
+        if self.policy.recent is not None:
+            for floors, spans in zip(self._floors, chunk.spans, strict=True):
+                for document, (begin, end) in spans.items():
+                    floor = max(floors.get(document, 0), self.policy.floor(end))
+                    in_place = in_place and floor <= self.policy.seen_from(begin)
+                    if floor:
+                        floors[document] = floor
         return in_place
 
-    def _place_runs(self, chunk: Chunk, start: int, in_place: bool) -> Placement:
-        """Where every row goes on by the same indices, and the policy's formula says where."""
-        policy, end, sinks = self.policy, start + chunk.tokens.count, self.policy.retention.sinks
-        span = policy.most(end)
-        self._grow_to(span)
-        past = (
-            ()
-            if in_place
-            else (*self._runs(0, min(sinks, start)), *self._runs(policy.seen_from(start), start))
-        )
-        before = [self._view(run.slot, run.count, rows=1, start=run.index) for run in past]
-        tokens = None if in_place else Tokens.cat([*before, chunk.tokens])
-        kept = (*self._runs(start, min(end, sinks)), *self._runs(max(start, sinks, policy.floor(end)), end))
-        runs = tuple((run.slot, run.index - start, run.count) for run in kept)
-        for slot, column, count in runs:
-            some = chunk.tokens if count == chunk.tokens.count else chunk.tokens.slice(column, column + count)
-            self._write((slice(None), slice(slot, slot + count)), some)
-        self._span = span
-        where = None if in_place else tuple((run.slot, run.count) for run in past)
-        return Placement(chunk, self.slots, where, span, tokens or self._everything(), runs, None)
+    def _past(self, start: int | None) -> list[tuple[int, int, int | None]]:
+        """(slot, count, first index) of what the next queries may see: where all go on from `start`, in order."""
+        if start is None:
+            return [(0, self._span, None)] if self._span else []
+        spans = (0, min(self.policy.retention.sinks, start)), (self.policy.seen_from(start), start)
+        return [(run.slot, run.count, run.index) for span in spans for run in self.policy.runs(*span)]
 
-    def _runs(self, begin: int, end: int) -> Sequence[Run]:
-        return (self.policy.runs(begin, end) or ()) if begin < end else ()
+    def _store_runs(self, chunk: Chunk, start: int) -> list[Columns]:
+        """Every row goes on by the same indices, and the policy's formula says where."""
+        count, sinks = chunk.tokens.count, self.policy.retention.sinks
+        end = start + count
+        self._span = self.policy.most(end)
+        self._grow_to(self._span)
+        spans = (start, min(end, sinks)), (max(start, sinks, self.policy.floor(end)), end)
+        runs = [(run.slot, run.index - start, run.count) for span in spans for run in self.policy.runs(*span)]
+        for slot, column, some in runs:
+            tokens = chunk.tokens if some == count else chunk.tokens.slice(column, column + some)
+            self._write((slice(None), slice(slot, slot + some)), tokens)
+        return runs
 
-    def _place_tokens(self, chunk: Chunk, in_place: bool) -> Placement:
-        """Where rows go on differently: token by token."""
-        past = () if in_place or not self._span else ((0, self._span),)
-        before = [self._view(slot, count) for slot, count in past]
-        tokens = None if in_place else Tokens.cat([*before, chunk.tokens])
-        new = chunk.tokens.expand(len(self.index))
-        if chunk.packed and self.document is None:
-            self.document = torch.zeros_like(self.index)
+    def _store(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Rows go on differently: token by token."""
+        new = chunk.tokens.expand(len(self._floors))
         keep_BT = new.valid & self._is_kept(new)
         row_N, column_N = keep_BT.nonzero(as_tuple=True)
         some = new.map(lambda t: t[row_N, column_N].unsqueeze(0))
         if self._formula:
             slot_N = self.policy.slot_of(some.index[0])
         else:
-            held = self._view(0, self.slots)
-            self.index.masked_fill_(~self._is_kept(held), -1)
-            slot_N = self.policy.place(held, row_N, some)
+            self.tokens.index.masked_fill_(~self._is_kept(self.tokens), -1)
+            slot_N = self.policy.place(self.tokens, row_N, some)
         last = int(slot_N.max()) + 1 if len(slot_N) else 0
         self._grow_to(last)
         self._write((row_N, slot_N), some)
         self._span = max(self._span, last)
-        where = None if in_place else past
-        at = (row_N, slot_N, None if len(row_N) == keep_BT.numel() else column_N)
-        return Placement(chunk, self.slots, where, self._span, tokens or self._everything(), None, at)
+        return row_N, slot_N, None if len(row_N) == keep_BT.numel() else column_N
 
     def _is_kept(self, tokens: Tokens) -> Tensor:
         """Which of these tokens [B, N] are not to be forgotten: bool."""
@@ -158,18 +148,18 @@ class SlotTable:
         kept = kept | (tokens.index < self.policy.retention.sinks)
         return kept | tokens.globals if self.policy.retention.globals else kept
 
+    def _describe(self, new: Tokens) -> None:
+        """Adds the fields that the chunk has and the table has not."""
+        own = self.tokens
+        pairs = (own.document, new.document), (own.is_global, new.is_global), (own.position, new.position)
+        if any(have is None and given is not None for have, given in pairs):
+            self.tokens = Tokens.cat([own, new.slice(0, 0).expand(len(self._floors))])
+
     def _write(self, at: tuple[Tensor | slice, Tensor | slice], new: Tokens) -> None:
-        if new.is_global is not None and self.is_global is None:
-            self.is_global = torch.zeros_like(self.index, dtype=torch.bool)
-        if new.position is not None and self.position is None:
-            self.position = self.index.clone()
-        self.index[at] = new.index
-        if self.document is not None:
-            self.document[at] = new.documents
-        if self.is_global is not None:
-            self.is_global[at] = new.globals
-        if self.position is not None:
-            self.position[at] = new.positions
+        for field, value in FIELDS.items():
+            own: Tensor | None = getattr(self.tokens, field)
+            if own is not None:
+                own[at] = getattr(new, value)
 
     def _grow_to(self, slots: int) -> None:
         """At least so many slots: twice as many as before, but no more than the bound."""
@@ -179,44 +169,38 @@ class SlotTable:
 
     def grow(self, slots: int) -> None:
         """At least so many slots; the new ones are empty."""
-        more = slots - self.slots
-        if more <= 0:
-            return
-        with torch.inference_mode(False):
-            for field, value in (("index", -1), ("document", 0), ("is_global", False), ("position", -1)):
-                old: Tensor | None = getattr(self, field)
-                if old is not None:
-                    setattr(self, field, pad(old, (0, more), value=value))
+        if slots > self.slots:
+            with torch.inference_mode(False):
+                empty = self.tokens.index.new_full((len(self._floors), slots - self.slots), -1)
+                self.tokens = Tokens.cat([self.tokens, Tokens(empty)])
 
     # -- what is there ---------------------------------------------------------------------------------
 
-    def _view(self, slot: int, count: int, rows: int | None = None, start: int | None = None) -> Tokens:
-        """The tokens of neighbouring slots, as views. `rows=1`: all rows hold the same indices, so that one row stands
-        for them; `start`: they are known to be start, start + 1, ..."""
-        at = slice(slot, slot + count)
-        document, is_global, position = (
-            None if t is None else t[:, at] for t in (self.document, self.is_global, self.position)
-        )
-        return Tokens(self.index[:rows, at], document, is_global, position, start)
+    def _view(self, slot: int, count: int, start: int | None = None, *, alike: bool = False) -> Tokens:
+        """The tokens of neighbouring slots, as views. `start`: they are known to be start, start + 1, ... in every row;
+        `alike`: all rows hold the same indices. One row then stands for them."""
+        own, at, rows = self.tokens, slice(slot, slot + count), 1 if alike or start is not None else None
+        more = [None if t is None else t[:, at] for t in (own.document, own.is_global, own.position)]
+        return Tokens(own.index[:rows, at], more[0], more[1], more[2], start)
 
     def _everything(self) -> Tokens:
         """The slots in use; one row where all rows are alike, and with `start` where they are in order."""
         rows, floors = self.lengths.rows, self._floors
-        alike = self._formula and all(r == rows[0] for r in rows) and all(f == floors[0] for f in floors)
-        if not alike or not rows:
+        alike = all(row == rows[0] for row in rows) and all(row == floors[0] for row in floors)
+        if not (self._formula and rows and alike):
             return self._view(0, self._span)
         in_order = floors[0].get(0, 0) <= self.policy.retention.sinks
-        return self._view(0, self.policy.most(rows[0].get(0, 0)), 1, 0 if in_order else None)
+        return self._view(0, self.policy.most(rows[0].get(0, 0)), 0 if in_order else None, alike=True)
 
     @property
     def slots(self) -> int:
         """Slots of a row."""
-        return self.index.shape[1]
+        return self.tokens.count
 
     @property
     def held(self) -> int:
         """The most slots that hold a token now, over the rows."""
-        held = (self.index >= 0).sum(1)
+        held = self.tokens.valid.sum(1)
         return int(held.max()) if len(held) else 0
 
     @property
@@ -226,13 +210,11 @@ class SlotTable:
         recent, sinks = self.policy.recent, self.policy.retention.sinks
         if recent is None:
             return None
-        pinned = [0] * len(self.index)
-        if self.policy.retention.globals and self.is_global is not None:
-            pinned = (self.is_global & (self.index >= sinks)).sum(1).tolist()
-        each = (
-            max(1, len(row)) * (sinks + recent) + n for row, n in zip(self.lengths.rows, pinned, strict=True)
-        )
-        return max(each, default=sinks + recent)
+        documents = torch.tensor([max(1, len(row)) for row in self.lengths.rows])
+        most = documents * (sinks + recent)
+        if self.policy.retention.globals and self.tokens.is_global is not None:
+            most += (self.tokens.is_global & (self.tokens.index >= sinks)).sum(1).cpu()
+        return max(most.tolist(), default=sinks + recent)
 
     # -- forgetting and choosing rows ------------------------------------------------------------------
 
@@ -258,8 +240,9 @@ class SlotTable:
 
     def trim(self, ends: Sequence[Documents]) -> None:
         """Forgets tokens with index >= ends[b][document], after `check_trim`."""
+        index = self.tokens.index
         with torch.inference_mode(False):
-            self.index.masked_fill_(self.index >= per_slot(ends, self._view(0, self.slots)), -1)
+            index.masked_fill_(index >= per_slot(ends, self.tokens), -1)
         # A sequence cut back to its sinks, or to nothing, has lost nothing.
         sinks = self.policy.retention.sinks
         self._floors = [
@@ -271,27 +254,19 @@ class SlotTable:
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was."""
         with torch.inference_mode(False):
-            for field in ("index", "document", "is_global", "position"):
-                old: Tensor | None = getattr(self, field)
-                setattr(self, field, None if old is None else old.index_select(0, rows))
+            self.tokens = self.tokens.map(lambda t: t.index_select(0, rows))
         self._floors = [dict(self._floors[r]) for r in rows.tolist()]
         self._look_again()
 
     def _look_again(self) -> None:
         """Finds the slots in use, and whether rows follow the policy's formula again."""
-        self._placed = None
-        held = self.index >= 0
-        slot = torch.arange(self.slots, device=held.device)
-        self._span = int(((slot + 1) * held).max()) if held.numel() else 0
-        if self.document is not None and not bool((self.document * held).any()):
-            self.document = None
-        pinned = (
-            self.policy.retention.globals
-            and self.is_global is not None
-            and bool((self.is_global & held).any())
-        )
-        if self.policy.runs(0, 0) is not None and self.document is None and not pinned:
-            self._formula = bool((~held | (self.policy.slot_of(self.index) == slot)).all())
+        held, slot = self.tokens.valid, torch.arange(self.slots, device=self.lengths.device)
+        self._placed, self._span = None, int(((slot + 1) * held).max()) if held.numel() else 0
+        if not bool((self.tokens.documents * held).any()):
+            self.tokens = replace(self.tokens, document=None)
+        free = self.tokens.document is None and self.policy.has_formula
+        if free and not (self.policy.retention.globals and bool((self.tokens.globals & held).any())):
+            self._formula = bool((~held | (self.policy.slot_of(self.tokens.index) == slot)).all())
 
 
 def per_slot(values: Sequence[Mapping[int, int]], tokens: Tokens) -> Tensor:
@@ -300,16 +275,11 @@ def per_slot(values: Sequence[Mapping[int, int]], tokens: Tokens) -> Tensor:
 
     For values ({0: 4}, {0: 1, 7: 2}) and documents [[0, 0], [7, 3]]: [[4, 4], [2, 0]].
     """
-    device = tokens.device
+    known = [0] if tokens.document is None else sorted({0, *(document for row in values for document in row)})
+    value = [[row.get(document, 0) for document in known] for row in values]
+    value_BK = torch.tensor(value, dtype=torch.int64, device=tokens.device).reshape(-1, len(known))
     if tokens.document is None:
-        return torch.tensor([[row.get(0, 0)] for row in values], dtype=torch.int64, device=device).reshape(
-            -1, 1
-        )
-    known = sorted({document for row in values for document in row}) or [0]
-    value_BK = torch.tensor(
-        [[row.get(d, 0) for d in known] for row in values], dtype=torch.int64, device=device
-    )
-    known_K = torch.tensor(known, device=device)
+        return value_BK
+    known_K = torch.tensor(known, device=tokens.device)
     place_BN = torch.searchsorted(known_K, tokens.document.contiguous()).clamp_max(len(known) - 1)
-    value_BN = value_BK.reshape(len(values), -1).gather(1, place_BN)
-    return torch.where(known_K[place_BN] == tokens.document, value_BN, 0)
+    return torch.where(known_K[place_BN] == tokens.document, value_BK.gather(1, place_BN), 0)
