@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headway.checkpoints.storage.files import atomic_write
+
 METRICS, CURVE = "metrics.jsonl", "loss.png"
 
 
@@ -19,20 +21,22 @@ class MetricsLog:
         kept: list[dict[str, Any]] = []
         if after is not None and path.exists():
             kept = [r for r in read_metrics(path) if "step" in r and r["step"] <= after]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w", encoding="utf-8")
-        for record in kept:
-            self.write(record)
+        atomic_write(path, "".join(map(_line, kept)))  # a process that dies here loses none of them
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
-        clean = {k: (None if isinstance(v, float) and v - v != 0 else v) for k, v in record.items()}
-        self._file.write(json.dumps(clean) + "\n")
+        self._file.write(_line(record))
         self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    clean = {k: (None if isinstance(v, float) and v - v != 0 else v) for k, v in record.items()}
+    return json.dumps(clean) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,11 +19,13 @@ from headway.train.callbacks import Callback, TrainResult
 from headway.train.checkpoint import Machine
 from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
+from headway.train.lock import locked
 from headway.train.master_weights import DTYPES, choose_precision
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.progress import Reporter
 from headway.train.run_folder import RunFolder, where_to_begin
 from headway.train.tasks import find_task, text_task_of
+from headway.train.tasks.base import Task
 from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 
@@ -49,49 +52,61 @@ def train(
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
     config = with_task(config)
-    out = Path(config.out)
-    start = where_to_begin(config, resume)
     precision = choose_precision(config.dtype)
-    dtype = DTYPES[precision.what]
-    with seeded(config.seed, config.threads):
+    with locked(Path(config.out)) as remark, seeded(config.seed, config.threads):
+        start = where_to_begin(config, resume)
         if start is None:
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
-                shutil.rmtree(out / left, ignore_errors=True)
-        task = find_task(str(config.task))(config, out, start, dtype)
-        callbacks = [*task.callbacks(), *callbacks]
-        pool = MicrobatchPool(task.workers)
-        optimizer = task.optimizer(pool)
-        out.mkdir(parents=True, exist_ok=True)
-        machine = Machine(torch.get_num_threads(), task.workers, task.micro_batch)
-        folder = RunFolder(config, task, optimizer, machine)
+                shutil.rmtree(Path(config.out) / left, ignore_errors=True)
+        task = find_task(str(config.task))(config, Path(config.out), start, DTYPES[precision.what])
         reporter = Reporter(task.steps, config.log_every, quiet=quiet)
-        reporter.note(f"{precision.what}: {precision.why}")
         try:
-            progress = folder.open(start, reporter.note)
-            trainer = Trainer(
-                task,
-                task.model,
-                optimizer,
-                schedule=task.schedule,
-                clip=config.clip,
-                dtype=dtype,
-                pool=pool,
-                progress=progress,
-                steps=task.steps,
-                max_seconds=config.max_seconds,
-                eval_every=config.eval_every,
-                save_every=config.save_every,
-                callbacks=callbacks,
-                store=folder,
-                reporter=reporter,
-            )
-            if start is None:
-                trainer.save()  # shows, before any work is done, that saving works
-            record = trainer.run()
-            return folder.finish(record, trainer.validation, reporter.note)
+            for said in (remark, f"{precision.what}: {precision.why}"):
+                if said is not None:
+                    reporter.note(said)
+            return _run(config, task, start, callbacks, reporter, DTYPES[precision.what])
         finally:
-            folder.close()
             reporter.close()
+
+
+def _run(
+    config: TrainConfig,
+    task: Task[Any, Any],
+    start: Path | None,
+    callbacks: Sequence[Callback],
+    reporter: Reporter,
+    dtype: torch.dtype,
+) -> TrainResult:
+    callbacks = [*task.callbacks(), *callbacks]
+    pool = MicrobatchPool(task.workers)
+    optimizer = task.optimizer(pool)
+    machine = Machine(torch.get_num_threads(), task.workers, task.micro_batch)
+    folder = RunFolder(config, task, optimizer, machine)
+    try:
+        progress = folder.open(start, reporter.note)
+        trainer = Trainer(
+            task,
+            task.model,
+            optimizer,
+            schedule=task.schedule,
+            clip=config.clip,
+            dtype=dtype,
+            pool=pool,
+            progress=progress,
+            steps=task.steps,
+            max_seconds=config.max_seconds,
+            eval_every=config.eval_every,
+            save_every=config.save_every,
+            callbacks=callbacks,
+            store=folder,
+            reporter=reporter,
+        )
+        if start is None:
+            trainer.save()  # shows, before any work is done, that saving works
+        record = trainer.run()
+        return folder.finish(record, trainer.validation, reporter.note)
+    finally:
+        folder.close()
 
 
 def with_task(config: TrainConfig) -> TrainConfig:
