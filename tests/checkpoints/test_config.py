@@ -316,8 +316,8 @@ def test_why_a_spec_is_not_plain():
 def test_a_newer_format_is_refused():
     spec = replace(spec_from_config(config_dict("llama")), positions=NoPositions())
     config = config_from_spec(spec)
-    config["headway"]["format"] = 2
-    with pytest.raises(ConfigError, match=r"headway\.format is 2; this version of headway reads 1"):
+    config["headway"]["format"] = 3
+    with pytest.raises(ConfigError, match=r"headway\.format is 3; this version of headway reads 1 and 2"):
         spec_from_config(config)
     config["headway"]["format"] = 1
     config["headway"]["haeds"] = 2

@@ -69,7 +69,7 @@ def test_padding_is_tokens(g, side):
 def test_the_other_pairing_differs():
     """The comparison can fail."""
     classic, engine = pair(2, torch.float64)
-    engine.turns = RotaryEmbedding(Rotary(pairing="halves"), D // H)
+    engine.rotary = RotaryEmbedding(Rotary(pairing="halves"), D // H)
     x = torch.randn(2, S, D, dtype=torch.float64)
     out, _, _ = classic(x, precompute_freqs_cis(D // H, S, dtype=torch.complex128))
     assert (engine(x) - out).abs().max() > 1e-3

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 
 from headway.attention.linear_attention import LinearAttentionSpec, linear_weights
 from headway.positions import Rotary
-from headway.positions.decay import bound, decay, product
-from headway.positions.forms import angles
 from headway_lab.explain import (
     Report,
     offset_task,
@@ -23,6 +21,8 @@ from headway_lab.explain import (
     rotary_shift,
     rotary_values,
 )
+from headway_lab.explain.decay_bounds import bound, decay, product
+from headway_lab.explain.rotary_notations import angles
 from tests.positions.test_schemes import GOLDEN
 
 TRAINED = (rotary_frequencies, rotary_values)

@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.errors import ConfigError, DataError
-from headway.models import build
+from headway.models import build, cost
 from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
 from headway_lab.explain import (
     Report,
@@ -296,7 +296,9 @@ def test_drift_is_that_of_the_model_and_can_be_put_back() -> None:
     assert drift.shape == (2, 8)
     assert float(drift.abs().min()) > 0, "every frequency is trained"
     fixed = build(replace(spec, positions=Rotary(pairing="halves")), seed=0)
-    fixed.load_state_dict({k: v for k, v in run.model.state_dict().items() if not k.endswith("drift")})
+    fixed.load_state_dict(
+        {k: v for k, v in run.model.state_dict().items() if not k.endswith("frequency_offset")}
+    )
     assert rotary_trained.without_drift(run) == pytest.approx(runs.held_out_loss(fixed, TOY.tokens), abs=1e-6)
     assert torch.equal(rotary_trained.drifts(run), drift), "and it is as it was"
 
@@ -341,7 +343,7 @@ def test_row_33_the_listed_differences_are_those_of_the_document() -> None:
 def test_row_32_gated_and_plain_have_equally_many_parameters() -> None:
     """Row 32."""
     rungs = blocks.ladder()
-    plain, gated = (rungs[name].parameters()["feed-forward"] for name in ("+ rotary", "+ SwiGLU"))
+    plain, gated = (cost.parameters(rungs[name])["feed-forward"] for name in ("+ rotary", "+ SwiGLU"))
     assert abs(plain - gated) / gated < 0.01
 
 

@@ -29,7 +29,7 @@ def layer_of(linear: LinearAttentionSpec = LINEARS[0], **given_: object) -> Line
 
 def cache_of(layer: LinearAttention, batch: int = 3) -> LinearAttentionCache:
     return LinearAttentionCache(
-        layer.linear,
+        layer.mixer.linear,
         CacheSpec(
             batch=batch,
             kv_heads=KV_HEADS,
@@ -60,7 +60,7 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     layer = layer_of(linear, pattern=pattern, **more)
     assert list(layer.state_dict()) == list(softmax.state_dict())
     layer.load_state_dict(softmax.state_dict())
-    q, k, v = softmax._project(X)
+    q, k, v = softmax.queries(X), *softmax.keys_values(X)
     rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
     want = softmax.o_proj(out.transpose(1, 2).flatten(2))
@@ -200,7 +200,7 @@ def test_caches_that_do_not_fit_the_layer() -> None:
         (
             layer_of(positions=Rotary(pairing="halves", scaling=DynamicNTK(2.0, 8))),
             cache_of(layer_of()),
-            "earlier keys turn anew as a row grows, but they have been summed",
+            "earlier keys are rotated anew as a row grows, but they have been summed",
         ),
     ]
     for layer, cache, says in cases:
@@ -213,10 +213,10 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
     memory = X[:, :7].flip(1)
     at = Tokens.from_lengths([7, 4, 0])
     got = layer(X, memory=memory, memory_tokens=at)
-    q, keys = layer._project(X)[0], layer.keys(memory)
+    q, keys = layer.queries(X), layer.keys(memory)
     k, v = keys.k, keys.v
     for b, n in enumerate((7, 4, 0)):
-        out = linear_attend(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], layer.linear)
+        out = linear_attend(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], layer.mixer.linear)
         want = layer.o_proj(out.transpose(1, 2).flatten(2))
         assert torch.allclose(got[b : b + 1], want, rtol=0, atol=1e-12)
     causal, turned = layer_of(positions=NoPositions()), layer_of(pattern=Full())
@@ -224,7 +224,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
         (causal, {}, "needs pattern=Full"),
         (turned, {}, "no rotary positions"),
         (layer, {"cache": cache_of(layer)}, "takes no cache"),
-        (layer, {"rotation": ROTARY.table(torch.arange(N), D)}, "memory is given, and nothing is turned"),
+        (layer, {"rotation": ROTARY.table(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
     ):
         with pytest.raises(ConfigError, match=says):
             other(X, memory=memory, **given_)
@@ -240,9 +240,9 @@ def test_values_turn_where_the_scheme_says_so() -> None:
     positions = Rotary(100.0, pairing="halves", values=True)
     layer, plain = layer_of(positions=positions), layer_of()
     plain.load_state_dict(layer.state_dict())
-    q, k, v = layer._project(X)
+    q, k, v = layer.queries(X), *layer.keys_values(X)
     rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
-    out = linear_attend(q, k, rotation.apply(v), layer.linear, Causal(), rotation=rotation)
+    out = linear_attend(q, k, rotation.apply(v), layer.mixer.linear, Causal(), rotation=rotation)
     want = layer.o_proj(out.transpose(1, 2).flatten(2))
     assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
     assert not torch.allclose(plain(X), want, atol=1e-3)
@@ -266,12 +266,14 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
     x = torch.randn(1, count, WIDTH, generator=torch.Generator().manual_seed(4))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = layer(x)
-        q, k, v = layer._project(x)
+        q, k, v = layer.queries(x), *layer.keys_values(x)
     assert q.dtype == got.dtype == torch.bfloat16
     rotation = ROTARY.table(torch.arange(count), D, dtype=torch.float64)
-    exact = linear_attend(q.double(), k.double(), v.double(), layer.linear, Causal(), rotation=rotation)
+    exact = linear_attend(q.double(), k.double(), v.double(), layer.mixer.linear, Causal(), rotation=rotation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inner = linear_attend(q, k, v, layer.linear, Causal(), rotation=ROTARY.table(torch.arange(count), D))
+        inner = linear_attend(
+            q, k, v, layer.mixer.linear, Causal(), rotation=ROTARY.table(torch.arange(count), D)
+        )
     assert (inner.double() - exact).abs().max() <= 2**-8 * exact.abs().max(), "one rounding"
     got.float().sum().backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())

@@ -130,13 +130,13 @@ def test_calls_that_do_not_fit() -> None:
 def test_layers_that_cannot_be() -> None:
     rotary = Rotary(pairing="halves")
     cases: list[tuple[dict[str, object], str]] = [
-        ({"positions": rotary, "linear": LinearAttentionSpec(rotary="none")}, "turns nothing"),
+        ({"positions": rotary, "linear": LinearAttentionSpec(rotary="none")}, "rotates nothing"),
         (
             {
                 "positions": Rotary(pairing="halves", scaling=YaRN(4.0, 64)),
                 "linear": LinearAttentionSpec("cosine"),
             },
-            "keeps lengths",
+            "rotations keep lengths",
         ),
         ({"form": "fast"}, "form must be auto"),
         ({"kv_heads": 3}, "cannot share 3"),
@@ -152,6 +152,6 @@ def test_trained_turns_are_the_layer_s_own() -> None:
     y = layer(x)
     assert torch.equal(y, layer(x, rotation=RotaryEmbedding(positions, 6)(Tokens.range(5), x.dtype)))
     y.square().sum().backward()
-    assert layer.turns.drift is not None
-    assert layer.turns.drift.grad is not None
-    assert float(layer.turns.drift.grad.abs().max()) > 0
+    assert layer.rotary.frequency_offset is not None
+    assert layer.rotary.frequency_offset.grad is not None
+    assert float(layer.rotary.frequency_offset.grad.abs().max()) > 0

@@ -100,7 +100,5 @@ def test_a_head_that_is_put_on_later_drops_as_its_family_does(family: str, count
     for head, wanted in ((with_dense, count), (Head("classify", labels=("a", "b")), 1), (Head("embed"), 0)):
         model = build(spec.with_head(head), seed=0)
         assert isinstance(model, Encoder)
-        _, places = taken(
-            drops, lambda model=model: model.head(torch.ones(2, 3, 48), Tokens.range(3), torch.ones(1))
-        )
+        _, places = taken(drops, lambda model=model: model.head(torch.ones(2, 3, 48), Tokens.range(3)))
         assert places == [(0.1, (2, 48))] * wanted

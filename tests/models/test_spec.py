@@ -23,7 +23,7 @@ FIELDS: dict[str, Any] = {"vocab": 50, "width": 48, "layers": 4, "heads": 4, "hi
         ),
         ({"kv_heads": 8}, "4 query heads cannot share 8"),
         ({"heads": 5}, "width 48 is not a multiple of 5 heads; give head_dim"),
-        ({"head_dim": 7}, "head_dim 7 is odd, and coordinates turn in pairs"),
+        ({"head_dim": 7}, "head_dim 7 is odd, and coordinates are rotated in pairs"),
         (
             {"positions": Rotary(pairing="halves", dims=16), "head_dim": 12},
             "dims=16 does not fit heads of 12",

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from headway.cache import CacheSpec, make_cache
-from headway.nn import Attention, RMSNorm
-from headway.patterns import Causal, Full, Pattern, PerHead, Window, visible
+from headway.nn import Attention, GlobalAttention, RMSNorm
+from headway.patterns import Causal, Full, Global, Pattern, PerHead, Window, visible
 from headway.positions import DynamicNTK, LongRope, Rotary
 from headway.scores import RelativeBias, SoftCap
 from headway.tokens import Tokens
@@ -312,3 +312,22 @@ def test_wrong_calls_are_refused() -> None:
         cross(X, memory=X, rotation=table)
     with pytest.raises(ValueError, match="unknown backend 'sdap'"):
         layer_of(backend="sdap")(X)
+
+
+def test_global_queries_are_rotated_by_the_length_of_their_row() -> None:
+    """Where frequencies move with the length, a global query's are those of its whole row (or document), not of the
+    global tokens alone."""
+    torch.manual_seed(2)
+    layer = GlobalAttention(
+        WIDTH, HEADS, head_dim=6, pattern=Window.around(2) | Global(), positions=MOVING["dynamic"]
+    ).double()
+    tokens = Tokens.from_lengths([LENGTH, 8]).with_global([[0, 3], [5]])
+    got = layer(X, tokens=tokens)
+    for row, length, marks in ((0, LENGTH, (0, 3)), (1, 8, (5,))):
+        x, at = X[row : row + 1, :length], torch.arange(length)
+        q, (k, v) = layer.queries(x, of_global=True), layer.keys_values(x, of_global=True)
+        q, k = (MOVING["dynamic"].rotate(t, at, length) for t in (q, k))
+        out = ((q @ k.mT) * 6**-0.5).softmax(-1) @ v
+        want = layer.o_proj(out.transpose(1, 2).flatten(2))
+        for slot in marks:
+            assert torch.allclose(got[row, slot], want[0, slot], rtol=0, atol=1e-12)

@@ -46,8 +46,8 @@ class Small(nn.Module):
         super().__init__()
         self.pattern, self.schemes = pattern, scheme.expand(layers)
         self.marks = PositionEmbedding(scheme, WIDTH)
-        turns = {own: RotaryEmbedding(own, HEAD_DIM) for own in self.schemes}
-        self.turns = nn.ModuleList(turns[own] for own in self.schemes)
+        rotary = {own: RotaryEmbedding(own, HEAD_DIM) for own in self.schemes}
+        self.rotary = nn.ModuleList(rotary[own] for own in self.schemes)
         every = [own.scores(HEADS, HEAD_DIM, pattern == FULL) for own in self.schemes]
         shared = dict(zip(self.schemes, every, strict=True))
         self.steps = [
@@ -60,10 +60,14 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         x = self.marks(x, tokens)
-        for project, out, turns, steps in zip(self.project, self.out, self.turns, self.steps, strict=True):
+        for project, out, rotary, steps in zip(self.project, self.out, self.rotary, self.steps, strict=True):
             q, k, v = (y.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for y in project(x).chunk(3, -1))
-            if (turn := turns(tokens, x.dtype)) is not None:
-                q, k, v = turn.apply(q), turn.apply(k), turn.apply(v) if turn.turns_values else v
+            if (rotation := rotary(tokens, x.dtype)) is not None:
+                q, k, v = (
+                    rotation.apply(q),
+                    rotation.apply(k),
+                    rotation.apply(v) if rotation.rotates_values else v,
+                )
             y = attend(q, k, v, self.pattern, q_tokens=tokens, k_tokens=tokens, score=steps, backend="dense")
             x = x + out(y.transpose(1, 2).flatten(2))
         return x

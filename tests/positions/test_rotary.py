@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import DynamicNTK, LinearScaling, LongRope, NoPositions, Rotary, RotaryTable, YaRN
-from headway.positions.forms import rotation_matrix
+from headway_lab.explain.rotary_notations import rotation_matrix
 
 PAIRINGS = ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))]
 positions = st.integers(-(10**6), 10**6)
@@ -204,7 +204,7 @@ def test_is_a_value():
         (lambda: Rotary(float("nan"), pairing="halves"), r"theta must be a finite number >= 1"),
         (
             lambda: Rotary(pairing="halves", dims=5),
-            r"even \(coordinates turn in pairs\) and at least 2, got 5",
+            r"even \(coordinates are rotated in pairs\) and at least 2, got 5",
         ),
         (lambda: Rotary(pairing="halves", dims=0), r"at least 2, got 0"),
         (lambda: Rotary(pairing="halves", scaling="linear"), r"must be a Scaling such as Linear"),
@@ -289,7 +289,7 @@ def test_compiles_without_complex_numbers():
     real = RotaryTable(table.cos, table.sin, "adjacent", 8)
     torch.testing.assert_close(real.apply(x), table.apply(x), rtol=0, atol=1e-15)
     halves = Rotary(pairing="halves").table(torch.arange(5), 8, dtype=torch.float64)
-    plain = halves._turn(x, halves.cos, halves.sin)
+    plain = halves._rotate(x, halves.cos, halves.sin)
     torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from headway.errors import ConfigError
 from headway.patterns import Causal
 from headway.positions import DynamicNTK, LinearScaling, PositionScheme, Rotary
-from headway.positions.decay import decay
 from headway.tokens import Tokens
+from headway_lab.explain.decay_bounds import decay
 from tests.data import data_path
 from tests.positions.small import NONE, ROTARY, WIDTH, Small
 from tests.positions.test_schemes import GOLDEN
@@ -146,11 +146,13 @@ def test_row_62_training_the_frequencies_hardly_changes_the_loss():
     (fixed, _), (trained, model), (none, _) = map(
         run, (ROTARY, Rotary(pairing="adjacent", trainable=True), NONE)
     )
-    turns = model.turns[0]
+    rotary = model.rotary[0]
     print(f"loss: fixed {fixed:.3f}, trained {trained:.3f}, without positions {none:.3f}")
-    for start, drift in zip(ROTARY.frequencies(turns.head_dim).tolist(), turns.drift.tolist(), strict=True):
-        print(f"frequency {start:.4f}: drift {drift:+.4f} radians per position")
-    assert turns.drift.abs().min() > 0
+    for start, offset in zip(
+        ROTARY.frequencies(rotary.head_dim).tolist(), rotary.frequency_offset.tolist(), strict=True
+    ):
+        print(f"frequency {start:.4f}: offset {offset:+.4f} radians per position")
+    assert rotary.frequency_offset.abs().min() > 0
     assert 4 * abs(trained - fixed) < none - fixed
 
 

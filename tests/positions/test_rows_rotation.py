@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.positions import MatrixTable, Rotary, SpecialOrthogonal, to_pairing
-from headway.positions.forms import (
+from headway.positions.orthogonal import rotation_matrices
+from headway_lab.explain.rotary_notations import (
     angles,
     complex_form,
     half_split_form,
@@ -19,7 +20,6 @@ from headway.positions.forms import (
     rotation_matrix,
     swapped_form,
 )
-from headway.positions.orthogonal import turns
 
 DOUBLE = torch.float64
 ADJACENT, HALVES = Rotary(pairing="adjacent"), Rotary(pairing="halves")
@@ -177,7 +177,7 @@ def test_row_61_any_pairing_gives_the_same_scores_and_a_way_back(order, seed):
 @given(m=near, n=near, seed=seeds)
 def test_row_63_powers_of_any_rotation_know_the_difference_alone(m, n, seed):
     """R_m^T R_n = R_(n-m), R_m^T R_m = I and R_0 = I, for a random A."""
-    r_m, r_n, moved, zero = turns(skew(seed, 6), torch.tensor([m, n, n - m, 0]))
+    r_m, r_n, moved, zero = rotation_matrices(skew(seed, 6), torch.tensor([m, n, n - m, 0]))
     limit = 1e-11  # |A| m 2^-52 for |A| up to ten
     torch.testing.assert_close(r_m.T @ r_n, moved, rtol=0, atol=limit)
     torch.testing.assert_close(r_m.T @ r_m, torch.eye(6, dtype=DOUBLE), rtol=0, atol=1e-14)
@@ -189,7 +189,9 @@ def test_row_63_is_the_matrix_exponential():
     generator = skew(0, 8, 0.3)
     position = torch.tensor([[0, 1, 63, 64], [65, -1, -64, 500]])
     expected = torch.stack([torch.linalg.matrix_exp(p * generator) for p in position.flatten().tolist()])
-    torch.testing.assert_close(turns(generator, position), expected.view(2, 4, 8, 8), rtol=0, atol=2e-13)
+    torch.testing.assert_close(
+        rotation_matrices(generator, position), expected.view(2, 4, 8, 8), rtol=0, atol=2e-13
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,8 +210,8 @@ def test_row_63_starts_as_rotary_and_stays_exact_far_away(start):
     expected = start.rotate(x.expand(1, 1, 8, 16), position)[0, 0]
     error = (at(table, x) - expected).abs().amax(-1)
     assert (error <= 1e-14 + 8 * position.abs() * 2**-52).all()
-    assert table.turns_values == start.values
-    norms = turns(skew(5, 16), torch.tensor([2**40 + 12345])) @ x.view(16, 1)
+    assert table.rotates_values == start.values
+    norms = rotation_matrices(skew(5, 16), torch.tensor([2**40 + 12345])) @ x.view(16, 1)
     torch.testing.assert_close(norms.norm(), x.norm(), rtol=1e-14, atol=0)
 
 
@@ -248,7 +250,7 @@ def test_row_63_table_of_half_precision_is_float32_rounded_once():
         ),
         (lambda: SpecialOrthogonal("halves"), r"got 'halves'"),
         (lambda: SpecialOrthogonal(HALVES).generator(7), r"head_dim 7 is odd"),
-        (lambda: turns(skew(0, 4), torch.arange(3.0)), r"must be integers, got torch.float32"),
+        (lambda: rotation_matrices(skew(0, 4), torch.arange(3.0)), r"must be integers, got torch.float32"),
         (
             lambda: SpecialOrthogonal(HALVES).table(torch.arange(3), 8, skew(0, 4)),
             r"generator of 8 rotated dims is \[8, 8\], got \[4, 4\]",

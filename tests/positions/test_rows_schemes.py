@@ -72,13 +72,13 @@ def test_row_69_rotary_in_the_first_layer_only():
     first, everywhere, nowhere = (small(s) for s in (EVERY["rotary in the first layer"], ROTARY, NONE))
     x, tokens = inputs(), Tokens.range(LENGTH)
     for model in (first, everywhere, nowhere):
-        assert len(model.turns) == 2
+        assert len(model.rotary) == 2
     for model in (everywhere, nowhere):
         model.load_state_dict(first.state_dict())
-    everywhere.turns[1], nowhere.turns[0] = nowhere.turns[1], everywhere.turns[0]
+    everywhere.rotary[1], nowhere.rotary[0] = nowhere.rotary[1], everywhere.rotary[0]
     assert torch.equal(first(x, tokens), everywhere(x, tokens))
     assert torch.equal(first(x, tokens), nowhere(x, tokens))
-    everywhere.turns[1] = everywhere.turns[0]
+    everywhere.rotary[1] = everywhere.rotary[0]
     assert not torch.allclose(first(x, tokens), everywhere(x, tokens), atol=1e-3)
 
 
@@ -124,7 +124,7 @@ def test_row_70_turned_values_are_those_of_transformers():
     scheme = Rotary(pairing="adjacent", values=True)
     turn = RotaryEmbedding(scheme, HEAD_DIM)(Tokens.range(LENGTH), x.dtype)
     assert turn is not None
-    assert turn.turns_values
+    assert turn.rotates_values
     parts = (theirs.query, theirs.key, theirs.value)
     q, k, v = (turn.apply(p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)) for p in parts)
     ours = attend(q, k, v, backend="dense").transpose(1, 2).flatten(2)
@@ -139,7 +139,7 @@ def test_row_70_turned_values_break_shift_invariance(by):
     def out(values: bool, by: int) -> Tensor:
         turn = RotaryEmbedding(Rotary(pairing="adjacent", values=values), HEAD_DIM)(shifted(by), q.dtype)
         return attend(
-            turn.apply(q), turn.apply(k), turn.apply(v) if turn.turns_values else v, backend="dense"
+            turn.apply(q), turn.apply(k), turn.apply(v) if turn.rotates_values else v, backend="dense"
         )
 
     torch.testing.assert_close(out(False, by), out(False, 0), rtol=0, atol=1e-12)
@@ -153,7 +153,7 @@ def test_row_70_turned_values_break_shift_invariance(by):
     [
         (
             lambda: Rotary(pairing="halves", values=True, scaling=DynamicNTK(2, 8)),
-            r"under DynamicNTK turns change as a row grows, and values in a cache are not turned again",
+            r"under DynamicNTK rotations change as a row grows, and values in a cache are not rotated again",
         ),
         (
             lambda: Rotary(pairing="halves", values=True, scaling=YaRN(4.0, 32)),
@@ -173,7 +173,7 @@ def test_row_70_what_cannot_be_turned_is_refused(make, text):
 
 def test_row_70_values_turn_under_a_scaling_without_amplitude():
     scheme = Rotary(pairing="halves", values=True, scaling=LinearScaling(2.0))
-    assert scheme.table(torch.arange(3), 8).turns_values
+    assert scheme.table(torch.arange(3), 8).rotates_values
     assert scheme.with_pairing("halves") == scheme
 
 
@@ -184,7 +184,9 @@ def test_row_70_values_turn_under_a_scaling_without_amplitude():
     "make", [lambda d: RotaryEmbedding(ROTARY, d), lambda d: RotaryEmbedding(SpecialOrthogonal(ROTARY), d)]
 )
 def test_row_76_an_odd_head_is_refused(make):
-    with pytest.raises(ConfigError, match=r"head_dim 7 is odd, and coordinates turn in pairs; .*dims=6"):
+    with pytest.raises(
+        ConfigError, match=r"head_dim 7 is odd, and coordinates are rotated in pairs; .*dims=6"
+    ):
         make(7)
 
 

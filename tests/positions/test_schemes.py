@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import Learned, NoPositions, Rotary, Sinusoidal
-from headway.positions.decay import bound, decay, product
+from headway_lab.explain.decay_bounds import bound, decay, product
 
 GOLDEN = {
     0: 32.5,

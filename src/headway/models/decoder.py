@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_decoder_cache
-from headway.nn import Losses, OutputLayer, check_ids
+from headway.models.stack import TransformerStack, check_call, make_decoder_cache, make_output, scaled
+from headway.nn import Losses, check_ids, output_cross_entropy
 from headway.tokens import Tokens
 
 
@@ -34,9 +34,7 @@ class Decoder(nn.Module):
         self.spec = spec
         self.gradient_checkpointing = False
         self.model = TransformerStack(spec, backend)
-        self.lm_head = OutputLayer(
-            spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
-        )
+        self.lm_head = make_output(spec, spec.width, self.model)
 
     def forward(
         self,
@@ -67,7 +65,9 @@ class Decoder(nn.Module):
         check_targets(ids, targets, logits_for)
         hidden = self.hidden(ids, tokens=tokens, cache=cache)
         if targets is not None:
-            return self.lm_head.cross_entropy(hidden, targets, self.model.embedding)
+            return output_cross_entropy(
+                self.lm_head, scaled(hidden, self.spec.logit_scale), targets, self.spec.vocab
+            )
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def hidden(
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]: the output layer, which is the embedding when they are tied."""
-        logits: Tensor = self.lm_head(hidden, self.model.embedding)
+        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
         return logits
 
     def make_cache(

@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call
-from headway.nn import IGNORE_INDEX, Losses, OutputLayer, check_ids, make_norm, named_activation
+from headway.models.stack import TransformerStack, check_call, make_output, scaled
+from headway.nn import (
+    IGNORE_INDEX,
+    Linear,
+    Losses,
+    check_ids,
+    make_norm,
+    named_activation,
+    output_cross_entropy,
+)
 from headway.tokens import Tokens
 
 
@@ -38,7 +46,7 @@ class Encoder(nn.Module):
         self.spec = spec
         self.gradient_checkpointing = False
         self.model = TransformerStack(spec, backend)
-        self.head = HeadLayer(spec)
+        self.head = HeadLayer(spec, self.model)
 
     def forward(
         self,
@@ -68,7 +76,7 @@ class Encoder(nn.Module):
         tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self.hidden(ids, tokens=tokens, types=types)
         if targets is not None:
-            return self.head.cross_entropy(hidden, targets, self.model.embedding)
+            return self.head.cross_entropy(hidden, targets)
         if logits_for is not None:
             if self.spec.head.task in ("classify", "embed"):
                 raise ConfigError(
@@ -76,7 +84,7 @@ class Encoder(nn.Module):
                     "choose; drop logits_for"
                 )
             hidden = select_slots(hidden, logits_for)
-        out: Tensor = self.head(hidden, tokens, self.model.embedding)
+        out: Tensor = self.head(hidden, tokens)
         return out
 
     def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
@@ -90,16 +98,17 @@ class Encoder(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """`spec.head` as a module: dense, norm and out, each where the head has it."""
+    """`spec.head` as a module on the stack `below`: dense, norm and out, each where the head has it."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, below: TransformerStack) -> None:
         super().__init__()
         head, inner = spec.head, spec.width
         self.task, self.pool, self.unit = head.task, head.pool, head.unit
+        self.vocab, self.logit_scale = spec.vocab, spec.logit_scale
         masked = head.task == "masked-lm"
         if head.dense is not None:
             inner = spec.columns if masked else spec.width
-        self.dense = nn.Linear(spec.width, inner) if head.dense is not None else None
+        self.dense = Linear(spec.width, inner) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = masked and head.dense is not None
         self.norm = make_norm(spec.norm, inner, spec.norm_eps, spec.norm_bias) if has_norm else None
@@ -107,13 +116,11 @@ class HeadLayer(nn.Module):
         self.drop_pooled = spec.pooled_dropout and head.task == "classify" and head.dense is not None
         self.out: nn.Module | None = None
         if masked:
-            self.out = OutputLayer(
-                inner, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
-            )
+            self.out = make_output(spec, inner, below)
         elif head.outputs:
-            self.out = nn.Linear(spec.width, head.outputs)
+            self.out = Linear(spec.width, head.outputs)
 
-    def forward(self, hidden: Tensor, tokens: Tokens, embedding: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         """The last states [B, T, M] (or those that are wanted) -> what `Head` says."""
         x = hidden
         if self.task in ("classify", "embed"):
@@ -122,25 +129,24 @@ class HeadLayer(nn.Module):
         x = self.before_output(x)
         if self.task == "masked-lm":
             assert self.out is not None
-            y: Tensor = self.out(x, embedding)
+            y: Tensor = self.out(scaled(x, self.logit_scale))
             return y
         if self.out is not None:
             x = self.out(self.drop(x))
         return F.normalize(x, dim=-1) if self.unit else x
 
-    def cross_entropy(self, hidden: Tensor, targets: Tensor, embedding: Tensor) -> Losses:
+    def cross_entropy(self, hidden: Tensor, targets: Tensor) -> Losses:
         """The last states [B, T, M] and targets [B, T] -> `Losses`, computed for the targets that are not ignored.
 
         Raises ConfigError for a head that has no output over the vocab."""
-        if not isinstance(self.out, OutputLayer):
+        if self.task != "masked-lm" or self.out is None:
             raise ConfigError(
                 f"Encoder: targets are tokens, and Head({self.task!r}) has no output over the vocab; give a model with "
                 "a masked-lm head, or compute the loss from this head's outputs"
             )
         wanted = targets != IGNORE_INDEX
-        found = self.out.cross_entropy(
-            self.before_output(hidden[wanted]), targets[wanted], embedding, hits=True
-        )
+        x = scaled(self.before_output(hidden[wanted]), self.logit_scale)
+        found = output_cross_entropy(self.out, x, targets[wanted], self.vocab, hits=True)
         assert found.hits is not None
         each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
         return found._replace(each=each, hits=torch.zeros_like(wanted).masked_scatter(wanted, found.hits))

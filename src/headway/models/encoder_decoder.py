@@ -16,8 +16,8 @@ from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_decoder_cache
-from headway.nn import Losses, OutputLayer, check_ids
+from headway.models.stack import TransformerStack, check_call, make_decoder_cache, make_output, scaled
+from headway.nn import Losses, check_ids, output_cross_entropy
 from headway.tokens import Tokens
 
 
@@ -52,9 +52,7 @@ class EncoderDecoder(nn.Module):
         self.gradient_checkpointing = False
         self.encoder = TransformerStack(spec.encoder, backend, embedding=not spec.shared_embedding)
         self.decoder = TransformerStack(spec, backend)
-        self.lm_head = OutputLayer(
-            spec.width, spec.vocab, tied=spec.tied, bias=spec.output_bias, scale=spec.logit_scale
-        )
+        self.lm_head = make_output(spec, spec.width, self.decoder)
 
     def forward(
         self,
@@ -94,8 +92,12 @@ class EncoderDecoder(nn.Module):
         tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self._decode(ids, tokens, self.memory_keys(memory))
         if targets is not None:
-            return self.lm_head.cross_entropy(
-                hidden, targets, self.decoder.embedding, label_smoothing=label_smoothing
+            return output_cross_entropy(
+                self.lm_head,
+                scaled(hidden, self.spec.logit_scale),
+                targets,
+                self.spec.vocab,
+                label_smoothing=label_smoothing,
             )
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
@@ -132,7 +134,7 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
-        logits: Tensor = self.lm_head(hidden, self.decoder.embedding)
+        logits: Tensor = self.lm_head(scaled(hidden, self.spec.logit_scale))
         return logits
 
     def _decode(

@@ -51,8 +51,8 @@ def _scaled_logits(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"logit_scale": given["width"] ** -0.5 if given.get("tied") else 1.0}
 
 
-def _turned(share: float) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Rotary positions that turn a share of each head, rounded down to whole pairs, and one pair at least."""
+def _partial_rotary(share: float) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Rotary positions that rotate a share of each head, rounded down to whole pairs, and one pair at least."""
 
     def positions(given: Mapping[str, Any]) -> Mapping[str, Any]:
         if "positions" in given:
@@ -176,14 +176,14 @@ FAMILIES: Mapping[str, Family] = {
         groups=True,
     ),
     "gpt_neox": Family(
-        "a quarter of each head turned, attention and feed-forward side by side, each behind its LayerNorm; Pythia",
+        "a quarter of each head rotated, attention and feed-forward side by side, each behind its LayerNorm; Pythia",
         {**_NEOX, "order": "parallel", "activation": "gelu"},
-        derive=_turned(0.25),
+        derive=_partial_rotary(0.25),
     ),
     "phi": Family(
-        "half of each head turned, attention and feed-forward side by side behind one LayerNorm, biases everywhere",
+        "half of each head rotated, attention and feed-forward side by side behind one LayerNorm, biases everywhere",
         {**_NEOX, "order": "joint", "activation": "gelu_pytorch_tanh", "output_bias": True},
-        derive=_turned(0.5),
+        derive=_partial_rotary(0.5),
     ),
     "bloom": Family(
         "gpt2 with ALiBi, and a LayerNorm behind the embedding",

@@ -143,8 +143,7 @@ class ModelSpec:
     @property
     def context_limit(self) -> int | None:
         """The longest row that can run at all; None is no limit."""
-        table = self.positions.size if isinstance(self.positions, Learned) else None
-        known = [n for n in (self.max_context, table) if n is not None]
+        known = [n for n in (self.max_context, self.positions.limit) if n is not None]
         return min(known, default=None)
 
     @staticmethod

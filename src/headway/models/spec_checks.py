@@ -11,7 +11,7 @@ from headway.heads import Heads
 from headway.models.families import find_family
 from headway.nn import ACTIVATIONS, NORMS, ORDERS
 from headway.patterns import Causal, Full, Pattern
-from headway.positions import Learned, PositionScheme, Rotary
+from headway.positions import PositionScheme
 
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
 
@@ -136,11 +136,11 @@ def _check_positions(spec: Any) -> None:
             f"got {spec.positions!r}"
         )
     for positions in spec.layer_positions:
-        if isinstance(positions, Rotary):
-            positions.frequencies(spec.head_dim)
-    if isinstance(spec.positions, Learned) and spec.positions.size < spec.trained_context:
+        positions.check_head_dim(spec.head_dim)
+    limit = spec.positions.limit
+    if limit is not None and limit < spec.trained_context:
         raise ConfigError(
-            f"ModelSpec: a table of {spec.positions.size} positions cannot have been trained on rows of "
+            f"ModelSpec: a table of {limit} positions cannot have been trained on rows of "
             f"{spec.trained_context}; lengthen the table, or lower trained_context"
         )
 

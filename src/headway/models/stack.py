@@ -19,19 +19,22 @@ from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.nn import (
     Attention,
+    AttentionLayer,
+    AttentionOptions,
     Block,
     FeedForward,
     GatedFeedForward,
     GlobalAttention,
+    Linear,
     LinearAttention,
+    OutputLayer,
     PositionEmbedding,
     Scores,
-    Table,
     TokenEmbedding,
     make_norm,
 )
 from headway.patterns import Full, Pattern
-from headway.positions import NoPositions, PositionScheme
+from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.tokens import Tokens
 
 
@@ -60,7 +63,7 @@ class TransformerStack(nn.Module):
         self.embed_positions = PositionEmbedding(positions, columns)
         self.embed_types = nn.Embedding(spec.token_types, columns) if spec.token_types else None
         self.embed_norm = norm(columns) if spec.embedding_norm else None
-        self.embed_proj = nn.Linear(columns, spec.width) if columns != spec.width else None
+        self.embed_proj = Linear(columns, spec.width) if columns != spec.width else None
         self.drop = nn.Dropout(spec.dropout)
         self.scores = Scores(positions.scores(spec.heads, spec.head_dim, not spec.causal) if together else ())
         self.layers = nn.ModuleList(
@@ -71,11 +74,12 @@ class TransformerStack(nn.Module):
                 ),
                 partial(norm, spec.width),
                 spec.order,
-                cross_attn=_cross(spec, backend) if spec.encoder is not None else None,
+                cross_attn=_cross_attention(spec, backend) if spec.encoder is not None else None,
                 dropout=spec.dropout,
             )
             for pattern, own in zip(spec.patterns, spec.layer_positions, strict=True)
         )
+        self.shared_rotation = _shared_rotation(self.blocks)
         self.norm = norm(spec.width) if spec.final_norm else None
 
     def forward(
@@ -101,9 +105,13 @@ class TransformerStack(nn.Module):
             gradient_checkpointing: keep only each block's input and compute the rest again in the backward.
         """
         x_BTM = self.embed(ids, tokens, types, embedding)
-        score = self.scores()
-        for i, (block, rotation) in enumerate(zip(self.blocks, self._rotations(tokens, x_BTM), strict=True)):
-            given: dict[str, Any] = {"tokens": tokens, "rotation": rotation, "score": score}
+        score = self.scores() if self.scores.steps else ()
+        rotations: dict[int | None, Rotation | None] = {None: None}
+        for i, block in enumerate(self.blocks):
+            shared = self.shared_rotation[i]
+            if shared not in rotations:
+                rotations[shared] = block.self_attn.rotary(tokens, x_BTM.dtype)
+            given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared], "score": score}
             if memory is not None:
                 given["memory"] = memory[i]
             if gradient_checkpointing:
@@ -123,9 +131,7 @@ class TransformerStack(nn.Module):
         """What the first layer is given, [B, T, M]."""
         table = self.embed_tokens if embedding is None else embedding
         assert table is not None
-        x: Tensor = table(ids, tokens)
-        if self.spec.embedding_scale != 1.0:
-            x = x * self.spec.embedding_scale
+        x: Tensor = scaled(table(ids, tokens), self.spec.embedding_scale)
         if self.embed_types is not None:
             x = x + self.embed_types(_checked_types(types, ids, self.spec.token_types))
         elif types is not None:
@@ -133,7 +139,8 @@ class TransformerStack(nn.Module):
                 "types are given, but this model has no token types (token_types=0); drop types="
             )
         x = self.embed_positions(x, tokens)
-        x = self.drop(x if self.embed_norm is None else self.embed_norm(x))
+        x = x if self.embed_norm is None else self.embed_norm(x)
+        x = self.drop(x) if self.training else x
         return x if self.embed_proj is None else self.embed_proj(x)
 
     @property
@@ -147,47 +154,65 @@ class TransformerStack(nn.Module):
         assert self.embed_tokens is not None
         return self.embed_tokens.weight
 
-    def _rotations(self, tokens: Tokens, x: Tensor) -> list[Table | None]:
-        """Each layer's rotation, computed once for all layers that turn alike; a layer with trained angles, and
-        linear attention, makes its own."""
-        made: dict[PositionScheme, Table | None] = {}
-        found: list[Table | None] = []
-        for block, positions in zip(self.blocks, self.spec.layer_positions, strict=True):
-            turns = block.self_attn.turns
-            if turns.trained or positions.marks != "queries and keys":
-                found.append(None)
-                continue
-            if positions not in made:
-                made[positions] = turns(tokens, x.dtype)
-            found.append(made[positions])
-        return found
+
+def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
+    """The first layer whose rotation each layer shares; None for one that rotates nothing, or trains its own angles."""
+    first: dict[PositionScheme, int] = {}
+    return tuple(
+        first.setdefault(rotary.positions, i) if rotary.rotates and rotary.frequency_offset is None else None
+        for i, rotary in enumerate(block.self_attn.rotary for block in blocks)
+    )
 
 
-def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> Attention:
-    shape: dict[str, Any] = {
+def _options(spec: ModelSpec, positions: PositionScheme) -> AttentionOptions:
+    return {
+        "positions": positions,
         "head_dim": spec.head_dim,
         "qkv_bias": spec.qkv_bias,
         "out_bias": spec.out_bias,
         "qk_norm": spec.qk_norm,
         "norm_eps": spec.norm_eps,
-        "positions": positions,
+        "dropout": spec.attention_dropout,
         "output_dropout": spec.dropout,
     }
+
+
+def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> AttentionLayer:
+    sizes = spec.width, spec.heads, spec.kv_heads
     if spec.linear is not None:
-        return LinearAttention(
-            spec.width, spec.heads, spec.kv_heads, linear=spec.linear, pattern=pattern, **shape
-        )
+        return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **_options(spec, positions))
     kind = GlobalAttention if spec.global_projections else Attention
     return kind(
+        *sizes,
+        pattern=pattern,
+        scale=spec.attention_scale,
+        backend=backend,
+        **_options(spec, positions),
+    )
+
+
+def _cross_attention(spec: ModelSpec, backend: str) -> AttentionLayer:
+    return Attention(
         spec.width,
         spec.heads,
         spec.kv_heads,
-        pattern=pattern,
+        pattern=Full(),
         scale=spec.attention_scale,
-        dropout=spec.attention_dropout,
         backend=backend,
-        **shape,
+        **_options(spec, NoPositions()),
     )
+
+
+def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> OutputLayer:
+    """From states of `width`, times `spec.logit_scale`, to logits; tied to the embedding of `stack` where the spec says
+    so."""
+    tied_to = stack.embed_tokens if spec.tied else None
+    return OutputLayer(width, spec.vocab, bias=spec.output_bias, tied_to=tied_to)
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """factor * x; x itself where the factor is 1."""
+    return x if factor == 1.0 else x * factor
 
 
 def make_decoder_cache(
@@ -218,24 +243,6 @@ def make_decoder_cache(
             f"kind={kind!r}"
         )
     return DecoderCache.linear(spec.linear, spec.layers, one)
-
-
-def _cross(spec: ModelSpec, backend: str) -> Attention:
-    return Attention(
-        spec.width,
-        spec.heads,
-        spec.kv_heads,
-        head_dim=spec.head_dim,
-        pattern=Full(),
-        qkv_bias=spec.qkv_bias,
-        out_bias=spec.out_bias,
-        qk_norm=spec.qk_norm,
-        norm_eps=spec.norm_eps,
-        scale=spec.attention_scale,
-        dropout=spec.attention_dropout,
-        output_dropout=spec.dropout,
-        backend=backend,
-    )
 
 
 def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:

@@ -1,15 +1,21 @@
 """Layers: attention over declared patterns, norms, feed-forwards, embeddings, and the block that joins them."""
 
-from headway.nn.attention import Attention
+from headway.nn.attention import (
+    Attention,
+    AttentionLayer,
+    AttentionOptions,
+    GlobalAttention,
+    LinearAttention,
+)
 from headway.nn.block import ORDERS, Block, Order
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
-from headway.nn.global_attention import GlobalAttention
-from headway.nn.linear_attention import LinearAttention
+from headway.nn.linear import Linear, replace_linear
+from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
-from headway.nn.output import OutputLayer
-from headway.nn.rotary_embedding import RotaryEmbedding, Table
+from headway.nn.output import OutputLayer, output_cross_entropy
+from headway.nn.rotary_embedding import RotaryEmbedding
 from headway.nn.scores import Scores
 
 __all__ = [
@@ -18,13 +24,19 @@ __all__ = [
     "NORMS",
     "ORDERS",
     "Attention",
+    "AttentionLayer",
+    "AttentionOptions",
     "Block",
     "FeedForward",
     "GatedFeedForward",
     "GlobalAttention",
+    "GlobalMixer",
     "LayerNorm",
+    "Linear",
     "LinearAttention",
+    "LinearMixer",
     "Losses",
+    "Mixer",
     "Norm",
     "Order",
     "OutputLayer",
@@ -32,10 +44,12 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Scores",
-    "Table",
+    "SoftmaxMixer",
     "TokenEmbedding",
     "check_ids",
     "make_norm",
     "named_activation",
+    "output_cross_entropy",
+    "replace_linear",
     "swish",
 ]

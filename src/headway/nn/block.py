@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from headway.attention import KeyValues
 from headway.cache import LayerCache
 from headway.errors import ConfigError
-from headway.nn.attention import Attention
-from headway.nn.rotary_embedding import Table
+from headway.nn.attention import AttentionLayer
+from headway.positions import Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -42,12 +42,12 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        self_attn: Attention,
+        self_attn: AttentionLayer,
         mlp: nn.Module,
         norm: Callable[[], nn.Module],
         order: Order = "pre",
         *,
-        cross_attn: Attention | None = None,
+        cross_attn: AttentionLayer | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -72,41 +72,36 @@ class Block(nn.Module):
         *,
         tokens: Tokens | None = None,
         cache: LayerCache | None = None,
-        rotation: Table | None = None,
+        rotation: Rotation | None = None,
         score: Sequence[Score] = (),
         memory: KeyValues | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `Attention`."""
+        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
 
-        def attend(x: Tensor) -> Tensor:
-            y: Tensor = self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation, score=score)
-            return y
-
-        def cross(x: Tensor) -> Tensor:
-            assert self.cross_attn is not None
-            y: Tensor = self.cross_attn(x, tokens=tokens, memory=memory)
-            return y
-
-        def mlp(x: Tensor) -> Tensor:
-            y: Tensor = nn.functional.dropout(self.mlp(x), self.dropout, self.training)
-            return y
-
-        x, last = x_BTM, self.post_attention_layernorm
+        pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
         if self.order in ("parallel", "joint"):
-            normed = self.input_layernorm(x)
-            return x + attend(normed) + mlp(normed if last is None else last(x))
-        x = self._sublayer(x, self.input_layernorm, attend)
-        if self.cross_attention_layernorm is not None:
-            x = self._sublayer(x, self.cross_attention_layernorm, cross)
+            normed = first(x_BTM)
+            attended = self.self_attn(normed, tokens=tokens, cache=cache, rotation=rotation, score=score)
+            mixed: Tensor = x_BTM + attended + self._feed_forward(normed if last is None else last(x_BTM))
+            return mixed
+        x = first(x_BTM) if pre else x_BTM
+        y = self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation, score=score)
+        x_BTM = x_BTM + y if pre else first(x_BTM + y)
+        if self.cross_attn is not None:
+            assert self.cross_attention_layernorm is not None
+            x = self.cross_attention_layernorm(x_BTM) if pre else x_BTM
+            y = self.cross_attn(x, tokens=tokens, memory=memory)
+            x_BTM = x_BTM + y if pre else self.cross_attention_layernorm(x_BTM + y)
         assert last is not None
-        return self._sublayer(x, last, mlp)
+        y = self._feed_forward(last(x_BTM) if pre else x_BTM)
+        return x_BTM + y if pre else last(x_BTM + y)
 
-    def _sublayer(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        y: Tensor = x + layer(norm(x)) if self.order == "pre" else norm(x + layer(x))
-        return y
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.mlp(x)
+        return nn.functional.dropout(y, self.dropout) if self.training else y
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import DataError
-from headway.positions import Learned, PositionScheme, Sinusoidal
+from headway.positions import PositionScheme
 from headway.tokens import Tokens
 
 
@@ -52,22 +52,20 @@ def check_ids(ids: Tensor) -> None:
 
 
 class PositionEmbedding(nn.Module):
-    """What a position scheme adds to the embeddings: a trained table (`Learned`), sines (`Sinusoidal`), or
-    nothing."""
+    """What a position scheme adds to the embeddings: rows of a trained table (`Learned`), fixed ones
+    (`Sinusoidal`), or nothing."""
 
     def __init__(self, positions: PositionScheme, width: int) -> None:
         super().__init__()
         self.positions, self.width = positions, width
-        rows = positions.rows if isinstance(positions, Learned) else None
-        self.weight = None if rows is None else nn.Parameter(torch.empty(rows, width).normal_(0, 0.02))
+        rows = positions.rows
+        self.weight = nn.Parameter(torch.empty(rows, width).normal_(0, 0.02)) if rows else None
 
     def forward(self, x_BTM: Tensor, tokens: Tokens) -> Tensor:
         """x + marks of `tokens.positions`; positions of empty slots are not looked at."""
         if self.positions.marks != "embeddings":
             return x_BTM
         at = torch.where(tokens.valid, tokens.positions, 0)
-        if isinstance(self.positions, Learned):
-            assert self.weight is not None
+        if self.weight is not None:
             return x_BTM + nn.functional.embedding(self.positions.row(at), self.weight)
-        assert isinstance(self.positions, Sinusoidal)
         return x_BTM + self.positions.embedding(at, self.width, x_BTM.dtype)

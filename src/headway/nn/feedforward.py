@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
+from headway.nn.linear import Linear
 
 
 def swish(x: Tensor, beta: float = 1.0) -> Tensor:
@@ -49,8 +50,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(dropout)
         self.act = named_activation(activation)
-        self.up_proj = nn.Linear(width, hidden, bias=bias)
-        self.down_proj = nn.Linear(hidden, width, bias=bias)
+        self.up_proj = Linear(width, hidden, bias=bias)
+        self.down_proj = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
@@ -69,9 +70,9 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(dropout)
         self.act = named_activation(activation)
-        self.gate_proj = nn.Linear(width, hidden, bias=bias)
-        self.up_proj = nn.Linear(width, hidden, bias=bias)
-        self.down_proj = nn.Linear(hidden, width, bias=bias)
+        self.gate_proj = Linear(width, hidden, bias=bias)
+        self.up_proj = Linear(width, hidden, bias=bias)
+        self.down_proj = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""

@@ -5,59 +5,60 @@ Legend: M width of the states, V vocab.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cross_entropy import Losses, chunked_cross_entropy, fused_cross_entropy
+from headway.nn.linear import Linear
 
 
-class OutputLayer(nn.Module):
-    """scale * x U^T (+ b), with U [V, M] a matrix of its own, or the embedding's where they are tied.
+class OutputLayer(Linear):
+    """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
 
-    (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) Tied and without bias it has no parameters.
+    (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone: tied
+    and without bias the layer has no parameters.
     """
 
+    embedding: nn.Embedding | None
+
     def __init__(
-        self, width: int, vocab: int, *, tied: bool = False, bias: bool = False, scale: float = 1.0
+        self, width: int, vocab: int, *, bias: bool = False, tied_to: nn.Embedding | None = None
     ) -> None:
-        super().__init__()
-        self.scale = scale
-        self.weight = None if tied else nn.Parameter(torch.empty(vocab, width).normal_(0, 0.02))
-        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = width, vocab
+        own = None if tied_to is not None else nn.Parameter(torch.empty(vocab, width).normal_(0, 0.02))
+        self.register_parameter("weight", own)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab)) if bias else None)
+        self.__dict__["embedding"] = tied_to  # not as a child, whose parameters would be this layer's, too
 
-    def forward(self, x: Tensor, embedding: Tensor | None = None) -> Tensor:
-        """[..., M] -> [..., V]; `embedding` [V, M] is needed where they are tied, and not looked at elsewhere."""
-        weight = self._matrix(embedding)
-        return nn.functional.linear(x if self.scale == 1.0 else x * self.scale, weight, self.bias)
+    @property
+    def matrix(self) -> Tensor:
+        """U."""
+        return self.weight if self.embedding is None else self.embedding.weight
 
-    def cross_entropy(
-        self,
-        x: Tensor,
-        targets: Tensor,
-        embedding: Tensor | None = None,
-        *,
-        label_smoothing: float | None = None,
-        hits: bool = False,
-    ) -> Losses:
-        """-ln softmax(forward(x))[target] of x [..., M] and targets [...], without ever holding all logits.
-
-        `fused_cross_entropy` by default; with a `label_smoothing`, 0 included, `chunked_cross_entropy`, whose losses
-        per target are differentiable. Raises DataError for a target that is not in the vocab."""
-        weight = self._matrix(embedding)
-        if label_smoothing is None:
-            x = x if self.scale == 1.0 else x * self.scale
-            return fused_cross_entropy(x, weight, targets, bias=self.bias, hits=hits)
-        logits = partial(self.forward, embedding=embedding)
-        return chunked_cross_entropy(
-            x, targets, logits, len(weight), label_smoothing=label_smoothing, hits=hits
-        )
-
-    def _matrix(self, embedding: Tensor | None) -> Tensor:
-        weight = embedding if self.weight is None else self.weight
-        assert weight is not None, "a tied output layer needs the embedding"
-        return weight
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., V]."""
+        return F.linear(x, self.matrix, self.bias)
 
     def extra_repr(self) -> str:
-        return "tied" if self.weight is None else f"{self.weight.shape[1]} -> {self.weight.shape[0]}"
+        return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"
+
+
+def output_cross_entropy(
+    layer: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    vocab: int,
+    *,
+    label_smoothing: float | None = None,
+    hits: bool = False,
+) -> Losses:
+    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
+
+    `fused_cross_entropy` of a plain `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
+    included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
+    not in the vocab."""
+    if type(layer) is OutputLayer and label_smoothing is None:
+        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, hits=hits)
+    return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)

@@ -10,7 +10,7 @@ from headway.positions.rotary import Rotary
 from headway.positions.scaling import DynamicNTK, LinearScaling, Llama3, LongRope, Scaling, YaRN
 from headway.positions.schedules import Schedule
 from headway.positions.schemes import Learned, NoPositions, PositionScheme, Sinusoidal
-from headway.positions.tables import MatrixTable, RotaryTable
+from headway.positions.tables import MatrixTable, RotaryTable, Rotation
 
 __all__ = [
     "DynamicNTK",
@@ -27,6 +27,7 @@ __all__ = [
     "Relative",
     "Rotary",
     "RotaryTable",
+    "Rotation",
     "Scaling",
     "Schedule",
     "Sinusoidal",

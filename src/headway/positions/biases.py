@@ -18,11 +18,11 @@ class Relative(PositionScheme):
 
         e_ij = scale * q_i . (k_j + a[clip(j - i)])        clip to -clip .. clip
 
-    clip         the largest distance that is told from larger ones; 2 clip + 1 vectors of D numbers, for all
+    clip         the largest distance that differs from larger ones; 2 clip + 1 vectors of D numbers, for all
                  heads
     sinusoidal   the vectors are fixed sinusoids (NEZHA: Wei et al. 2019, functional relative encoding): the
                  row of a distance is position distance + clip of `Sinusoidal`, as in NEZHA's published code;
-                 its paper takes the distance itself, which turns each pair of columns by one fixed angle
+                 its paper takes the distance itself, which rotates each pair of columns by one fixed angle
 
     Each layer has its own vectors. Both papers add such vectors to the values, too; that half is not here
     (without it Shaw et al. 2018, section 4.3, translate as well).

@@ -20,7 +20,7 @@ class PerLayer(PositionScheme):
     Layers without positions still see the order that earlier layers wrote into the stream.
 
     Raises ConfigError for no scheme at all; for one that acts on embeddings (once, before any layer); for
-    layers of which some turn queries and keys and others mark scores: a model asks once where its positions
+    layers of which some rotate queries and keys and others mark scores: a model asks once where its positions
     act.
     """
 

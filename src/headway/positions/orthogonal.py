@@ -1,4 +1,4 @@
-"""Rotary embedding with a whole rotation in place of one for each pair."""
+"""Rotary embedding with one whole rotation in place of one for each pair."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RADIX = 64
 
 @dataclass(frozen=True)
 class SpecialOrthogonal(PositionScheme):
-    """Queries and keys are turned by the powers R_m = R_1^m of one trained R_1 in SO(d).
+    """Queries and keys are rotated by the powers R_m = R_1^m of one trained R_1 in SO(d).
 
         R_m = exp(m A),  A^T = -A [d, d]            R_m^T R_n = R_(n-m),  R_m^T R_m = I
 
     The exponential reaches every R_1, and A is trained freely below its diagonal (`nn.RotaryEmbedding`), from where R_m
     equals `start`. One A serves all layers and heads.
 
-    start   where training starts: a `Rotary`, which also says d and whether values are turned
+    start   where training starts: a `Rotary`, which also says d and whether values are rotated
 
     Every A is Q F Q^T with an orthogonal Q and F of the form that `Rotary` has, so with W_q and W_k multiplied
     by Q^T it is a rotary of other frequencies: beyond those, it says what the projections could learn as well.
@@ -47,13 +47,42 @@ class SpecialOrthogonal(PositionScheme):
         """d for heads of `head_dim`. Raises ConfigError when it is odd, or does not fit."""
         return self.start.rotated_dims(head_dim)
 
-    def generator(self, head_dim: int) -> Tensor:
-        """The A that training starts from, [d, d] float64: R_m of `start` is exp(m A)."""
+    def check_head_dim(self, head_dim: int) -> None:
+        self.rotated_dims(head_dim)
+
+    def trained_numbers(self, head_dim: int) -> int:
+        """The numbers below the diagonal of A, row by row."""
+        dims = self.rotated_dims(head_dim)
+        return dims * (dims - 1) // 2
+
+    def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
+        """The d/2 angles of R_1, largest first."""
+        angles: Tensor = torch.linalg.eigvalsh(1j * self.generator(head_dim, offset))
+        return angles.flip(0)[: len(angles) // 2]
+
+    def rotation(
+        self,
+        position: Tensor,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        length: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> MatrixTable:
+        return self.table(position, head_dim, self.generator(head_dim, offset), dtype)
+
+    def generator(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
+        """A [d, d] float64: that of `start`, whose R_m is exp(m A), and what has been trained since, `offset`
+        [d (d - 1) / 2] below its diagonal."""
         a, b = torch.tensor(coordinate_pairs(self.start.pairing, self.rotated_dims(head_dim))).T
         frequencies = self.start.frequencies(head_dim)
         generator = frequencies.new_zeros(2 * len(a), 2 * len(a))
         generator[a, b], generator[b, a] = -frequencies, frequencies
-        return generator
+        if offset is None:
+            return generator
+        generator = generator.to(offset.device)
+        row, column = torch.tril_indices(len(generator), len(generator), -1, device=offset.device)
+        below = torch.zeros_like(generator).index_put((row, column), offset.to(generator.dtype))
+        return generator + below - below.mT
 
     def table(
         self, position: Tensor, head_dim: int, generator: Tensor, dtype: torch.dtype = torch.float32
@@ -74,10 +103,10 @@ class SpecialOrthogonal(PositionScheme):
                 f"got {list(generator.shape)}"
             )
         kept = torch.float64 if dtype == torch.float64 else torch.float32
-        return MatrixTable(turns(generator, position).to(kept), dims, self.start.values)
+        return MatrixTable(rotation_matrices(generator, position).to(kept), dims, self.start.values)
 
 
-def turns(generator: Tensor, position: Tensor) -> Tensor:
+def rotation_matrices(generator: Tensor, position: Tensor) -> Tensor:
     """exp(p A) for every p of `position` [...]: [..., d, d] float64, differentiable in the skew-symmetric A.
 
     exp is taken once; p = 64 a + b, and powers 64 a and b are products of squares. Angles err by a few p 2^-52

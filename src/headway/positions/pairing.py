@@ -1,4 +1,4 @@
-"""Which two coordinates turn together, and conversion between such choices.
+"""Which two coordinates are rotated together, and conversion between such choices.
 
 The choice does not change what a model can express (any pairing gives the same scores once the rows of the
 query and key projections are permuted to match), but a checkpoint read with the wrong one is fluent nonsense.
@@ -18,7 +18,7 @@ Pairing = Literal["adjacent", "halves"] | tuple[tuple[int, int], ...]
 """
 "adjacent"   (0, 1), (2, 3), ...           RoFormer, Meta's own LLaMA files, llama2.c
 "halves"     (0, d/2), (1, d/2 + 1), ...   LLaMA as `transformers` stores it, GPT-NeoX
-pairs        any partition of 0..d-1 into ordered pairs; pair i turns with frequency i
+pairs        any partition of 0..d-1 into ordered pairs; pair i is rotated with frequency i
 """
 
 
@@ -46,12 +46,14 @@ def checked_pairing(pairing: object) -> Pairing:
 
 
 def coordinate_pairs(pairing: Pairing, dims: int) -> tuple[tuple[int, int], ...]:
-    """The pairs that turn together among the first `dims` coordinates, in the order of their frequencies.
+    """The pairs that are rotated together among the first `dims` coordinates, in the order of their frequencies.
 
     Raises ConfigError when `dims` is odd or does not fit explicit pairs.
     """
     if dims < 2 or dims % 2:
-        raise ConfigError(f"rotary dims must be even (coordinates turn in pairs) and at least 2, got {dims}")
+        raise ConfigError(
+            f"rotary dims must be even (coordinates are rotated in pairs) and at least 2, got {dims}"
+        )
     half = dims // 2
     pairing = checked_pairing(pairing)
     if pairing == "adjacent":
@@ -71,7 +73,8 @@ def to_pairing(
     """`x`, whose axis `dim` lives in the head basis of pairing `frm`, written in the basis of pairing `to`.
 
     heads      head count *of this tensor*: query heads for W_q, key/value heads for W_k, 1 for a per-head
-    norm gain head_dim   D; axis `dim` must be heads * head_dim long
+    norm gain
+    head_dim   D; axis `dim` must be heads * head_dim long
     dims       rotated prefix of D (partial rotary); the coordinates behind it stay where they are
 
     Weights [H*D, M], biases [H*D], norm gains [D], adapter outputs [H*D, r], per-channel scales: same call;

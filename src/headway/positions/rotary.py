@@ -20,7 +20,7 @@ from headway.positions.tables import RotaryTable
 
 @dataclass(frozen=True)
 class Rotary(PositionScheme):
-    """Pair i of a query or key at position p is turned by the angle p * f_i; their product then depends on
+    """Pair i of a query or key at position p is rotated by the angle p * f_i; their product then depends on
     the difference of positions only: (R_m q)^T (R_n k) = q^T R_(n-m) k.
 
         (a, b) -> amplitude * (a cos(p f_i) - b sin(p f_i),  b cos(p f_i) + a sin(p f_i))
@@ -29,18 +29,18 @@ class Rotary(PositionScheme):
     theta      base of the frequencies, >= 1
     pairing    which coordinates are (a, b): "adjacent", "halves" or explicit pairs. Required: nothing in a
                checkpoint's numbers reveals it
-    dims       d: only the first `dims` of D are turned (partial rotary); None = all of D
+    dims       d: only the first `dims` of D are rotated (partial rotary); None = all of D
     scaling    rule that changes the frequencies for longer contexts, and their `amplitude`
     schedule   the frequencies, by the name of a rule or as d/2 numbers (`Schedule`); theta is that of "powers"
     trainable  whether the frequencies are trained, from the schedule on; each layer has its own (`nn.RotaryEmbedding`)
-    values     whether values are turned, too, each by its own position (RoFormer's `rotary_value`); outputs are
-               not turned back, so they depend on absolute positions
+    values     whether values are rotated, too, each by its own position (RoFormer's `rotary_value`); outputs are
+               not rotated back, so they depend on absolute positions
 
     Raises ConfigError for what cannot be: a theta, or a scaling, of another schedule than "powers"; trained
-    frequencies under a scaling; turned values under a scaling with an amplitude, or that depends on lengths.
+    frequencies under a scaling; rotated values under a scaling with an amplitude, or that depends on lengths.
 
     Angles are float64 (positions are exact to 2^53, negative ones included); cosines and sines are rounded
-    once, to float32, or float64 for float64 inputs. Half-precision inputs are turned in float32 and rounded
+    once, to float32, or float64 for float64 inputs. Half-precision inputs are rotated in float32 and rounded
     once.
     """
 
@@ -88,7 +88,7 @@ class Rotary(PositionScheme):
             )
         if self.values and scaling.length_dependent:
             raise ConfigError(
-                f"Rotary: under {kind} turns change as a row grows, and values in a cache are not turned again; "
+                f"Rotary: under {kind} rotations change as a row grows, and values in a cache are not rotated again; "
                 "drop values=True or the scaling"
             )
         if self.values and scaling.amplitude != 1:
@@ -99,12 +99,12 @@ class Rotary(PositionScheme):
 
     @property
     def length_dependent(self) -> bool:
-        """Whether frequencies depend on a row's length: caches then hold keys that are not yet turned."""
+        """Whether frequencies depend on a row's length: caches then hold keys that are not yet rotated."""
         return self.scaling is not None and self.scaling.length_dependent
 
     @property
     def amplitude(self) -> float:
-        """Factor on turned queries and keys, so its square is on their scores; 1 without a scaling that says
+        """Factor on rotated queries and keys, so its square is on their scores; 1 without a scaling that says
         else.
         """
         return 1.0 if self.scaling is None else self.scaling.amplitude
@@ -112,7 +112,7 @@ class Rotary(PositionScheme):
     def with_pairing(self, pairing: Pairing) -> Rotary:
         """The same rotation in another basis; query and key weights need `to_pairing` to match.
 
-        Raises ConfigError where values turn: they and W_o live in that basis, too.
+        Raises ConfigError where values are rotated: they and W_o live in that basis, too.
         """
         if self.values and checked_pairing(pairing) != self.pairing:
             raise ConfigError(
@@ -126,8 +126,8 @@ class Rotary(PositionScheme):
         dims = head_dim if self.dims is None else self.dims
         if dims % 2:
             raise ConfigError(
-                f"Rotary: head_dim {head_dim} is odd, and coordinates turn in pairs; "
-                f"use an even head_dim, or dims={max(head_dim - 1, 2)} to turn only a prefix"
+                f"Rotary: head_dim {head_dim} is odd, and coordinates are rotated in pairs; "
+                f"use an even head_dim, or dims={max(head_dim - 1, 2)} to rotate only a prefix"
             )
         if dims > head_dim:
             raise ConfigError(f"Rotary: dims={dims} does not fit heads of {head_dim}")
@@ -149,6 +149,30 @@ class Rotary(PositionScheme):
             return scheduled(self.schedule, self.theta, dims, device)
         return self.scaling.frequencies(self.theta, dims, length)
 
+    def check_head_dim(self, head_dim: int) -> None:
+        self.frequencies(head_dim)
+
+    def trained_numbers(self, head_dim: int) -> int:
+        """One offset for each frequency, where `trainable`."""
+        return self.rotated_dims(head_dim) // 2 if self.trainable else 0
+
+    def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
+        if self.length_dependent:
+            return super().trained_frequencies(head_dim, offset)
+        start = self.frequencies(head_dim)
+        return start if offset is None else start.to(offset.device) + offset
+
+    def rotation(
+        self,
+        position: Tensor,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        length: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> RotaryTable:
+        trained = self.trained_frequencies(head_dim, offset) if self.trainable else None
+        return self.table(position, head_dim, length, dtype, trained)
+
     def table(
         self,
         position: Tensor,
@@ -157,8 +181,8 @@ class Rotary(PositionScheme):
         dtype: torch.dtype = torch.float32,
         frequencies: Tensor | None = None,
     ) -> RotaryTable:
-        """Cosines and sines of `position` ([T], or [B or 1, T]: every row its own), to turn queries and keys
-        with.
+        """Cosines and sines of `position` ([T], or [B or 1, T]: every row its own), to rotate queries and
+        keys with.
 
         One table serves the queries and keys of all layers that share positions. `length`: see `rotate`.
         `frequencies` [d/2]: the trained ones, required where `trainable` (`nn.RotaryEmbedding` holds them), else
@@ -205,7 +229,7 @@ class Rotary(PositionScheme):
         length: int | Tensor | None = None,
         frequencies: Tensor | None = None,
     ) -> Tensor:
-        """`x_BHTD`, queries or keys, turned by their positions; same dtype.
+        """`x_BHTD`, queries or keys, rotated by their positions; same dtype.
 
         position_BT   integers, [T] or [B or 1, T]
         length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, where

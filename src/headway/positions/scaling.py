@@ -1,4 +1,4 @@
-"""Rotary scalings: how trained frequencies are bent to serve longer contexts.
+"""Rotary scalings: how trained frequencies are changed for longer contexts.
 
 The numbers equal those of `transformers` 5.23 (`modeling_rope_utils.ROPE_INIT_FUNCTIONS`), which is the
 test's oracle; they are computed in float64 here, in float32 there. `docs/positions.md` lists where its
@@ -20,9 +20,7 @@ from headway.positions.schemes import powers
 
 
 class Scaling:
-    """A frozen, hashable rule that turns (theta, d) and, when `length_dependent`, a row's length into
-    frequencies.
-    """
+    """A frozen, hashable rule that gives frequencies from (theta, d) and, when `length_dependent`, a row's length."""
 
     length_dependent: ClassVar[bool]
 
@@ -87,7 +85,7 @@ class YaRN(Scaling):
     """Interpolate slow pairs, keep fast ones, ramp between (Peng et al. 2023, section 3.2).
 
         f'_i = (1 - g_i) * f_i + g_i * f_i / factor      g_i = clamp((i - low) / (high - low), 0, 1)
-        low, high = the i whose pair turns beta_fast, beta_slow times within the trained context
+        low, high = the i whose pair makes beta_fast, beta_slow full rotations within the trained context
                     (rounded outwards when `truncate`), held to [0, d - 1]
         amplitude = attention_factor, else m(mscale) / m(mscale_all_dim), else m(1)
         m(s) = 0.1 s ln(factor) + 1
@@ -113,7 +111,7 @@ class YaRN(Scaling):
                 object.__setattr__(self, name, _positive("YaRN", name, value))
         if self.beta_fast <= self.beta_slow:
             raise ConfigError(
-                f"YaRN: beta_fast must be greater than beta_slow (turns within the trained context), "
+                f"YaRN: beta_fast must be greater than beta_slow (full rotations within the trained context), "
                 f"got beta_fast={self.beta_fast} and beta_slow={self.beta_slow}"
             )
         if (self.mscale is None) != (self.mscale_all_dim is None):
@@ -139,13 +137,13 @@ class YaRN(Scaling):
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
         if theta <= 1:
             raise ConfigError(
-                f"YaRN: theta must be greater than 1 for pairs to turn differently, got {theta}"
+                f"YaRN: theta must be greater than 1 for pairs to rotate differently, got {theta}"
             )
 
-        def pair_that_turns(times: float) -> float:
+        def pair_that_rotates(times: float) -> float:
             return dims * math.log(self.trained_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        low, high = pair_that_rotates(self.beta_fast), pair_that_rotates(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dims - 1)
@@ -184,8 +182,8 @@ class Llama3(Scaling):
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
         kept = powers(theta, dims, _device(length))
-        turns = self.trained_context * kept / (2 * math.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        rotations = self.trained_context * kept / (2 * math.pi)
+        smooth = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         smooth = smooth.clamp(0, 1)
         return (1 - smooth) * kept / self.factor + smooth * kept
 

@@ -1,4 +1,4 @@
-"""Which frequency each pair of coordinates turns with, before any scaling."""
+"""The frequency that each pair of coordinates is rotated with, before any scaling."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.positions.tables import Rotation
 from headway.scores import Score
 
 Marks = Literal["nothing", "embeddings", "queries and keys", "scores"]
@@ -18,9 +19,18 @@ class PositionScheme:
     """How a model tells its tokens' positions. A frozen, hashable value without tensors or parameters.
 
     marks              where it acts: "nothing"; "embeddings" (added once, before the first layer); "queries and
-                       keys" (turned in every attention layer, before the scores); "scores" (steps of attention)
+                       keys" (rotated in every attention layer, before the scores); "scores" (steps of attention)
     shared             whether all layers use one set of steps, or each has its own
     length_dependent   whether the length of a row changes how its tokens are marked
+    amplitude          factor on rotated queries and keys
+    limit              how many positions there are; None is no limit
+    rows               rows of a trained table that is added to the embeddings; 0 is none
+
+    A scheme is one file: a subclass says `marks` and overrides what that asks of it.
+
+        "embeddings"         `row` where `rows` is above 0, else `embedding`
+        "queries and keys"   `rotation`; `trained_numbers` where some of it is trained
+        "scores"             `scores`
     """
 
     @property
@@ -34,6 +44,21 @@ class PositionScheme:
     @property
     def length_dependent(self) -> bool:
         return False
+
+    @property
+    def amplitude(self) -> float:
+        return 1.0
+
+    @property
+    def limit(self) -> int | None:
+        return None
+
+    @property
+    def rows(self) -> int:
+        return 0
+
+    def check_head_dim(self, head_dim: int) -> None:
+        """Raises ConfigError where heads of `head_dim` cannot be marked."""
 
     def at(self, layer: int) -> PositionScheme:
         """The scheme that acts in layer 0, 1, ...: this one, unless layers have their own (`PerLayer`)."""
@@ -52,6 +77,40 @@ class PositionScheme:
         bidirectional   whether queries also see later keys
         """
         return ()
+
+    def row(self, position: Tensor) -> Tensor:
+        """Rows of the trained table that are added at these positions (integers)."""
+        raise NotImplementedError(f"{self} has no trained table")
+
+    def embedding(self, position: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What is added to embeddings at [..., T] positions (integers): [..., T, width]."""
+        raise NotImplementedError(f"{self} adds nothing to embeddings")
+
+    def trained_numbers(self, head_dim: int) -> int:
+        """How many numbers of the rotation are trained: the size of `offset`, which starts at 0."""
+        return 0
+
+    def rotation(
+        self,
+        position: Tensor,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        length: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> Rotation:
+        """What rotates queries and keys at these positions.
+
+        position   [T], or [B or 1, T]: every row its own
+        dtype      of queries and keys
+        length     tokens of the row (or document) of each position, where `length_dependent`
+        offset     what is trained, [trained_numbers(head_dim)], where there is something; gradients reach it
+        """
+        raise NotImplementedError(f"{self} rotates nothing")
+
+    def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
+        """Radians per position of each pair, float64 [d/2], with what is trained. Raises ConfigError where they
+        depend on lengths, or nothing rotates."""
+        raise ConfigError(f"{self} has no one set of frequencies")
 
 
 @dataclass(frozen=True)
@@ -119,8 +178,11 @@ class Learned(PositionScheme):
             )
 
     @property
+    def limit(self) -> int:
+        return self.size
+
+    @property
     def rows(self) -> int:
-        """Rows of the table."""
         return self.size + self.offset
 
     def row(self, position: Tensor) -> Tensor:

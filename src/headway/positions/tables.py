@@ -1,10 +1,11 @@
-"""What turns queries and keys: the numbers of one set of positions, made once and applied in every layer.
+"""What rotates queries and keys: the numbers of one set of positions, made once and applied in every layer.
 
 Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,25 @@ from headway.errors import ConfigError
 from headway.positions.pairing import Pairing, coordinate_pairs
 
 
+class Rotation(ABC):
+    """Rotates queries and keys, and values where `rotates_values`, at the positions that it was made for."""
+
+    rotates_values: bool
+
+    @abstractmethod
+    def apply(self, x_BHTD: Tensor) -> Tensor:
+        """Rotated queries, keys or values [B, H, T, D]; same dtype, computed in the table's precision or better."""
+
+
 @dataclass(frozen=True, eq=False)
-class RotaryTable:
+class RotaryTable(Rotation):
     """Cosines and sines of one set of positions, amplitude included, laid out by coordinate: x * cos +
     partner * sin.
 
     cos, sin   [T, d] or [B or 1, T, d]; the sine is negated for the first coordinate of each pair
     partner    where each coordinate's partner is [d], for explicit pairs
     cis        the same numbers as complex [.., T, d/2] for neighbours, which multiply fastest that way
-    turns_values   whether values are turned with it, too
+    rotates_values   whether values are rotated with it, too
     """
 
     cos: Tensor
@@ -32,10 +43,12 @@ class RotaryTable:
     dims: int
     partner: Tensor | None = None
     cis: Tensor | None = None
-    turns_values: bool = False
+    rotates_values: bool = False
 
     @staticmethod
-    def of(cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, turns_values: bool = False) -> RotaryTable:
+    def of(
+        cos: Tensor, sin: Tensor, pairing: Pairing, dims: int, rotates_values: bool = False
+    ) -> RotaryTable:
         """The table of cosines and sines [.., T, d/2] of each pair."""
         partner, cis = None, None
         twice, signed = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -47,20 +60,19 @@ class RotaryTable:
             order = torch.tensor(coordinate_pairs(pairing, dims), device=cos.device).T
             at, partner = order.flatten().argsort(), order.flip(0).flatten()
             twice, signed, partner = twice[..., at], signed[..., at], partner[at]
-        return RotaryTable(twice, signed, pairing, dims, partner, cis, turns_values)
+        return RotaryTable(twice, signed, pairing, dims, partner, cis, rotates_values)
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
-        """Turn queries, keys or values [B, H, T, D]; same dtype, computed in the table's precision or better."""
         _check(x_BHTD, self.cos.shape[:-1], self.dims)
-        turned, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
+        rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
         cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)
         if self.pairing == "halves" and not cos.requires_grad and not torch.compiler.is_compiling():
-            out = _TurnHalves.apply(turned, cos, sin)  # type: ignore[no-untyped-call]
+            out = _RotateHalves.apply(rotated, cos, sin)  # type: ignore[no-untyped-call]
         else:
-            out = self._turn(turned.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
+            out = self._rotate(rotated.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
         return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.cis is not None:
             pairs = _even_strides(x).unflatten(-1, (-1, 2))
             return torch.view_as_real(torch.view_as_complex(pairs) * self.cis.unsqueeze(-3)).flatten(-2)
@@ -74,24 +86,22 @@ class RotaryTable:
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixTable:
+class MatrixTable(Rotation):
     """A whole matrix for each of one set of positions.
 
     matrix         [T, d, d] or [B or 1, T, d, d]
     dims           d: coordinates behind it stay as they are
-    turns_values   whether values are turned with it, too
+    rotates_values   whether values are rotated with it, too
     """
 
     matrix: Tensor
     dims: int
-    turns_values: bool = False
+    rotates_values: bool = False
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
-        """Turn queries, keys or values [B, H, T, D]; same dtype, computed in the table's precision or
-        better."""
         _check(x_BHTD, self.matrix.shape[:-2], self.dims)
-        turned, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
-        out = torch.einsum("...tij,...htj->...hti", self.matrix, turned.to(self.matrix.dtype)).to(
+        rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
+        out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype)).to(
             x_BHTD.dtype
         )
         return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
@@ -109,7 +119,7 @@ def _check(x: Tensor, positions: torch.Size, dims: int) -> None:
         )
 
 
-class _TurnHalves(torch.autograd.Function):
+class _RotateHalves(torch.autograd.Function):
     """x * cos + partner(x) * sin without the copies that autograd's own graph makes (three times as fast)."""
 
     @staticmethod
@@ -124,8 +134,8 @@ class _TurnHalves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        # the transpose of a turn turns back
-        grad: Tensor = _TurnHalves.apply(grads[0], cos, -sin)  # type: ignore[no-untyped-call]
+        # the transpose of a rotation rotates back
+        grad: Tensor = _RotateHalves.apply(grads[0], cos, -sin)  # type: ignore[no-untyped-call]
         return grad, None, None
 
 

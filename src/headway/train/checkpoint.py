@@ -18,6 +18,7 @@ import torch
 
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
+from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
@@ -130,13 +131,19 @@ def load_checkpoint(
     with torch.no_grad():
         for name, value in own.items():
             copy_into(folder.tensors, name, value)
-    tensors = dict(open_tensors(path / OPTIMIZER))
+    tensors = {_current_name(name): tensor for name, tensor in open_tensors(path / OPTIMIZER).items()}
     if RNG not in tensors:
         raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
     torch.set_rng_state(tensors.pop(RNG).clone())
     state.optimizer.load_state_tensors(tensors)
     state.progress = Progress(**{f.name: record[f.name] for f in fields(Progress)})
     return remarks
+
+
+def _current_name(name: str) -> str:
+    """PARAMETER/FIELD of any format with the parameter's name of today."""
+    parameter, slash, field = name.rpartition("/")
+    return parameter_name(parameter) + slash + field
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headway.attention import attention_weights
 from headway.draw import GREY, saved_figure
 from headway.models import Decoder
-from headway.nn import Attention
+from headway.nn import Attention, SoftmaxMixer
 from headway.positions import Rotary
 from headway.report import table
 from headway.tokens import Tokens
@@ -59,6 +59,7 @@ def weights_of(layer: Attention, q: Tensor, k: Tensor) -> Tensor:
     if layer.q_norm is not None and layer.k_norm is not None:
         q_BTHD, k_BTKD = layer.q_norm(q_BTHD), layer.k_norm(k_BTKD)
     q_BHTD, k_BKTD = q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2)
+    assert isinstance(layer.mixer, SoftmaxMixer)
     count = q.shape[1]
     if isinstance(layer.positions, Rotary):
         length = torch.tensor([count]) if layer.positions.length_dependent else None
@@ -72,7 +73,7 @@ def weights_of(layer: Attention, q: Tensor, k: Tensor) -> Tensor:
         q_tokens=tokens,
         k_tokens=tokens,
         score=layer.score(),
-        scale=layer.scale,
+        scale=layer.mixer.scale,
     )
     return made[0]
 

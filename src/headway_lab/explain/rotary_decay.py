@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from headway.positions import Rotary
-from headway.positions.decay import bound, decay
 from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.decay_bounds import bound, decay
 
 HEAD_DIM, FARTHEST = 128, 256
 PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)

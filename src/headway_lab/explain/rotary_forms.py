@@ -10,7 +10,8 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREY
 from headway.positions import Pairing, Rotary, to_pairing
-from headway.positions.forms import (
+from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.rotary_notations import (
     complex_form,
     half_split_form,
     matrix_form,
@@ -18,7 +19,6 @@ from headway.positions.forms import (
     rotation_matrix,
     swapped_form,
 )
-from headway_lab.explain import TOPICS, Report
 
 HEAD_DIM, TOKENS, HEADS, REPEATS, SEED = 128, 256, 4, 5, 0
 ALLOWED = 1e-12

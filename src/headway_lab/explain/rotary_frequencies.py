@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headway.draw import GREY
 from headway.positions import Rotary, Schedule
-from headway.positions.decay import decay
 from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.decay_bounds import decay
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512

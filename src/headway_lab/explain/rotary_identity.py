@@ -8,9 +8,9 @@ from torch import Tensor
 from headway.draw import GREY
 from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
-from headway.positions.forms import complex_form, matrix_form, rotation_matrix
 from headway.tokens import Tokens
 from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.rotary_notations import complex_form, matrix_form, rotation_matrix
 
 HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
 ALLOWED = 4 * FARTHEST * 2.0**-53  # an angle m theta_i is rounded by up to m 2^-53; at most three enter
@@ -98,14 +98,14 @@ def matrix(position: int) -> Tensor:
 def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """<R_1^m q, R_1^n k> - <q, R_1^(n-m) k> over |q| |k|, for an R_1 = e^A that mixes all coordinates, at positions
     below 512 (powers of a matrix are rounded more often than angles)."""
-    turns = RotaryEmbedding(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
-    assert turns.drift is not None
+    rotary = RotaryEmbedding(SpecialOrthogonal(ROTARY), HEAD_DIM).double()
+    assert rotary.frequency_offset is not None
     m, n = m[: len(q)] % 512, n[: len(q)] % 512
     with torch.no_grad():
-        turns.drift.normal_(0, 0.1, generator=torch.Generator().manual_seed(SEED))
+        rotary.frequency_offset.normal_(0, 0.1, generator=torch.Generator().manual_seed(SEED))
 
         def turned(x: Tensor, position: Tensor) -> Tensor:
-            table = turns(Tokens.range(len(x)).with_position(position[None]), x.dtype)
+            table = rotary(Tokens.range(len(x)).with_position(position[None]), x.dtype)
             assert table is not None
             y: Tensor = table.apply(x[None, None])[0, 0]
             return y

@@ -37,14 +37,16 @@ def run() -> Report:
 
 def drifts(run: Run) -> Tensor:
     """[layers, d/2] radians per position."""
-    found = [p.detach() for name, p in run.model.named_parameters() if name.endswith(".drift")]
+    found = [p.detach() for name, p in run.model.named_parameters() if name.endswith(".frequency_offset")]
     return torch.stack(found)
 
 
 @torch.no_grad()
 def without_drift(run: Run) -> float:
     """Held-out loss with every drift put back to 0."""
-    saved = {name: p.clone() for name, p in run.model.named_parameters() if name.endswith(".drift")}
+    saved = {
+        name: p.clone() for name, p in run.model.named_parameters() if name.endswith(".frequency_offset")
+    }
     for name in saved:
         run.model.get_parameter(name).zero_()
     loss = held_out_loss(run.model, BUDGET.tokens)

@@ -7,70 +7,49 @@ field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.size_limits import checked_sizes
+from headway.checkpoints.hf.upgrade import FORMAT, FORMATS
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
 from headway.positions import (
     DynamicNTK,
-    Learned,
-    LinearBias,
     LinearScaling,
     Llama3,
     LongRope,
-    NoPositions,
-    PerLayer,
     PositionScheme,
-    Relative,
-    Rotary,
     Scaling,
-    Sinusoidal,
-    SpecialOrthogonal,
-    T5Bias,
     YaRN,
 )
 
-FORMAT = 1
 FACTS: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "trained_context": (int,),
     "max_context": (int, type(None)),
 }
-_PLAIN: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-}
-_VALUES: Mapping[str, tuple[type, ...]] = {
-    "encoder": (ModelSpec,),
-    "head": (Head,),
-    "linear": (LinearAttentionSpec,),
-    "positions": (PositionScheme,),
-}
-SCHEMES = (
-    NoPositions,
-    Sinusoidal,
-    Learned,
-    Rotary,
-    SpecialOrthogonal,
-    Relative,
-    T5Bias,
-    LinearBias,
-    PerLayer,
-)
 SCALINGS = (LinearScaling, DynamicNTK, YaRN, Llama3, LongRope)
-KINDS = {kind.__name__: kind for kind in (*SCHEMES, *SCALINGS[1:], Head, ModelSpec)} | {
-    "Linear": LinearScaling,
-    "LinearAttention": LinearAttentionSpec,
-}
-NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+def _kinds() -> dict[str, type[Any]]:
+    """What `kind` stands for: position schemes by the names of their classes, those of other packages included once
+    they are imported, and what else a spec holds."""
+    schemes = {scheme.__name__: scheme for scheme in subclasses(PositionScheme)}
+    known = {kind.__name__: kind for kind in (*SCALINGS[1:], Head, ModelSpec)}
+    return schemes | known | {"Linear": LinearScaling, "LinearAttention": LinearAttentionSpec}
+
+
+def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    """All classes that inherit from `kind`."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from subclasses(below)
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,9 +79,10 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
             f'config.json: model_type "{OURS}" needs the key "{OURS}" with the fields of the spec'
         )
     facts = dict(facts)
-    if (version := facts.pop("format", None)) != FORMAT:
+    if (version := facts.pop("format", None)) not in FORMATS:
         raise ConfigError(
-            f"config.json: {OURS}.format is {version!r}; this version of headway reads {FORMAT}"
+            f"config.json: {OURS}.format is {version!r}; this version of headway reads "
+            f"{' and '.join(map(str, FORMATS))}"
         )
     known = [f.name for f in fields(ModelSpec) if f.init]
     for key in facts:
@@ -116,13 +96,15 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
 
 def _spec(facts: Mapping[str, Any]) -> ModelSpec:
     """The spec of fields that are read. Raises ConfigError for one of another type, and for sizes of no model."""
+    hints = get_type_hints(ModelSpec)
     for field in fields(ModelSpec):
-        wanted = _VALUES.get(field.name) or _PLAIN.get(str(field.type).removesuffix(" | None"))
-        if wanted is None or field.name not in facts:
-            continue
+        hint = hints[field.name]
+        wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if field.name not in facts or not all(isinstance(kind, type) for kind in wanted):
+            continue  # choices and patterns, which the spec itself checks
         value = facts[field.name]
-        optional = value is None and str(field.type).endswith(" | None")
-        if not optional and (not isinstance(value, wanted) or isinstance(value, bool) != (bool in wanted)):
+        known = (*wanted, int) if float in wanted else wanted
+        if not isinstance(value, known) or isinstance(value, bool) != (bool in wanted):
             raise ConfigError(f'config.json: "{OURS}.{field.name}" must be {field.type}, got {value!r}')
     return ModelSpec(**checked_sizes(facts))
 
@@ -147,7 +129,10 @@ def _write(value: Any) -> Any:
         return {"pattern": str(value)}
     if isinstance(value, PositionScheme | Scaling | Head | LinearAttentionSpec | ModelSpec):
         kind: Any = type(value)
-        return {"kind": NAMES[kind], **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
+        name = next((name for name, known in _kinds().items() if known is kind), None)
+        if name is None:
+            raise ConfigError(f"a {kind.__name__} cannot be written to config.json: {value!r}")
+        return {"kind": name, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
     raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")
@@ -160,8 +145,11 @@ def _read(value: Any) -> Any:
         return value
     if set(value) == {"pattern"}:
         return parse(value["pattern"])
-    kind = value.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"config.json: {OURS}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
+    name, kinds = value.get("kind"), _kinds()
+    if name not in kinds:
+        raise ConfigError(
+            f"config.json: {OURS}: unknown kind {name!r}{did_you_mean(str(name), kinds)}; a position scheme of another "
+            "package is known once that is imported"
+        )
     inner = {key: _read(item) for key, item in value.items() if key != "kind"}
-    return _spec(inner) if KINDS[kind] is ModelSpec else KINDS[kind](**inner)
+    return _spec(inner) if kinds[name] is ModelSpec else kinds[name](**inner)

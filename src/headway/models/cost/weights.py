@@ -10,8 +10,6 @@ import torch
 
 from headway.errors import ConfigError
 from headway.models.spec import ModelSpec
-from headway.nn import RotaryEmbedding
-from headway.positions import Learned, PositionScheme
 
 
 def parameters(spec: ModelSpec) -> dict[str, int]:
@@ -31,7 +29,6 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     E is M unless `embedding_width` says otherwise. Patterns have none.
     """
     m, h, k, d, f, e = spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.hidden, spec.columns
-    table = spec.positions.rows if isinstance(spec.positions, Learned) else 0
     qkv = (m + spec.qkv_bias) * d * (h + 2 * k)
     attention = qkv * (1 + spec.global_projections) + h * d * m + m * spec.out_bias
     cross = spec.encoder is not None
@@ -40,7 +37,7 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     norms = m * (spec.layers * (2 - (spec.order == "joint") + cross) + spec.final_norm)
     norms += e * spec.embedding_norm
     found = {
-        "embedding": (spec.vocab + table + spec.token_types) * e + (e * m + m) * (e != m),
+        "embedding": (spec.vocab + spec.positions.rows + spec.token_types) * e + (e * m + m) * (e != m),
         "attention": spec.layers * (attention + cross * (qkv + h * d * m + m * spec.out_bias)),
         "feed-forward": spec.layers * forward,
         "norms": norms * per_norm + 2 * spec.layers * d * spec.qk_norm * (1 + cross),
@@ -65,21 +62,14 @@ def _head_parameters(spec: ModelSpec) -> int:
 
 
 def _position_parameters(spec: ModelSpec) -> int:
-    turned: dict[PositionScheme, int] = {}
-    with torch.device("meta"):
-        total = 0
-        for i, scheme in enumerate(spec.layer_positions):
-            if scheme.marks == "scores" and (i == 0 or not scheme.shared):
+    total = 0
+    for i, scheme in enumerate(spec.layer_positions):
+        if scheme.marks == "queries and keys":
+            total += scheme.trained_numbers(spec.head_dim)
+        elif scheme.marks == "scores" and (i == 0 or not scheme.shared):
+            with torch.device("meta"):
                 steps = scheme.scores(spec.heads, spec.head_dim, not spec.causal)
-                total += sum(
-                    t.numel() for s in steps for t in s.parameters if isinstance(t, torch.nn.Parameter)
-                )
-            elif scheme.marks == "queries and keys":
-                if scheme not in turned:
-                    turned[scheme] = sum(
-                        p.numel() for p in RotaryEmbedding(scheme, spec.head_dim).parameters()
-                    )
-                total += turned[scheme]
+            total += sum(t.numel() for s in steps for t in s.parameters if isinstance(t, torch.nn.Parameter))
     return total
 
 
@@ -110,6 +100,6 @@ def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batc
     """Bytes of weights that a step of one token per row reads: everything once, but of an embedding that is
     not also the output layer only `batch` rows."""
     rows = 0 if spec.tied else batch
-    rows += batch if isinstance(spec.positions, Learned) else 0
+    rows += batch if spec.positions.rows else 0
     table = parameters(spec)["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
     return (parameter_count(spec) - table + rows * spec.width) * dtype.itemsize

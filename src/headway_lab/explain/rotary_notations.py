@@ -1,7 +1,7 @@
-"""The five ways in which rotary embedding is printed, as small reference functions.
+"""The five ways in which papers and code write rotary embedding, as small reference functions.
 
 All take x [..., T, d] and positions [T] and use theta_i = theta^(-2i/d), i = 0 .. d/2 - 1. The first three
-turn neighbours, the last two turn i with i + d/2; after `to_pairing` all five agree to 1e-12 in float64.
+rotate neighbours, the last two rotate i with i + d/2; after `to_pairing` all five agree to 1e-12 in float64.
 They are for tests and for reading; the engine uses `Rotary`.
 """
 
@@ -21,7 +21,9 @@ def angles(position: Tensor, dims: int, theta: float = 10000.0) -> Tensor:
     positions from 1 shifts queries and keys alike, which no score can see. Raises ConfigError for odd dims.
     """
     if dims < 2 or dims % 2:
-        raise ConfigError(f"rotary dims must be even (coordinates turn in pairs) and at least 2, got {dims}")
+        raise ConfigError(
+            f"rotary dims must be even (coordinates are rotated in pairs) and at least 2, got {dims}"
+        )
     return exact_positions(position)[:, None] * powers(theta, dims, position.device)
 
 
@@ -40,14 +42,14 @@ def rotation_matrix(position: int, dims: int, theta: float = 10000.0) -> Tensor:
     """
     angle = angles(torch.tensor([position]), dims, theta)[0]
     cos, sin = angle.cos(), angle.sin()
-    turn: Tensor = torch.block_diag(*torch.stack((cos, -sin, sin, cos), -1).unflatten(-1, (2, 2)))
-    return turn
+    rotation: Tensor = torch.block_diag(*torch.stack((cos, -sin, sin, cos), -1).unflatten(-1, (2, 2)))
+    return rotation
 
 
 def matrix_form(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
     """R_m x by the whole block-diagonal matrix: d^2 products where 2d would do."""
-    turns = torch.stack([rotation_matrix(int(p), x.shape[-1], theta) for p in position]).to(x.dtype)
-    return torch.einsum("tij,...tj->...ti", turns, x)
+    rotations = torch.stack([rotation_matrix(int(p), x.shape[-1], theta) for p in position]).to(x.dtype)
+    return torch.einsum("tij,...tj->...ti", rotations, x)
 
 
 def swapped_form(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:

@@ -1,0 +1,123 @@
+"""Longformer's attention: global tokens attend by projections of their own.
+
+Legend: B rows, T tokens, N global tokens of the row that has most, M width, H query heads, K kv heads, D per query and
+key, E per value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headway.attention import KeyValues
+from headway.cache import LayerCache
+from headway.errors import ConfigError
+from headway.nn.mixers.base import Mixer, Projections
+from headway.nn.mixers.softmax import SoftmaxMixer
+from headway.nn.rotary_embedding import token_lengths
+from headway.patterns import Full, GlobalQueries, Or, Pattern, PerHead
+from headway.positions import PositionScheme, Rotation
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class GlobalMixer(Mixer):
+    """Global queries attend to all tokens by a second set of projections.
+
+        local query    attend(x Wq, x Wk, x Wv, pattern)             pattern says whether it sees global keys
+        global query   attend(x Wq', x Wk', x Wv', Full())
+
+    (Beltagy et al. 2020, section 3.1, "Linear Projections for Global Attention".) That is a choice of rows, not
+    a merge: no query mixes the two sets. A local query reads global keys by its own projections, as in the
+    published code. There is no cache, which keeps one key per token, and no memory.
+    """
+
+    pattern: Pattern
+    scale: float | None = None
+    backend: str = "auto"
+    global_projections = True
+
+    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
+        """It takes all of them."""
+
+    def attend(
+        self,
+        layer: Projections,
+        x_BTM: Tensor,
+        tokens: Tokens,
+        cache: LayerCache | None,
+        rotation: Rotation | None,
+        score: Sequence[Score],
+    ) -> Tensor:
+        if cache is not None:
+            raise ConfigError(NO_PAST)
+        out_BHTE = self.local.attend(layer, x_BTM, tokens, None, rotation, score)
+        if tokens.is_global is None or not bool(tokens.is_global.any()):
+            return out_BHTE
+        at_BN, chosen = _global_slots(tokens, x_BTM.shape[0])
+        x_BNM = x_BTM.gather(1, at_BN.unsqueeze(-1).expand(-1, -1, x_BTM.shape[2]))
+        q_BHND = layer.queries(x_BNM, of_global=True)
+        k_BKTD, v_BKTE = layer.keys_values(x_BTM, of_global=True)
+        if rotation is None:
+            rotation = layer.rotary(tokens, q_BHND.dtype)
+        if rotation is not None:
+            length = None
+            if layer.rotary.positions.length_dependent:
+                length = token_lengths(tokens).expand(*x_BTM.shape[:2]).gather(1, at_BN)
+            at_queries = layer.rotary(chosen, q_BHND.dtype, length)
+            assert at_queries is not None
+            q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
+            v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
+        keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
+        if self.backend == "diagonal":  # which takes queries only at the slots of their keys
+            q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
+            q = q.scatter(2, index.expand(q_BHND.shape), q_BHND)
+            out = self.local.softmax(layer, q, tokens, keys, GlobalQueries(), score)
+            out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
+        else:
+            out_BHNE = self.local.softmax(layer, q_BHND, chosen, keys, Full(), score)
+        index = index.expand(out_BHNE.shape)
+        there = chosen.valid[:, None, :, None]
+        return out_BHTE.scatter(2, index, torch.where(there, out_BHNE, out_BHTE.gather(2, index)))
+
+    @cached_property
+    def local(self) -> SoftmaxMixer:
+        """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
+        return SoftmaxMixer(_without_global_queries(self.pattern), self.scale, self.backend)
+
+    def cross_attend(
+        self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
+    ) -> Tensor:
+        raise ConfigError(NO_PAST)
+
+
+NO_PAST = (
+    "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and no memory "
+    "here; drop cache= and memory="
+)
+
+
+def _without_global_queries(pattern: Pattern) -> Pattern:
+    """The same for local queries: `GlobalQueries` allows none of them anything. Alone, it stays."""
+    if isinstance(pattern, PerHead):
+        return PerHead(*map(_without_global_queries, pattern.parts))
+    if not isinstance(pattern, Or):
+        return pattern
+    left = tuple(part for part in pattern.parts if part != GlobalQueries())
+    return left[0] if len(left) == 1 else Or(left)
+
+
+def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
+    """Slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer ends in empty tokens on
+    slots that are not global."""
+    assert tokens.is_global is not None
+    wanted = (tokens.is_global & tokens.valid).expand(rows, -1)
+    most = int(wanted.sum(1).max())
+    at = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    chosen = replace(tokens.gather(at), is_global=None)
+    return at, replace(chosen, index=torch.where(wanted.gather(1, at), chosen.index, -1))

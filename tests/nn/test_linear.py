@@ -1,0 +1,207 @@
+"""All products with weights go through `Linear`, so a layer of another kind is put in its place by construction."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.checkpoints import load_folder, save_folder
+from headway.checkpoints.restore import build_model
+from headway.models import FAMILIES, Encoder, EncoderDecoder, Head, Model, ModelSpec, blank, build
+from headway.models.decoder import Decoder
+from headway.nn import FeedForward, Linear, OutputLayer, replace_linear
+from headway.tokens import Tokens
+
+SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "hidden": 40}
+LABELS = Head("classify", labels=("a", "b", "c"), dense="tanh")
+
+
+def specs() -> Iterator[tuple[str, ModelSpec]]:
+    for family in FAMILIES:
+        yield family, ModelSpec.of(family, **SIZE)
+    yield "untied", ModelSpec.of("llama", **SIZE, tied=False, output_bias=True, logit_scale=0.5)
+    yield "tied", ModelSpec.of("llama", **SIZE, tied=True)
+    yield "linear", ModelSpec.of("llama", **SIZE).with_linear(LinearAttentionSpec())
+    bert = ModelSpec.of("bert", **SIZE, embedding_width=16)
+    yield "embedding of another width", bert
+    yield "untied encoder", replace(bert, tied=False)
+    for head in (LABELS, Head("tag", labels=("a", "b")), Head("answer"), Head("embed", dense="gelu")):
+        yield head.task, bert.with_head(head)
+    for family in ("transformer", "bart", "t5"):
+        yield f"{family} of two", ModelSpec.of_pair(family, **SIZE)
+    yield "two embeddings", ModelSpec.of_pair("bart", **SIZE, encoder={"vocab": 29}, tied=False)
+
+
+ALL = dict(specs())
+IDS = torch.randint(29, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+def run(model: Model) -> Tensor:
+    if isinstance(model, EncoderDecoder):
+        return model(IDS, IDS[:, :5])
+    if isinstance(model, Encoder):
+        return model(IDS, tokens=Tokens.range(9).with_global([0]))
+    return model(IDS)
+
+
+class Added(nn.Module):
+    """What an adapter does: the layer that was there, and a product of its own beside it."""
+
+    def __init__(self, layer: Linear, size: float) -> None:
+        super().__init__()
+        self.base, self.size, self.calls = layer, size, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.base(x)
+        return (
+            y
+            if self.size == 0
+            else y + self.size * x.abs().mean(-1, keepdim=True) * torch.linspace(0, 1, y.shape[-1])
+        )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_product_with_a_weight_goes_through_what_is_put_in_its_place(name: str) -> None:
+    """An adapter that adds nothing changes no bit, is called everywhere, and one that adds something is that much more
+    in each product."""
+    spec = ALL[name]
+    plain = build(spec, seed=0).eval()
+    layers = dict(plain.named_modules())
+    found: dict[str, Added] = {}
+
+    def put(name: str, layer: Linear, size: float = 0.0) -> Added:
+        assert type(layer) is type(layers[name])
+        assert (layer.in_features, layer.out_features) == (
+            layers[name].in_features,
+            layers[name].out_features,
+        )
+        return found.setdefault(name, Added(layer, size))
+
+    adapted = blank(spec, linear=put).eval()
+    with torch.no_grad():
+        for own, value in zip(adapted.parameters(), plain.parameters(), strict=True):
+            own.copy_(value)
+    assert sorted(found) == sorted(n for n, m in layers.items() if isinstance(m, nn.Linear))
+    with torch.no_grad():
+        assert torch.equal(run(adapted), run(plain))
+        assert all(added.calls for added in found.values()), [n for n, a in found.items() if not a.calls]
+        reference = run(plain)
+        for added in found.values():
+            added.size = 0.1
+            assert not torch.equal(run(adapted), reference)
+            added.size = 0.0
+
+
+class Inside(TorchFunctionMode):
+    """Fails where a parameter of two axes is a factor of a product outside of a `Linear`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.depth, self.products = 0, 0
+        for layer in model.modules():
+            if isinstance(layer, Linear):
+                layer.register_forward_pre_hook(lambda *_: self.step(1))
+                layer.register_forward_hook(lambda *_: self.step(-1))
+
+    def step(self, by: int) -> None:
+        self.depth += by
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if any(part in name for part in ("linear", "matmul", "mm", "einsum", "conv", "dot")):
+            weights = [a for a in args if isinstance(a, nn.Parameter) and a.dim() > 1]
+            assert not weights or self.depth, (
+                f"{name} of {[tuple(w.shape) for w in weights]} outside of a Linear"
+            )
+            self.products += bool(weights)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
+    model = build(ALL[name], seed=0, backend="dense" if ALL[name].linear is None else "auto").eval()
+    with torch.no_grad(), Inside(model) as inside:
+        run(model)
+    assert inside.products == sum(isinstance(m, Linear) for m in model.modules())
+
+
+SOURCE = Path(__file__).parents[2] / "src" / "headway"
+PRODUCTS = {"nn/linear.py", "nn/output.py", "nn/cross_entropy.py", "checkpoints/formats/meta.py"}
+"""Where products with weights are written: the layer, the one that is tied to an embedding, its fused loss, and the
+formulas that files of Meta's are checked by. `classic` is plain torch, too: the classes that the documents print."""
+
+
+def test_no_file_but_these_writes_such_a_product() -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if name in PRODUCTS or name.startswith("classic/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            what = node.func if isinstance(node, ast.Call) else None
+            if isinstance(what, ast.Attribute) and what.attr in ("Linear", "linear", "bilinear"):
+                owner = ast.unparse(what.value)
+                if owner in ("nn", "F", "torch.nn", "nn.functional", "torch.nn.functional"):
+                    wrong.append(f"{name}:{node.lineno} {ast.unparse(what)}")
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                sides = ast.unparse(node.left), ast.unparse(node.right)
+                wrong += [f"{name}:{node.lineno} {s}" for s in sides if ".weight" in s]
+    assert not wrong
+
+
+def test_it_is_torch_s_own_layer() -> None:
+    torch.manual_seed(3)
+    ours = Linear(7, 5)
+    torch.manual_seed(3)
+    theirs = nn.Linear(7, 5)
+    x = torch.randn(2, 7)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_a_model_is_changed_in_place_and_by_name() -> None:
+    model = build(ModelSpec.of("llama", **SIZE), seed=0).eval()
+    before = run(model)
+    replace_linear(model, lambda name, layer: Added(layer, 1.0) if name.endswith("v_proj") else layer)
+    changed = [name for name, module in model.named_modules() if isinstance(module, Added)]
+    assert changed == [f"model.layers.{i}.self_attn.v_proj" for i in range(2)]
+    assert not torch.equal(run(model), before)
+    alone = FeedForward(4, 8)
+    replace_linear(alone, lambda name, layer: Added(layer, 0.0))
+    assert isinstance(alone.up_proj, Added)
+
+
+def test_a_tied_output_layer_has_no_matrix_of_its_own(tmp_path: Path) -> None:
+    model = build(ModelSpec.of("llama", **SIZE, tied=True, output_bias=True), seed=0).eval()
+    assert isinstance(model, Decoder)
+    assert type(model.lm_head) is OutputLayer
+    assert model.lm_head.weight is None
+    assert [name for name, _ in model.lm_head.named_parameters()] == ["bias"]
+    assert model.lm_head.matrix is model.model.embed_tokens.weight
+    assert "tied" in repr(model.lm_head)
+    save_folder(tmp_path / "m", model)
+    again = build_model(load_folder(tmp_path / "m"))
+    assert torch.equal(run(again), run(model))
+    moved = build(model.spec, seed=0, dtype=torch.float64)
+    assert moved.lm_head.matrix.dtype == torch.float64
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 2
+    assert not torch.equal(run(model), run(again))
+
+
+def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
+    plain = build(ModelSpec.of("llama", **SIZE), seed=0)
+    adapted = build(ModelSpec.of("llama", **SIZE), seed=0)
+    replace_linear(adapted, lambda name, layer: Added(layer, 0.3) if name == "lm_head" else layer)
+    targets = IDS.roll(-1, 1)
+    for model in (plain, adapted):
+        loss = torch.nn.functional.cross_entropy(model(IDS).flatten(0, 1), targets.flatten(), reduction="sum")
+        torch.testing.assert_close(model(IDS, targets=targets).total, loss, rtol=1e-6, atol=0)
