@@ -83,7 +83,7 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=match):
             load(text, lines)
-    with pytest.raises(DataError, match="of kind 'clip' are cut by rules that are not known here"):
+    with pytest.raises(DataError, match="of kind 'clip' split text are unknown"):
         load(good, "a b\n", "CLIPTokenizer")
     with pytest.raises(DataError, match=r"the cls token '<s>' is not in vocab.json"):
         load(good, "a b\n", "RobertaTokenizer")

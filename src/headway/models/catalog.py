@@ -46,7 +46,7 @@ _LLAMA_32 = {
 _MISTRAL = {"family": "mistral", "vocab": 32000, "trained_context": 32768, "patterns": Window.last(4096)}
 # Vaswani et al. 2017, table 3, with the vocab of section 5.1 (English and German together); norm_eps and no biases in
 # attention are those of their code.
-_2017 = {"family": "transformer", "vocab": 37000, "tied": True}
+_2017 = {"family": "transformer", "vocab": 37000, "tied": True, "encoder": {}}
 _QWEN_2 = {"family": "qwen2", "vocab": 151936, "trained_context": 131072, "tied": True}
 _QWEN_3 = {"family": "qwen3", "vocab": 151936, "trained_context": 40960, "tied": True, "head_dim": 128}
 _BASE, _LARGE = _sizes(768, 12, 12, 12, 3072), _sizes(1024, 24, 16, 16, 4096)
@@ -157,4 +157,4 @@ def spec(name: str) -> ModelSpec:
         )
     rest = dict(fields)
     family = rest.pop("family")
-    return ModelSpec.of_pair(family, **rest) if family == "transformer" else ModelSpec.of(family, **rest)
+    return ModelSpec.of_pair(family, **rest) if "encoder" in rest else ModelSpec.of(family, **rest)

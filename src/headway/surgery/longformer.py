@@ -67,7 +67,7 @@ def make_longformer(
             f"make_longformer: {len(each)} windows for {spec.layers} layers; give one, or one for each"
         )
     patterns = tuple(from_foreign("huggingface attention_window", w) | Global() for w in each)
-    positions, family = spec.positions, spec.family
+    positions, family, pooled_dropout = spec.positions, spec.family, spec.pooled_dropout
     known = positions.size if isinstance(positions, Learned) else spec.trained_context
     if isinstance(context, bool) or not isinstance(context, int) or context < known:
         raise ConfigError(
@@ -79,7 +79,7 @@ def make_longformer(
         if _LOCAL.search(name):
             changed[_LOCAL.sub(r".\1_global_proj.", name)] = value.clone()
     if isinstance(positions, Learned):
-        family, table = "longformer", state[TABLE]
+        family, table, pooled_dropout = "longformer", state[TABLE], True
         unread, old = table[: positions.offset], table[positions.offset :]
         unread = unread if len(unread) else torch.zeros_like(old[:1])
         changed[TABLE] = torch.cat((unread, old[torch.arange(context) % known]))
@@ -91,7 +91,7 @@ def make_longformer(
         positions=positions,
         patterns=patterns,
         global_projections=True,
-        pooled_dropout=spec.pooled_dropout or family == "longformer",
+        pooled_dropout=pooled_dropout,
         trained_context=context,
         max_context=limit,
     )

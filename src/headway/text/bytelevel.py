@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +33,70 @@ ROBERTA = {
     "mask": "<mask>",
 }
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
-STYLES = {
-    "gpt2": {"gpt2", "gptneo", "gptj", "codegen"},
-    "roberta": {"roberta", "longformer", "bart", "led", "camembert", "robertaprelayernorm"},
-    "starcoder": {"gptbigcode", "starcoder2", "starcoder"},
-    "qwen2": {"qwen2", "qwen2moe", "qwen3", "qwen3moe"},
-}
 
 
-def style(kind: str, vocabulary: Mapping[str, int], path: Path) -> str:
-    """Which of STYLES `kind` (a model type or tokenizer class) is; where it is not said, RoBERTa's if its five
-    special tokens are there, else GPT-2's. Raises DataError for a kind whose text is cut by other rules."""
+def _byte_level(space: bool) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=space)
+
+
+def _digits(space: bool) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level(space)])
+
+
+def _single_digits(space: bool) -> pre_tokenizers.PreTokenizer:
+    return _split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one kind of tokenizer treats text.
+
+    Attributes:
+        kinds: model types and tokenizer classes of this style, in lower case without signs.
+        special: special tokens by role, unless a config names others.
+        split: the pre-tokenizer; its argument says whether a text begins with a space.
+        normalizer: of the text, if any.
+        template: <s> a </s> and <s> a </s></s> b </s> (RoBERTa's); the others have none.
+    """
+
+    kinds: frozenset[str]
+    special: Mapping[str, str]
+    split: Callable[[bool], pre_tokenizers.PreTokenizer] = _byte_level
+    normalizer: normalizers.Normalizer | None = None
+    template: bool = False
+
+
+PLAIN = Style(frozenset({"gpt2", "gptneo", "gptj", "codegen"}), GPT2)
+WITH_TEMPLATE = Style(
+    frozenset({"roberta", "longformer", "bart", "led", "camembert", "robertaprelayernorm"}),
+    ROBERTA,
+    template=True,
+)
+STYLES = (
+    PLAIN,
+    WITH_TEMPLATE,
+    Style(frozenset({"gptbigcode", "starcoder2", "starcoder"}), GPT2, _digits),
+    Style(
+        frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe"}),
+        {"eos": "<|endoftext|>", "pad": "<|endoftext|>"},
+        _single_digits,
+        normalizers.NFC(),
+    ),
+)
+
+
+def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
+    """The style of a model type or tokenizer class; where neither is given, RoBERTa's if its special tokens are in the
+    vocabulary, else GPT-2's. Raises DataError for a kind whose text is split by other rules."""
     if not kind:
-        return "roberta" if all(name in vocabulary for name in ROBERTA.values()) else "gpt2"
-    for name, kinds in STYLES.items():
-        if kind in kinds:
-            return name
-    known = ", ".join(sorted(k for kinds in STYLES.values() for k in kinds))
+        return WITH_TEMPLATE if all(name in vocabulary for name in ROBERTA.values()) else PLAIN
+    for style in STYLES:
+        if kind in style.kinds:
+            return style
+    known = ", ".join(sorted(kind for style in STYLES for kind in style.kinds))
     raise DataError(
-        f"{path}: vocab.json and merges.txt of kind {kind!r} are cut by rules that are not known here (known: {known})"
-        "; the tokenizer.json of the same model is read: put it beside"
+        f"{path}: the rules by which vocab.json and merges.txt of kind {kind!r} split text are unknown (known: {known})"
+        "; the tokenizer.json of the same model is supported: put it into the folder"
     )
 
 
@@ -104,35 +149,24 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
 def build(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
-    style: str,
+    style: Style,
     config: Mapping[str, Any],
     path: Path,
 ) -> tuple[Backend, dict[str, str]]:
-    """The `tokenizers` form, and the names of its special tokens by role.
-
-    RoBERTa's template is <s> a </s> and <s> a </s></s> b </s>; the others have none.
-    """
-    defaults = {"roberta": ROBERTA, "qwen2": {"eos": "<|endoftext|>", "pad": "<|endoftext|>"}}.get(
-        style, GPT2
-    )
+    """The `tokenizers` form, and the names of its special tokens by role."""
     names = {
         role: str(value["content"] if isinstance(value, dict) else value)
-        for role, default in defaults.items()
+        for role, default in style.special.items()
         if (value := config.get(f"{role}_token", default)) is not None
     }
     space = bool(config.get("add_prefix_space", False))
     backend = Backend(models.BPE(vocabulary, merges))
-    if style == "qwen2":
-        backend.normalizer = normalizers.NFC()
-        backend.pre_tokenizer = _split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
-    elif style == "starcoder":
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
-        )
-    else:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    if style.normalizer is not None:
+        backend.normalizer = style.normalizer
+    backend.pre_tokenizer = style.split(space)
     backend.decoder = decoders.ByteLevel()
-    if style == "roberta":
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    if style.template:
         for role in ("cls", "sep"):
             if names[role] not in vocabulary:
                 raise DataError(f"{path}: the {role} token {names[role]!r} is not in vocab.json")
@@ -140,8 +174,6 @@ def build(
             (names["sep"], vocabulary[names["sep"]]), (names["cls"], vocabulary[names["cls"]]),
             trim_offsets=bool(config.get("trim_offsets", True)), add_prefix_space=space,
         )  # fmt: skip
-    else:
-        backend.post_processor = processors.ByteLevel(trim_offsets=False)
     there = sorted({name for name in names.values() if name in vocabulary}, key=vocabulary.__getitem__)
     # a mask stands for a word with its leading space
     backend.add_special_tokens(

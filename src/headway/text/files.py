@@ -178,7 +178,7 @@ def _bytelevel(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     if not merges.is_file():
         raise DataError(f"{file}: merges.txt, which says how its pieces are made, is not beside it")
     vocabulary = bytelevel.read_vocabulary(file)
-    style = bytelevel.style(kind(file.parent, config), vocabulary, file)
+    style = bytelevel.style_of(kind(file.parent, config), vocabulary, file)
     pairs = bytelevel.read_merges(merges, vocabulary)
     backend, names = bytelevel.build(vocabulary, pairs, style, config, file)
     return backend, {**names}
