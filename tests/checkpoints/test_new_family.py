@@ -1,5 +1,6 @@
 """A family costs one layout and one row of the families' table: here one is added from outside, there and back."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from headway.checkpoints import (
 )
 from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.layouts import LAYOUTS, Layout, TensorNames
+from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, TensorNames, family_rows
 from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
 from headway.models import FAMILIES, Family, ModelSpec, build
 from headway.positions import LinearBias
+
+ROOT = Path(__file__).parents[2]
 
 # -- the row ---------------------------------------------------------------------------------------------------
 
@@ -148,3 +151,29 @@ def test_its_folders_are_inspected_and_planned_and_broken_ones_are_named(
     (tmp_path / "m" / "config.json").write_text(text.replace('"depth": 2', '"depth": 3'))
     with pytest.raises(CheckpointError, match=r"(?s)missing: net\.blocks\.2\.mixer\.out\.weight"):
         load_model(tmp_path / "m")
+
+
+def test_it_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models"]) == 0
+    assert re.search(r"harbour +harbour +pre-norm LayerNorm without biases", capsys.readouterr().out)
+
+
+# -- the documents -------------------------------------------------------------------------------------------------
+
+
+def listed(row: FamilyRow) -> str:
+    name = "" if row.architecture is None else f"`{row.architecture}`"
+    return f"| `{row.family}` | `{row.model_type}` | {name} | {row.about} |"
+
+
+def test_the_documents_list_the_families_that_there_are() -> None:
+    rows = [row for row in family_rows() if row.family != "harbour"]
+    table = (
+        (ROOT / "docs" / "checkpoints.md")
+        .read_text()
+        .partition("| family | model_type |")[2]
+        .split("\n\n")[0]
+    )
+    assert table.splitlines()[2:] == [listed(row) for row in rows]
+    sentence = (ROOT / "README.md").read_text().partition("The families are ")[2].partition(";")[0]
+    assert re.findall(r"`(\w+)`", sentence) == [row.family for row in rows if row.family == row.model_type]

@@ -59,9 +59,8 @@ class TextConfig(TrainConfig):
     )
     family: str | None = setting(
         None,
-        "family of the home-made model: llama, mistral, ministral, qwen2, qwen3, gpt2, gpt_bigcode, falcon, "
-        "starcoder2, or an encoder: bert, roberta, roformer, wobert, nezha, longformer [default: llama, or ministral "
-        "where patterns differ from Causal()]",
+        "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
+        "patterns differ from Causal()]",
         group="Model",
     )
     depth: int | None = setting(

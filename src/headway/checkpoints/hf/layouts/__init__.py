@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import NamedTuple
 
+from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.rules import TensorNames
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
@@ -36,4 +38,32 @@ def layouts_for(family: str) -> list[Layout]:
     return [*first, *(layout for layout in LAYOUTS.values() if layout.generic and layout is not own)]
 
 
-__all__ = ["LAYOUTS", "OWN_NAMES", "Inexpressible", "Layout", "TensorNames", "layout_of", "layouts_for"]
+class FamilyRow(NamedTuple):
+    """A family in a report: its name, the `model_type` of its folders, its class in transformers, and what it is."""
+
+    family: str
+    model_type: str
+    architecture: str | None
+    about: str
+
+
+def family_rows() -> list[FamilyRow]:
+    """Every family of `headway.models.FAMILIES`, in its order."""
+    found = []
+    for name, family in FAMILIES.items():
+        layout = layout_of(name)
+        stored = (OURS, None) if layout is None else (layout.family, next(iter(layout.architectures)))
+        found.append(FamilyRow(name, *stored, family.about))
+    return found
+
+
+__all__ = [
+    "LAYOUTS",
+    "OWN_NAMES",
+    "Inexpressible",
+    "Layout",
+    "TensorNames",
+    "family_rows",
+    "layout_of",
+    "layouts_for",
+]
