@@ -52,8 +52,8 @@ def family_rows() -> list[FamilyRow]:
     found = []
     for name, family in FAMILIES.items():
         layout = layout_of(name)
-        stored = (OURS, None) if layout is None else (layout.family, next(iter(layout.architectures)))
-        found.append(FamilyRow(name, *stored, family.about))
+        kind, first = (OURS, None) if layout is None else (layout.family, next(iter(layout.architectures)))
+        found.append(FamilyRow(name, kind, first, family.about))
     return found
 
 
