@@ -3,7 +3,7 @@ line or power law through measured points."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,25 +22,36 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fastest(
-    call: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Seconds of the fastest of `repeats` calls."""
-    taken = []
+Clock = Callable[[], float]
+
+
+def in_turn(
+    calls: Mapping[str, Callable[[], object]], repeats: int, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each call, `repeats` times. The calls take turns, so that all run under the same load."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
-        began = clock()
-        call()
-        taken.append(clock() - began)
-    return min(taken)
+        for name, call in calls.items():
+            began = clock()
+            call()
+            taken[name].append(clock() - began)
+    return taken
 
 
-def saved_bytes(forward: Callable[[], Tensor], model: nn.Module) -> tuple[Tensor, int]:
+def fastest(call: Callable[[], object], repeats: int, clock: Clock = time.perf_counter) -> float:
+    """Seconds of the fastest of `repeats` calls."""
+    return min(in_turn({"": call}, repeats, clock)[""])
+
+
+def saved_bytes(
+    forward: Callable[[], Tensor], model: nn.Module, *, integers: bool = False
+) -> tuple[Tensor, int]:
     """The result of `forward`, and bytes of the distinct tensors that autograd keeps for its backward, but
-    parameters of `model` and integers."""
+    parameters of `model`; those of integers (ids, targets) only where asked for."""
     sizes: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
-        if t.dtype.is_floating_point or t.dtype == torch.bool:
+        if integers or t.dtype.is_floating_point or t.dtype == torch.bool:
             sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 

@@ -1,14 +1,13 @@
 """The topic cache (row 35): against the closed forms of the spec, and able to notice what would be wrong."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from headway.cache import KVCache
 from headway.models import cost
-from headway_lab.explain import Report, cache
+from headway_lab.explain import cache
+from headway_lab.explain.report import Report, Row
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
     with torch.no_grad():
         past = decoder.make_cache(1)
         decoder(ids[:, :19], cache=past)
-        flops, _ = cache.counted(decoder, ids[:, 19:], past)
+        flops, _ = cache.counted(decoder, ids[:, 19:], cache=past)
     assert flops == cost.decode_flops(cache.SPEC, 20)
     assert cache.attention_flops(flops, 1) == 20 * 4 * 16 * 4 * 2
 
@@ -44,22 +43,25 @@ def test_it_is_drawn(found: Report) -> None:
     assert [axes.get_title() for axes in figure.axes] == ["attention in step T", "time of step T"]
 
 
-def step(length: int, **change: float) -> cache.Step:
-    def flops(tokens: int, pairs: int) -> float:
-        spec = cache.SPEC
-        return 2.0 * (tokens * cost.matrix_weights(spec) + spec.width * spec.vocab) + pairs
-
-    right = cache.Step(length, flops(1, length), flops(length, length**2), flops(1, 64), 1.0, 1.0, 64)
-    return replace(right, **change)
+def step(length: int, **change: float) -> Row:
+    right = {
+        "T": length,
+        "cache (FLOPs)": float(length),
+        "no cache (FLOPs)": float(length**2),
+        "ring (FLOPs)": 64.0,
+        "cache (ms)": 1.0,
+        "no cache (ms)": 1.0,
+        "ring slots": 64,
+    }
+    return {**right, **change}
 
 
 def test_it_would_notice_other_logits_other_costs_and_a_larger_ring() -> None:
     right = [step(n) for n in cache.LENGTHS]
     assert cache.judge(right, 1e-7).seen
     assert not cache.judge(right, 2e-5).seen
-    assert not cache.judge([*right[:-1], step(512, cached_flops=right[-1].cached_flops + 50)], 1e-7).seen
-    assert not cache.judge([*right[:-1], step(512, full_flops=right[-1].full_flops * 1.01)], 1e-7).seen
-    assert not cache.judge([*right[:-1], step(512, ring_slots=65)], 1e-7).seen
+    for wrong in ({"cache (FLOPs)": 562.0}, {"no cache (FLOPs)": 512**2 * 1.01}, {"ring slots": 65}):
+        assert not cache.judge([*right[:-1], step(512, **wrong)], 1e-7).seen
 
 
 def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """The topic heads (rows 9, 51, 52, 53): seen, and able not to be seen."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from headway.heads import Heads
-from headway_lab.explain import Report, heads
+from headway_lab.explain import heads
+from headway_lab.explain.report import Report
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +38,17 @@ def test_fewer_kv_heads_move_fewer_bytes_for_about_the_same_operations(found: Re
 
 
 def test_the_verdict_can_be_not_seen() -> None:
-    shared = [heads.measure(Heads.of(8, k)) for k in (8, 2)]
-    assert heads.judge(shared).seen
+    full = heads.measure(Heads.of(8, 8))
+    grouped = heads.measure(Heads.of(8, 2), full)
+    assert heads.judge([full, grouped], True).seen
+    assert not heads.judge([full, grouped], False).seen
     for wrong in (
         {"parameters": 1},
-        {"cache_bytes": 1},
-        {"from_repeated": 1e-3},
-        {"from_summed": 0.0},
-        {"reads_right": False},
+        {"cache (B)": 1},
+        {"from repeated heads": 1e-3},
+        {"from summed scores": 0.0},
     ):
-        assert not heads.judge([shared[0], replace(shared[1], **wrong)]).seen  # type: ignore[arg-type]
+        assert not heads.judge([full, {**grouped, **wrong}], True).seen
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(6, 6), (6, 3), (6, 2), (6, 1), (1, 1)])

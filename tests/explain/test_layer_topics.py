@@ -12,7 +12,6 @@ from headway.models import ModelSpec, cost
 from headway.patterns import Causal, Window
 from headway.positions import Sinusoidal
 from headway_lab.explain import (
-    Report,
     complexity,
     multi_head,
     norms,
@@ -21,6 +20,7 @@ from headway_lab.explain import (
     sinusoids,
     swish,
 )
+from headway_lab.explain.report import Report, Row
 
 MODULES = (multi_head, complexity, receptive_field, norms, residual_order, sinusoids, swish)
 
@@ -61,18 +61,22 @@ def test_the_larger_topics_are_seen_at_their_own_size(module: ModuleType) -> Non
 
 def test_row_23_each_norm_is_normal_over_its_own_axes(reports: dict[ModuleType, Report]) -> None:
     """Row 23."""
-    found = {row[0]: row[1:] for row in reports[norms].rows}
-    assert max(found["BatchNorm"][2:4]) < 1e-9 < 0.05 < min(found["BatchNorm"][:2])
-    assert max(found["LayerNorm"][:2]) < 1e-9 < 0.05 < min(found["LayerNorm"][2:4])
-    assert found["LayerNorm"][4] == found["RMSNorm"][4] == 0, "no row sees another"
-    assert found["BatchNorm"][4] > 0.05
-    assert found["RMSNorm"][6] > 0.05, "not invariant to re-centring"
+    batch, layer, rms = reports[norms].rows
+
+    def moments(row: Row, over: str) -> tuple[float, float]:
+        return row[f"|mean|, {over}"], row[f"|var - 1|, {over}"]
+
+    assert max(moments(batch, "batch")) < 1e-9 < 0.05 < min(moments(batch, "features"))
+    assert max(moments(layer, "features")) < 1e-9 < 0.05 < min(moments(layer, "batch"))
+    assert layer["change: other rows"] == rms["change: other rows"] == 0, "no row sees another"
+    assert batch["change: other rows"] > 0.05
+    assert rms["change: x + 1"] > 0.05, "not invariant to re-centring"
 
 
 def test_norms_would_notice_rows_that_see_one_another(reports: dict[ModuleType, Report]) -> None:
     batch, layer, rms = reports[norms].rows
     assert norms.judge([batch, layer, rms]).seen
-    assert not norms.judge([batch, (*layer[:5], 1e-3, *layer[6:]), rms]).seen
+    assert not norms.judge([batch, {**layer, "change: other rows": 1e-3}, rms]).seen
     assert not norms.judge([layer, layer, rms]).seen
 
 
@@ -97,8 +101,8 @@ def test_depth_shows_in_the_gradient_of_one_order_only(
     reports: dict[ModuleType, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residual_order, "DEPTHS", (4, 8, 16))
-    rows = [tuple(row) for row in reports[residual_order].rows]
-    swapped = [({"pre": "post", "post": "pre"}[str(row[0])], *row[1:]) for row in rows]
+    rows = reports[residual_order].rows
+    swapped = [{**row, "order": {"pre": "post", "post": "pre"}[row["order"]]} for row in rows]
     assert residual_order.judge(rows).seen
     assert not residual_order.judge(swapped).seen
 
@@ -109,16 +113,16 @@ def test_depth_shows_in_the_gradient_of_one_order_only(
 def test_row_32_swish_has_the_golden_values(reports: dict[ModuleType, Report]) -> None:
     """Row 32 and E16: Swish_0(2) = 1, Swish_100(-1) about 0."""
     found = reports[swish]
-    value = {row[0]: row for row in found.rows}
-    assert value[0.0][2] == 1.0
-    assert abs(value[100.0][1]) < 1e-40
-    assert value[1.0][3] == pytest.approx(-1.2784645, abs=0.006), "the grid's step is 0.01"
-    assert value[1.0][4] == pytest.approx(-0.2784645, abs=1e-4)
+    value = {row["beta"]: row for row in found.rows}
+    assert value[0.0]["Swish(2)"] == 1.0
+    assert abs(value[100.0]["Swish(-1)"]) < 1e-40
+    assert value[1.0]["lowest at x"] == pytest.approx(-1.2784645, abs=0.006), "the grid's step is 0.01"
+    assert value[1.0]["lowest"] == pytest.approx(-0.2784645, abs=1e-4)
     assert found.column("falls and rises") == [False, False, True, True, True]
-    for beta, *_, from_relu in found.rows[1:]:
-        assert from_relu <= 0.27847 / beta + 1e-3
-    wrong = [(0.0, -1.0, 2.0, *found.rows[0][3:6], 3.0, 0.0, *found.rows[0][8:]), *found.rows[1:]]
-    assert not swish.judge(wrong).seen, "at beta = 0 it is not x"
+    for row in found.rows[1:]:
+        assert row["from ReLU"] <= 0.27847 / row["beta"] + 1e-3
+    wrong = {**found.rows[0], "Swish(-1)": -1.0, "Swish(2)": 2.0, "from x/2": 3.0, "from x": 0.0}
+    assert not swish.judge([wrong, *found.rows[1:]]).seen, "at beta = 0 it is not x"
 
 
 def test_a_sinusoid_is_moved_by_one_matrix(reports: dict[ModuleType, Report]) -> None:
@@ -133,9 +137,9 @@ def test_a_sinusoid_is_moved_by_one_matrix(reports: dict[ModuleType, Report]) ->
     )
     assert "|PE(p)| = 16.000" in found.picture
     assert "22.627" in found.picture
-    rows = list(found.rows)
-    assert not sinusoids.judge([(*rows[0][:1], 1e-3, *rows[0][2:]), *rows[1:]], 0.0).seen
-    assert not sinusoids.judge(rows, 1e-3).seen
+    first, *rest = found.rows
+    assert not sinusoids.judge([{**first, "|PE(p+k) - T_k PE(p)|": 1e-3}, *rest], 0.0).seen
+    assert not sinusoids.judge(found.rows, 1e-3).seen
 
 
 # -- complexity, fields, heads -----------------------------------------------------------------------------
@@ -143,7 +147,7 @@ def test_a_sinusoid_is_moved_by_one_matrix(reports: dict[ModuleType, Report]) ->
 
 def test_row_24_operations_grow_as_the_table_says(reports: dict[ModuleType, Report]) -> None:
     """Row 24: n^2 d, n d^2, k n d^2, r n d, counted while the layers run."""
-    count = {row[:3]: row[3] for row in reports[complexity].rows}
+    count = {(row["layer"], row["n"], row["d"]): row["multiply-adds"] for row in reports[complexity].rows}
     doubled = {
         "self-attention": (4, 2),
         "recurrent": (2, 4),
@@ -157,7 +161,8 @@ def test_row_24_operations_grow_as_the_table_says(reports: dict[ModuleType, Repo
 
 
 def test_row_24_paths_are_found_by_gradients(reports: dict[ModuleType, Report]) -> None:
-    hops = {row[0]: row[7] for row in reports[complexity].rows if row[1:3] == (64, 32)}
+    rows = reports[complexity].rows
+    hops = {row["layer"]: row["path by gradient"] for row in rows if (row["n"], row["d"]) == (64, 32)}
     assert hops == {
         "self-attention": 1,
         "recurrent": 63,
@@ -165,9 +170,8 @@ def test_row_24_paths_are_found_by_gradients(reports: dict[ModuleType, Report]) 
         "convolution, dilated": 4,
         "restricted attention": 9,
     }
-    rows = list(reports[complexity].rows)
-    assert not complexity.judge([(*rows[0][:7], 2), *rows[1:]]).seen
-    assert not complexity.judge([(*rows[0][:3], 1, *rows[0][4:]), *rows[1:]]).seen
+    assert not complexity.judge([{**rows[0], "path by gradient": 2}, *rows[1:]]).seen
+    assert not complexity.judge([{**rows[0], "multiply-adds": 1}, *rows[1:]]).seen
 
 
 def test_the_layers_of_the_table_are_the_layers_they_are_called() -> None:
@@ -203,9 +207,9 @@ def test_the_reach_of_a_stack_is_the_receptive_field_of_its_spec() -> None:
 
 
 def test_a_field_that_differs_is_not_seen(reports: dict[ModuleType, Report]) -> None:
-    rows = list(reports[receptive_field].rows)
-    assert not receptive_field.judge([(*rows[0][:7], 1), *rows[1:]]).seen
-    assert not receptive_field.judge([(*rows[0][:4], 11, *rows[0][5:]), *rows[1:]]).seen
+    first, *rest = reports[receptive_field].rows
+    assert not receptive_field.judge([{**first, "differing pairs": 1}, *rest]).seen
+    assert not receptive_field.judge([{**first, "farthest back seen": 11}, *rest]).seen
 
 
 def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
@@ -216,8 +220,8 @@ def test_row_17_more_heads_name_more_tokens_with_as_many_parameters(
     right = dict(zip(found.column("heads"), found.column("right"), strict=True))
     assert right[1] < right[2] < right[4]
     assert len(set(found.column("parameters"))) == 1
-    assert sorted(found.rows[-1][5].split(), key=int) == ["1", "3", "6", "10"]
+    assert sorted(found.rows[-1]["heads look back"].split(), key=int) == ["1", "3", "6", "10"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_head, "SEEDS", (0,))
-        rows = list(found.rows)
-        assert not multi_head.judge([*rows[:2], (*rows[2][:3], 0.3, *rows[2][4:])]).seen
+        assert multi_head.judge(found.rows).seen
+        assert not multi_head.judge([*found.rows[:2], {**found.rows[2], "right": 0.3}]).seen

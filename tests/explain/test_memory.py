@@ -1,13 +1,13 @@
 """The topic memory (row 109): what it measures is what it says it measures."""
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from headway.models import cost
 from headway_lab.explain import memory
-from headway_lab.explain.memory import Kept, LiveBytes
+from headway_lab.explain.memory import LiveBytes
 
 
 def test_live_bytes_sees_what_is_alive_at_once() -> None:
@@ -28,46 +28,41 @@ def test_live_bytes_sees_what_is_alive_at_once() -> None:
 @pytest.mark.parametrize("kind", memory.KINDS, ids=lambda kind: kind[0])
 def test_prediction_is_what_is_kept_and_less_than_the_peak(kind: tuple[str, memory.Pattern, str]) -> None:
     step = memory.measure(*kind, 256)
-    predicted = sum(step.predicted.values()) + memory.twice(step)
-    assert abs(step.kept - predicted) < memory.CLOSE * predicted
-    assert step.kept < step.peak
-    assert (step.predicted["scores"] > 0) == (kind[2] == "dense")
+    predicted = step["predicted (B)"] + memory.copied(step)
+    assert abs(step["kept (B)"] - predicted) < memory.CLOSE * predicted
+    assert step["kept (B)"] < step["peak (B)"]
+    assert (step["scores (B)"] > 0) == (kind[2] == "dense")
 
 
-def steps() -> list[Kept]:
+def steps() -> list[dict[str, Any]]:
     """Made up, as the formula would have it."""
     found = []
     for kind, pattern, backend in memory.KINDS:
-        spec = memory.ModelSpec.of("llama", patterns=pattern, **memory.FIELDS)
         for n in memory.LENGTHS:
-            predicted = cost.activation_bytes(
-                spec, n, scores="stored" if backend == "dense" else "recomputed"
-            )
-            kept = Kept(kind, n, cost.attention_pairs(spec, n), predicted, 0, 0, cost.weight_bytes(spec))
-            total = sum(predicted.values()) + memory.twice(kept)
-            found.append(replace(kept, kept=total, peak=2 * total))
+            pairs = cost.attention_pairs(memory.spec_of(pattern), n)
+            step = {"kind": kind, "n": n, "pairs": pairs, **memory.predicted(pattern, backend, n)}
+            total = step["predicted (B)"] + memory.copied(step)
+            found.append({**step, "kept (B)": total, "peak (B)": 2 * total})
     return found
 
 
 def test_the_verdict_follows_the_numbers() -> None:
     right = steps()
-    report = memory.judge(right)
+    report = memory.judge(right, {1})
     assert report.seen
     assert "16-fold and the other activations 4-fold" in report.finding
-    wrong_kept = [replace(right[0], kept=right[0].kept * 2), *right[1:]]
-    assert not memory.judge(wrong_kept).seen
-    flat = [replace(s, peak=right[0].peak) for s in right]
-    assert not memory.judge(flat).seen
-    fewer = [*right[:-1], replace(right[-1], parameters=1)]
-    assert not memory.judge(fewer).seen
+    assert not memory.judge([{**right[0], "kept (B)": right[0]["kept (B)"] * 2}, *right[1:]], {1}).seen
+    assert not memory.judge([{**step, "peak (B)": right[0]["peak (B)"]} for step in right], {1}).seen
+    assert not memory.judge(right, {1, 2}).seen
+    assert len(memory.parameter_bytes()) == 1
 
 
 def test_the_pairs_of_a_window_are_those_of_the_formula() -> None:
     heads, w = 4 * 2, memory.WINDOW - 1
     for step in steps():
-        n = step.length
-        per_head = n * (w + 1) - w * (w + 1) // 2 if step.kind == "window" else n * (n + 1) // 2
-        assert step.pairs == heads * per_head
+        n = step["n"]
+        per_head = n * (w + 1) - w * (w + 1) // 2 if step["kind"] == "window" else n * (n + 1) // 2
+        assert step["pairs"] == heads * per_head
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from headway.attention.linear_attention import LinearAttentionSpec, linear_weights
 from headway.positions import Rotary
 from headway_lab.explain import (
-    Report,
     offset_task,
     rotary_decay,
     rotary_expansion,
@@ -22,6 +21,7 @@ from headway_lab.explain import (
     rotary_values,
 )
 from headway_lab.explain.decay_bounds import bound, decay, product
+from headway_lab.explain.report import Report
 from headway_lab.explain.rotary_notations import angles
 from tests.positions.test_schemes import GOLDEN
 
@@ -89,8 +89,8 @@ def test_every_law_of_the_derivation_holds(reports: dict[ModuleType, Report]) ->
 
 
 def test_a_broken_law_or_one_vector_for_two_positions_is_not_seen(reports: dict[ModuleType, Report]) -> None:
-    laws = [row[:3] for row in reports[rotary_identity].rows]
-    broken = rotary_identity.judge([(laws[0][0], 1, 1e-6), *laws[1:]], 0.3)
+    laws = reports[rotary_identity].rows
+    broken = rotary_identity.judge([{**laws[0], "largest difference": 1e-6}, *laws[1:]], 0.3)
     assert not broken.seen
     assert "not: f(q, 0) = q" in broken.verdict
     assert not rotary_identity.judge(laws, 0.0).seen
@@ -114,7 +114,7 @@ def test_forms_agree_and_angles_have_half_a_head(reports: dict[ModuleType, Repor
     assert found.column("products / vector") == [128**2] * 2 + [256] * 6
     assert angles(torch.arange(5), 64).shape == (5, 32)
     rows = list(found.rows)
-    assert not rotary_forms.judge([*rows[:3], (*rows[3][:3], 1e-3, 1.0), *rows[4:]]).seen
+    assert not rotary_forms.judge([*rows[:3], {**rows[3], "difference from R_m": 1e-3}, *rows[4:]]).seen
 
 
 # -- expansion, decay, frequencies -------------------------------------------------------------------------
@@ -126,9 +126,9 @@ def test_row_72_expansion_prints_the_golden_numbers(reports: dict[ModuleType, Re
     assert found.picture.splitlines()[1] == (
         "score 1.0612   with sin(m - n) 1.0612   with sin(n - m), as printed 1.2307"
     )
-    for d, score, right, printed, _ in found.rows:
-        assert score == pytest.approx(right, abs=1e-12)
-        assert (abs(printed - right) < 1e-12) == (d == 0)
+    for row in found.rows:
+        assert row["score"] == pytest.approx(row["sin(m - n)"], abs=1e-12)
+        assert (abs(row["sin(n - m), printed"] - row["score"]) < 1e-12) == (row["D = m - n"] == 0)
 
 
 def test_half_and_half_is_a_cosine_that_rises_again(reports: dict[ModuleType, Report]) -> None:
@@ -142,7 +142,9 @@ def test_half_and_half_is_a_cosine_that_rises_again(reports: dict[ModuleType, Re
 
 
 def test_expansion_is_not_seen_with_the_printed_sign(reports: dict[ModuleType, Report]) -> None:
-    swapped = [(d, s, wrong, right, alone) for d, s, right, wrong, alone in reports[rotary_expansion].rows]
+    right, printed = "sin(m - n)", "sin(n - m), printed"
+    rows = reports[rotary_expansion].rows
+    swapped = [{**row, right: row[printed], printed: row[right]} for row in rows]
     assert not rotary_expansion.judge(swapped).seen
 
 
@@ -189,10 +191,9 @@ def test_row_71_one_angle_gives_two_curves_and_different_angles_give_more() -> N
 
 def test_equal_angles_must_be_learned_worse(reports: dict[ModuleType, Report]) -> None:
     rows = list(reports[rotary_frequencies].rows)
-    at = reports[rotary_frequencies].columns.index("right, mean")
-    better = (*rows[-2][:at], 1.0, 1.0, 1.0)
+    better = {**rows[-2], "right, mean": 1.0}
     assert not rotary_frequencies.judge([*rows[:-2], better, rows[-1]]).seen
-    flat = (rows[0][0], *[32.5] * 5, *rows[0][6:])
+    flat = {**rows[0], **{f"f({m})": 32.5 for m in rotary_frequencies.SHOWN}}
     assert not rotary_frequencies.judge([flat, *rows[1:]]).seen
 
 
@@ -201,12 +202,11 @@ def test_equal_angles_must_be_learned_worse(reports: dict[ModuleType, Report]) -
 
 def test_turned_values_are_turned_as_a_whole_by_a_shift(reports: dict[ModuleType, Report]) -> None:
     """Row 70: out(s) = R_s out; plain values, and values turned back at the query, do not notice."""
-    found = {row[0]: row[1:] for row in reports[rotary_values].rows}
-    assert max(found["plain"][:4]) < 1e-12
-    assert max(found["turned and back"][:4]) < 1e-12
-    assert found["turned"][4] < 1e-12
-    rows = list(reports[rotary_values].rows)
-    assert not rotary_values.judge([rows[0], (*rows[0][:1], *rows[0][1:5], 0.0, *rows[0][6:]), rows[2]]).seen
+    plain, turned, back = reports[rotary_values].rows
+    assert max(*rotary_values.changes(plain), *rotary_values.changes(back)) < 1e-12
+    assert turned["from R_s out"] < 1e-12
+    assert rotary_values.judge([plain, turned, back]).seen
+    assert not rotary_values.judge([plain, {**plain, "from R_s out": 0.0}, back]).seen
 
 
 def test_values_turned_and_back_are_the_sum_of_relative_turns() -> None:
@@ -227,16 +227,15 @@ def test_row_64_a_shift_leaves_rounding_only_while_angles_are_exact(
 ) -> None:
     """Row 64."""
     found = reports[rotary_shift]
-    change = {(row[0], row[1]): row for row in found.rows}
+    change = {(row["numbers"], row["angles"]): row for row in found.rows}
     assert {name for name, _ in change} == {"float64", "float32", "bfloat16", "float16"}
-    at = found.columns.index("s = 1000")
     for name in ("float32", "bfloat16", "float16"):
-        exact, eps = change[name, "float64"][at], change[name, "float64"][2]
+        exact, eps = (change[name, "float64"][column] for column in ("s = 1000", "eps"))
         assert exact < 20 * eps
-        assert change[name, name][at] > 4 * exact
-    assert change["float16", "float16"][-1] is None, "100000 is beyond float16"
+        assert change[name, name]["s = 1000"] > 4 * exact
+    assert change["float16", "float16"]["s = 100000"] is None, "100000 is beyond float16"
     assert found.to_json()["rows"][-1][-1] is None
-    rows = [row if row[1] != "bfloat16" else (*row[:3], *[1e-3] * 6) for row in found.rows]
+    rows = [row if row["angles"] != "bfloat16" else {**row, "s = 1000": 1e-3} for row in found.rows]
     assert not rotary_shift.judge(rows).seen
 
 
@@ -259,13 +258,13 @@ def test_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> N
 
 
 def test_only_the_turned_denominator_blows_up(reports: dict[ModuleType, Report]) -> None:
-    found = {row[0]: row[1:] for row in reports[rotary_linear].rows}
-    assert found["turned above and below"][3] > 100
-    assert found["turned above only"][2] > 0.1, "no distribution"
-    assert found["turned above only"][3] <= 2
-    assert found["1 + cosine, turned"][0] == found["not turned"][0] == 0
-    assert found["1 + cosine, turned"][2] < 1e-12
     rows = list(reports[rotary_linear].rows)
+    plain, both, above, cosine = rows
+    assert both["largest |out| / |v|"] > 100
+    assert above["off from sum 1"] > 0.1, "no distribution"
+    assert above["largest |out| / |v|"] <= 2
+    assert cosine["negative weights"] == plain["negative weights"] == 0
+    assert cosine["off from sum 1"] < 1e-12
     assert not rotary_linear.judge([0, 30, 40], rows).seen
     assert not rotary_linear.judge([37, 30, 40], [rows[0], rows[0], *rows[2:]]).seen
 

@@ -5,37 +5,28 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from types import ModuleType
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from headway.errors import ConfigError, DataError
-from headway.models import build, cost
+from headway.models import ModelSpec, build, cost
 from headway.positions import Learned, NoPositions, PerLayer, Rotary, Sinusoidal
 from headway_lab.explain import (
-    Report,
     blocks,
     extrapolation,
+    find_topic,
     linear_training,
-    positions,
-    rotary_layers,
-    rotary_switches,
     rotary_trained,
     runs,
 )
-from headway_lab.explain.runs import Budget, Gap, Run, contend, gap, small, train
+from headway_lab.explain.contests import CONTESTS, Gap, gap, gaps, position_schemes, rows
+from headway_lab.explain.report import Report
+from headway_lab.explain.runs import Budget, BytePrediction, Run, batch_of, contend, mean_loss, small, train
 
-MODULES = (
-    positions,
-    extrapolation,
-    rotary_layers,
-    rotary_switches,
-    rotary_trained,
-    blocks,
-    linear_training,
-)
+MODULES = (extrapolation, rotary_trained, blocks, linear_training)
+NAMES = (*CONTESTS, "extrapolation", "rotary-trained", "blocks", "linear-training")
 TOY = Budget(steps=2, rows=2, seeds=(0, 1))
 
 
@@ -46,6 +37,8 @@ def toy_size() -> Iterator[None]:
         patch.setattr(runs, "HELD_OUT_ROWS", 8)
         for module in MODULES:
             patch.setattr(module, "BUDGET", TOY)
+        for name, contest in CONTESTS.items():
+            patch.setitem(CONTESTS, name, replace(contest, budget=TOY))
         patch.setattr(extrapolation, "ROWS", 2)
         patch.setattr(linear_training, "LENGTHS", (64, 128, 256))
         patch.setattr(linear_training, "REPEATS", 1)
@@ -54,8 +47,8 @@ def toy_size() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def reports(toy_size: None) -> dict[ModuleType, Report]:
-    return {module: module.run() for module in MODULES}
+def reports(toy_size: None) -> dict[str, Report]:
+    return {name: find_topic(name).run() for name in NAMES}
 
 
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
@@ -104,6 +97,30 @@ def test_training_lowers_the_loss_of_text_that_was_not_trained_on() -> None:
     assert run.curve[-1] < run.curve[0] - 1
 
 
+@pytest.mark.parametrize(
+    "spec", [small(), linear_training.contenders()["linear"]], ids=["decoder", "encoder"]
+)
+def test_a_run_is_adam_on_the_mean_loss(spec: ModelSpec) -> None:
+    """Against the loop written out: three steps, clipped, on the rows and masks of the seed."""
+    budget = Budget(steps=3, rows=2, seeds=(0, 1))
+    model, objective = build(spec, seed=1), BytePrediction(budget, 1, spec.causal)
+    adam = torch.optim.Adam(model.parameters(), betas=(0.9, 0.95))
+    curve = []
+    for step in range(3):
+        ((inputs, targets),) = objective.batches(step)
+        share = (step + 1) / 3
+        assert share > runs.WARM_UP
+        cosine = 0.5 + 0.5 * math.cos(math.pi * (share - runs.WARM_UP) / (1 - runs.WARM_UP))
+        adam.param_groups[0]["lr"] = budget.rate * (runs.FLOOR + (1 - runs.FLOOR) * cosine)
+        loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), runs.CLIP)
+        adam.step()
+        curve.append(loss.item())
+    assert train(spec, budget, 1).curve == pytest.approx(curve, rel=1e-5)
+
+
 def test_training_and_held_out_text_share_no_module() -> None:
     train_text, held = runs.text()
     assert min(len(train_text), len(held)) > runs.LEAST_BYTES
@@ -126,12 +143,12 @@ def test_a_hidden_byte_does_not_reach_the_encoder() -> None:
     hidden[:, 0] = True
     seen: list[torch.Tensor] = []
     model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    loss = runs.loss_of(model, ids, torch.Generator().manual_seed(5))
+    loss = mean_loss(model, batch_of(ids, False, torch.Generator().manual_seed(5)))
     assert (seen[0][hidden] == runs.MASK).all()
     assert torch.equal(seen[0][~hidden], ids[:, :-1][~hidden])
     logits = model(seen[0])[hidden]
     expected = torch.nn.functional.cross_entropy(logits, ids[:, :-1][hidden])
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 # -- the verdict on numbers that are made up ---------------------------------------------------------------
@@ -180,36 +197,37 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
-    table = runs.rows({"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}, {"b": "a", "c": "b"})
-    assert [line[4] for line in table] == [None, "a", "b"]
-    assert table[1][5:8] == (0.5, 0.0, True)
-    assert runs.gap_in(table[2]) == gap([1.5, 2.6], [1.5, 2.5])
-    assert [line[-2:] for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
+    found = {"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}
+    table = rows(found, TOY)
+    assert [line["against"] for line in table] == [None, "a", "b"]
+    assert [table[1][name] for name in ("gap", "bound", "seen")] == [0.5, 0.0, True]
+    assert gaps(table) == {"b": gap([1.5, 2.5], [1.0, 2.0]), "c": gap([1.5, 2.6], [1.5, 2.5])}
+    assert gaps(rows(found, TOY, "a"))["c"] == gap([1.5, 2.6], [1.0, 2.0])
+    assert [line["against"] for line in rows(found, TOY, "b")] == ["b", None, "b"]
+    assert [(line["seed 0"], line["seed 1"]) for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
 
 
 # -- the topics --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
-def test_every_topic_runs_and_draws_with_labels(
-    module: ModuleType, reports: dict[ModuleType, Report]
-) -> None:
-    found = reports[module]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_topic_runs_and_draws_with_labels(name: str, reports: dict[str, Report]) -> None:
+    found, topic = reports[name], find_topic(name)
     assert "2 steps of 2 x 64 bytes" in found.verdict
     assert "seeds 0, 1" in found.verdict
     figure = Figure()
-    module.draw(figure, found)
+    topic.draw(figure, found)
     for axes in figure.axes:
         assert axes.get_title(loc="left") or axes.get_title()
         assert axes.get_xlabel()
 
 
-@pytest.mark.parametrize("module", [positions, rotary_layers, rotary_switches, blocks])
+@pytest.mark.parametrize("name", [*CONTESTS, "blocks"])
 def test_contenders_of_a_topic_have_equal_sizes_but_for_their_switch(
-    module: ModuleType, reports: dict[ModuleType, Report]
+    name: str, reports: dict[str, Report]
 ) -> None:
-    sizes = reports[module].column("parameters")
-    smallest = 0.93 if module is blocks else 0.96  # shared keys; tables of positions
+    sizes = reports[name].column("parameters")
+    smallest = 0.93 if name == "blocks" else 0.96  # shared keys; tables of positions
     assert min(sizes) > smallest * max(sizes)
 
 
@@ -217,26 +235,24 @@ def test_row_74_positions_says_rotary_only_when_it_is_lower() -> None:
     """Row 74."""
     low = made(1.00, 1.01, 0.99, 1.00)
     high = made(1.20, 1.22, 1.19, 1.21)
-    names = list(positions.schemes(64))
-    found = {name: low if name == "rotary" else high for name in names}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions, "BUDGET", Budget())
-        assert positions.judge(found).seen
-        assert not positions.judge({**found, "learned": low}).seen
-        assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}).seen
-        assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}).seen, "spread hides it"
+    positions = replace(CONTESTS["positions"], budget=Budget())
+    found = {name: low if name == "rotary" else high for name in positions.schemes}
+    assert positions.judge(found).seen
+    assert not positions.judge({**found, "learned": low}).seen
+    assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}).seen
+    assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}).seen, "spread hides it"
 
 
 def test_row_75_extrapolation_at_the_trained_length_is_the_model_itself(
-    reports: dict[ModuleType, Report],
+    reports: dict[str, Report],
 ) -> None:
     """Rows 75 and 114: rescaled by 1, or through a window of L, nothing changes at L."""
-    found = {row[0]: row[1:] for row in reports[extrapolation].rows}
+    found = {row["contender"]: row for row in reports["extrapolation"].rows}
     for name in (*extrapolation.RESCALED, "rotary, window L"):
-        assert found[name][0] == pytest.approx(found["rotary"][0], abs=1e-5), name
-        assert found[name][3] != found["rotary"][3], name
-    assert found["learned"][1:4] == (None, None, None), "a table ends"
-    assert found["none"][3] is not None
+        assert found[name]["loss at 1 L"] == pytest.approx(found["rotary"]["loss at 1 L"], abs=1e-5), name
+        assert found[name]["loss at 8 L"] != found["rotary"]["loss at 8 L"], name
+    assert [found["learned"][f"loss at {k} L"] for k in (2, 4, 8)] == [None] * 3, "a table ends"
+    assert found["none"]["loss at 8 L"] is not None
 
 
 def test_extrapolation_asks_for_the_same_bytes_at_every_length() -> None:
@@ -264,7 +280,7 @@ def test_layers_turn_where_they_are_said_to() -> None:
     """Row 69."""
     turned = {
         name: [isinstance(scheme.at(i), Rotary) for i in range(4)]
-        for name, scheme in rotary_layers.schemes().items()
+        for name, scheme in CONTESTS["rotary-layers"].schemes.items()
     }
     assert turned == {
         "all": [True] * 4,
@@ -273,19 +289,18 @@ def test_layers_turn_where_they_are_said_to() -> None:
         "last only": [False, False, False, True],
         "none": [False] * 4,
     }
-    assert isinstance(rotary_layers.schemes()["all"], PerLayer)
+    assert isinstance(CONTESTS["rotary-layers"].schemes["all"], PerLayer)
 
 
 def test_switches_rank_by_loss_and_say_what_is_worse() -> None:
     """Rows 68 and 70."""
     low, high = made(1.0, 1.1, 1.2), made(1.3, 1.4, 1.51)
-    found = {name: high if "equal" in name else low for name in rotary_switches.schemes()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rotary_switches, "BUDGET", Budget(seeds=(0, 1, 2)))
-        told = rotary_switches.judge(found)
-        assert told.seen
-        assert told.finding.index("powers 1.100") < told.finding.index("equal to 1 1.403")
-        assert not rotary_switches.judge({**found, "equal to 1": low}).seen
+    switches = replace(CONTESTS["rotary-switches"], budget=Budget(seeds=(0, 1, 2)))
+    found = {name: high if "equal" in name else low for name in switches.schemes}
+    told = switches.judge(found)
+    assert told.seen
+    assert told.finding.index("powers 1.100") < told.finding.index("equal to 1 1.403")
+    assert not switches.judge({**found, "equal to 1": low}).seen
 
 
 def test_drift_is_that_of_the_model_and_can_be_put_back() -> None:
@@ -360,14 +375,14 @@ def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
     assert not blocks.judge({**found, names[-1]: found["2017"]}, times).seen
 
 
-def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[ModuleType, Report]) -> None:
+def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[str, Report]) -> None:
     """Row 82."""
     costs = linear_training.measure()
     (_, linear), (_, dense) = (linear_training.slopes(costs[name]) for name in ("linear", "softmax, dense"))
     assert linear == pytest.approx(1, abs=linear_training.SLOPE)
     assert dense > 1.2
-    found = reports[linear_training]
-    kept = [row[-1] for row in found.rows if row[-4] == "linear"]
+    found = reports["linear-training"]
+    kept = [row["MiB kept"] for row in found.rows if row.get("attention") == "linear"]
     assert kept == [cost.bytes / 2**20 for cost in costs["linear"]], "bytes are counted, not sampled"
 
 
@@ -395,4 +410,5 @@ def test_a_gap_says_how_it_was_judged() -> None:
 
 
 def test_learned_tables_are_as_long_as_rows() -> None:
-    assert positions.schemes(64)["learned"] == Learned(64)
+    assert position_schemes(64)["learned"] == Learned(64)
+    assert CONTESTS["positions"].schemes == position_schemes(Budget().tokens)

@@ -40,13 +40,13 @@ def test_decay_is_not_seen_where_it_is_not() -> None:
 
 
 def test_order_is_seen_only_with_positions() -> None:
-    report = explain("order")
+    report = explain("permutation")
     assert report.seen
     assert report.column("largest difference")[0] <= 1e-6
     assert report.column("order is seen") == [False, True, True, True, True]
     rows = list(report.rows)
-    assert not permutation.judge([(*rows[0][:3], 0.5, True), *rows[1:]]).seen
-    assert not permutation.judge([*rows[:2], (*rows[2][:2], 0.0, 0.0, False), *rows[3:]]).seen
+    assert not permutation.judge([{**rows[0], "largest difference": 0.5}, *rows[1:]]).seen
+    assert not permutation.judge([*rows[:2], {**rows[2], "least difference": 0.0}, *rows[3:]]).seen
 
 
 def test_shuffle_error_leaves_the_global_generator_alone() -> None:
@@ -60,5 +60,5 @@ def test_shuffle_error_leaves_the_global_generator_alone() -> None:
 
 
 def test_verdicts_never_refute() -> None:
-    report = explain("order")
+    report = explain("permutation")
     assert replace(report, seen=False).verdict.startswith("not seen at this size")

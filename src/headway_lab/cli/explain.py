@@ -19,10 +19,10 @@ def command(
     """Answer a question about attention by a run: formula, numbers, figure, verdict."""
     if topic is None:
         if json:
-            print_json({name: question for name, (_, question) in TOPICS.items()})
+            print_json(TOPICS)
         else:
             width = max(map(len, TOPICS))
-            print("\n".join(f"  {name:<{width}}   {question}" for name, (_, question) in TOPICS.items()))
+            print("\n".join(f"  {name:<{width}}   {question}" for name, question in TOPICS.items()))
         return
     set_threads(threads)
     report = explain(topic, out)

@@ -14,21 +14,11 @@ from torch import nn
 from headway.models import ModelSpec
 from headway.nn import RMSNorm
 from headway.positions import PositionScheme, Rotary
-from headway.report import table
-from headway_lab.explain import TOPICS, Report
-from headway_lab.explain.runs import (
-    VOCAB,
-    Budget,
-    Run,
-    columns,
-    contend,
-    draw_losses,
-    gap_in,
-    one_thread,
-    rows,
-    small,
-    told,
-)
+from headway.report import table as text_table
+from headway_lab.explain.contests import draw_losses, gap, gaps, listed, losses, rows, stated
+from headway_lab.explain.report import Report
+from headway_lab.explain.runs import VOCAB, Budget, Run, contend, small
+from headway_lab.profiling import in_turn, one_thread
 
 BUDGET, HIDDEN, KV_HEADS = Budget(seeds=(0, 1, 2)), 176, 2
 NORM_ROWS, NORM_WIDTH, REPEATS = 2048, 512, 15
@@ -79,15 +69,11 @@ def norm_times() -> dict[str, float]:
         "RMSNorm, torch's": nn.RMSNorm(NORM_WIDTH),
         "RMSNorm, headway's (as LLaMA's code rounds)": RMSNorm(NORM_WIDTH),
     }
-    taken: dict[str, list[float]] = {name: [] for name in norms}
     x = torch.randn(NORM_ROWS, NORM_WIDTH, requires_grad=True)
+    steps = {name: lambda norm=norm: norm(x).sum().backward() for name, norm in norms.items()}
     with one_thread():
-        for _ in range(REPEATS):
-            for name, norm in norms.items():
-                began = time.process_time()
-                norm(x).sum().backward()
-                taken[name].append(1e6 * (time.process_time() - began))
-    return {name: min(times) for name, times in taken.items()}
+        taken = in_turn(steps, REPEATS, time.process_time)
+    return {name: 1e6 * min(times) for name, times in taken.items()}
 
 
 def run() -> Report:
@@ -97,10 +83,9 @@ def run() -> Report:
 
 def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Report:
     """The verdict: whether LLaMA's block ends below that of 2017; and what each rung says."""
-    names = list(runs)
-    lines = rows(runs, dict(zip(names[1:], names, strict=False)))
-    apart = {line[0]: gap_in(line) for line in lines[1:]}
-    whole = gap_in(rows({name: runs[name] for name in (names[-1], names[0])}, {names[-1]: names[0]})[0])
+    table = rows(runs, BUDGET)
+    apart, (first, *_, last) = gaps(table), runs.values()
+    whole = gap(losses(last), losses(first))
     layer_norm, *rms = times.values()
     claims = {
         "LLaMA's block ends below that of 2017": whole.lower,
@@ -109,28 +94,24 @@ def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Repo
         "SwiGLU ends below ReLU at equal parameters": apart["+ SwiGLU"].lower,
         "pre-norm ends below post-norm": apart["+ pre-norm"].lower,
         "rotary ends below sinusoids": apart["+ rotary"].lower,
-        "sharing keys costs loss": apart[names[-1]].higher,
+        "sharing keys costs loss": apart["+ GQA = LLaMA"].higher,
     }
     ours = [(name, round(us), us / layer_norm) for name, us in times.items()]
     return Report(
-        topic="blocks",
-        question=TOPICS["blocks"][1],
-        formula=FORMULA,
-        columns=columns(BUDGET),
-        rows=tuple(lines),
+        rows=tuple(table),
         seen=whole.lower,
         setting=f"2 layers of width 64, {BUDGET}; norms: {NORM_ROWS} x {NORM_WIDTH}, fp32, one thread",
         picture="\n\n".join(
             (
                 "what differs, base (2017, its decoder) and LLaMA of one width:",
-                table(("field", "base", "llama"), differences()),
+                text_table(("field", "base", "llama"), differences()),
                 "forward and backward of a norm (time of one core, rough on a busy machine):",
-                table(("norm", "us", "of LayerNorm"), ours),
+                text_table(("norm", "us", "of LayerNorm"), ours),
             )
         ),
         finding=(
-            f"{told(claims)}. All of it: {whole}; rung by rung: "
-            + "; ".join(f"{name[2:]} {x}" for name, x in apart.items())
+            f"{stated(claims)}. All of it: {whole}; rung by rung: "
+            + listed({name.removeprefix("+ "): x for name, x in apart.items()})
         ),
     )
 
@@ -139,5 +120,5 @@ def draw(figure: Any, report: Report) -> None:
     """Losses of every rung and seed."""
     figure.set_size_inches(8, 3.4)
     axes = figure.subplots()
-    draw_losses(axes, report.rows, len(BUDGET.seeds))
+    draw_losses(axes, report.rows, BUDGET)
     axes.set_title("from the block of 2017 to LLaMA's (each against the one above)")

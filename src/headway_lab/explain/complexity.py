@@ -1,7 +1,7 @@
 """Self-attention beside recurrence, convolution and windows. (Vaswani et al. 2017, table 1.)"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 LENGTHS, WIDTHS, KERNEL, NEAR, SEED = (16, 32, 64), (32, 64), 3, 8, 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
@@ -116,8 +116,18 @@ def run() -> Report:
     for name, layer, step, size, steps, path in LAYERS:
         for n in LENGTHS:
             for d in WIDTHS:
-                found = hops(step, n) if d == WIDTHS[0] else None
-                rows.append((name, n, d, counted(layer, n, d), size(n, d), steps(n, d), path(n, d), found))
+                rows.append(
+                    {
+                        "layer": name,
+                        "n": n,
+                        "d": d,
+                        "multiply-adds": counted(layer, n, d),
+                        "formula": size(n, d),
+                        "sequential steps": steps(n, d),
+                        "path": path(n, d),
+                        "path by gradient": hops(step, n) if d == WIDTHS[0] else None,
+                    }
+                )
     return judge(rows)
 
 
@@ -150,38 +160,35 @@ def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:
     return x, list(w)
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: every count is its formula, and every path the one that gradients find."""
-    wrong = [row for row in rows if row[3] != row[4] or row[7] not in (None, row[6])]
+    right = [
+        row["multiply-adds"] == row["formula"] and row["path by gradient"] in (None, row["path"])
+        for row in rows
+    ]
     n, d = LENGTHS[-1], WIDTHS[0]
-    there = {row[0]: row for row in rows if row[1:3] == (n, d)}
-    full, steps = there["self-attention"], there["recurrent"]
-    near, wide = there["restricted attention"], there["convolution, dilated"]
+    there = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
+    work = {name: row["multiply-adds"] for name, row in there.items()}
+    path = {name: row["path by gradient"] for name, row in there.items()}
+    steps = {name: row["sequential steps"] for name, row in there.items()}
+    full, recurrence, near, wide = (
+        "self-attention",
+        "recurrent",
+        "restricted attention",
+        "convolution, dilated",
+    )
     return Report(
-        topic="complexity",
-        question=TOPICS["complexity"][1],
-        formula=FORMULA,
-        columns=(
-            "layer",
-            "n",
-            "d",
-            "multiply-adds",
-            "formula",
-            "sequential steps",
-            "path",
-            "path by gradient",
-        ),
         rows=tuple(rows),
-        seen=not wrong,
+        seen=all(right),
         setting=f"n = {LENGTHS}, d = {WIDTHS}, k = {KERNEL}, r = {NEAR}, causal, float64, seed {SEED}",
         finding=(
-            f"{len(rows) - len(wrong)} of {len(rows)} counts and paths are those of the formulas. At n = {n}, d = {d} "
-            f"attention takes {full[3] / steps[3]:g} times the operations of recurrence (n / d: fewer while n < d) "
-            f"but {full[5]} step instead of {steps[5]}, and a path of {full[7]} instead of {steps[7]}; windows of "
-            f"{NEAR} keys take {near[3] / full[3]:g} of the operations for a path of {near[7]}, dilated convolutions "
-            f"{wide[3] / full[3]:g} for a path of {wide[7]}"
+            f"{sum(right)} of {len(rows)} counts and paths are those of the formulas. At n = {n}, d = {d} "
+            f"attention takes {work[full] / work[recurrence]:g} times the operations of recurrence (n / d: fewer while "
+            f"n < d) but {steps[full]} step instead of {steps[recurrence]}, and a path of {path[full]} instead of "
+            f"{path[recurrence]}; windows of {NEAR} keys take {work[near] / work[full]:g} of the operations for a path "
+            f"of {path[near]}, dilated convolutions {work[wide] / work[full]:g} for a path of {path[wide]}"
         ),
-        highlight=tuple(i for i, row in enumerate(rows) if row[2] == d and row[1] in LENGTHS[-2:]),
+        highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] in LENGTHS[-2:]),
     )
 
 
@@ -194,8 +201,8 @@ def draw(figure: Any, report: Report) -> None:
         if name != "convolution, dilated":
             left.loglog(lengths, [size(n, width) for n in lengths], color=colour, label=name)
         right.loglog(lengths, [path(n, width) for n in lengths], color=colour, label=name)
-        found = [(row[1], row[7]) for row in report.rows if row[0] == name and row[7] is not None]
-        right.plot([n for n, _ in found], [hop for _, hop in found], "o", color=colour, markersize=5)
+        found = [row["path by gradient"] for row in report.rows if row["layer"] == name]
+        right.plot(LENGTHS, [hop for hop in found if hop is not None], "o", color=colour, markersize=5)
     left.axvline(width, color=GREY, linestyle=":", linewidth=1)
     left.set(title=f"operations of one layer, d = {width}", xlabel="tokens n", ylabel="multiply-adds")
     left.text(width * 1.1, left.get_ylim()[0] * 2, "n = d", fontsize=8, color=GREY)

@@ -5,17 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
 from headway.draw import INK
-from headway.models import ModelSpec
-from headway.models.build import build
+from headway.models import ModelSpec, build
+from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
-from headway_lab.explain import TOPICS, Report
-from headway_lab.explain.positions import schemes
-from headway_lab.explain.runs import Budget, Run, contend, gap, held_out_rows, one_thread, small, told
+from headway_lab.explain.contests import Gap, gap, position_schemes, stated
+from headway_lab.explain.report import Report, Row
+from headway_lab.explain.runs import Batch, Budget, Run, contend, held_out_rows, mean_loss, small
+from headway_lab.profiling import one_thread
 
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
 TIMES, ROWS = (1, 2, 4, 8), 32
@@ -46,7 +44,7 @@ def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
 
 def run() -> Report:
     """Every scheme trained on rows of L, and its loss at 1 .. 8 L."""
-    specs = {name: small(positions=scheme) for name, scheme in schemes(BUDGET.tokens).items()}
+    specs = {name: small(positions=scheme) for name, scheme in position_schemes(BUDGET.tokens).items()}
     return judge(measure(contend(specs, BUDGET)))
 
 
@@ -65,29 +63,38 @@ def measure(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[list[float] | N
     return found
 
 
-@torch.no_grad()
 def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
     """Loss of the last L bytes of the held-out rows of 8 L, given their last `times` L."""
     length = BUDGET.tokens
     model = build(spec, seed=0)
     model.load_state_dict(run.model.state_dict())
     ids = held_out_rows(TIMES[-1] * length, ROWS)[:, -times * length - 1 :]
-    logits = model.eval()(ids[:, :-1], logits_for=slice(-length, None))
-    return float(F.cross_entropy(logits.flatten(0, 1), ids[:, -length:].flatten()))
+    targets = ids[:, 1:].clone()
+    targets[:, :-length] = IGNORE_INDEX
+    return mean_loss(model, Batch(ids[:, :-1], targets))
 
 
 def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
     """The verdict: whether rotary as it was trained reads longer rows, and what else does."""
-    lines = []
+    rows: list[Row] = []
+    apart: dict[str, Gap] = {}
     for name, losses in found.items():
-        means = [None if x is None else statistics.fmean(x) for x in losses]
         first, last = losses[0], losses[-1]
         assert first is not None
-        apart = None if last is None else gap(last, first)
-        told_gap = (None,) * 3 if apart is None else (apart.mean, apart.bound, apart.seen)
-        lines.append((name, *means, *told_gap))
-    bears = [line[0] for line in lines if line[-3] is not None and not (line[-1] and line[-3] > 0)]
-    gains = [line[0] for line in lines if line[-1] and line[-3] < 0]
+        if last is not None:
+            apart[name] = gap(last, first)
+        own = apart.get(name)
+        rows.append(
+            {
+                "contender": name,
+                **{f"loss at {k} L": x and statistics.fmean(x) for k, x in zip(TIMES, losses, strict=True)},
+                f"gap {TIMES[-1]} L to L": own and own.mean,
+                "bound": own and own.bound,
+                "seen": own and own.seen,
+            }
+        )
+    bears = [name for name, own in apart.items() if not own.higher]
+    gains = [name for name, own in apart.items() if own.lower]
     ends = {name: losses[-1] for name, losses in found.items()}
     rotary, sinusoidal, alibi, window = (
         ends[name] for name in ("rotary", "sinusoidal", "ALiBi", "rotary, window L")
@@ -105,23 +112,12 @@ def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
         "and ends lower than by any rescaling": all(gap(window, x).lower for x in rescaled),
     }
     return Report(
-        topic="extrapolation",
-        question=TOPICS["extrapolation"][1],
-        formula=FORMULA,
-        columns=(
-            "contender",
-            *(f"loss at {k} L" for k in TIMES),
-            f"gap {TIMES[-1]} L to L",
-            "bound",
-            "seen",
-        ),
-        rows=tuple(lines),
+        rows=tuple(rows),
         seen=claims[f"rotary reads rows of {TIMES[-1]} L as well as rows of L"],
         setting=f"L = {BUDGET.tokens}, 2 layers of width 64, {BUDGET}",
         finding=(
-            f"{told(claims)}. Not worse at {TIMES[-1]} L than at L: {', '.join(bears) or 'none'}; better: "
-            f"{', '.join(gains) or 'none'}; refused: "
-            f"{', '.join(line[0] for line in lines if line[-3] is None) or 'none'}"
+            f"{stated(claims)}. Not worse at {TIMES[-1]} L than at L: {', '.join(bears) or 'none'}; better: "
+            f"{', '.join(gains) or 'none'}; refused: {', '.join(name for name in found if name not in apart) or 'none'}"
         ),
     )
 
@@ -131,9 +127,9 @@ def draw(figure: Any, report: Report) -> None:
     figure.set_size_inches(10.5, 4.2)
     left, right = figure.subplots(1, 2, sharey=True)
     lengths = [k * BUDGET.tokens for k in TIMES]
-    for line in report.rows:
-        values = [float("nan") if x is None else x for x in line[1 : len(TIMES) + 1]]
-        name = str(line[0])
+    for row in report.rows:
+        values = [float("nan") if (x := row[f"loss at {k} L"]) is None else x for k in TIMES]
+        name = row["contender"]
         rotary = name.startswith("rotary")
         style = {"color": INK} if name == "rotary" else {"linestyle": "--" if name == "none" else "-"}
         for axes, wanted in ((left, not rotary or name == "rotary"), (right, rotary)):

@@ -1,7 +1,6 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from headway.models import Decoder, ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
+from headway_lab.profiling import fastest, one_thread
 
 QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
 WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
@@ -29,40 +29,17 @@ parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of m
 one more token: operations hardly change with K, the bytes read do; with a cache, decoding waits for memory"""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """One layout: counted sizes, and how far its output is from three others."""
-
-    layout: Heads
-    parameters: int
-    cache_bytes: int
-    from_repeated: float
-    from_summed: float
-    reads_right: bool
-    step: "Step"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One more token of a small decoder with `CONTEXT` tokens in its cache: operations, bytes, seconds."""
-
-    flops: float
-    moved: int
-    seconds: float
-
-
 def run() -> Report:
     """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        return judge([measure(Heads.of(QUERY_HEADS, kv)) for kv in KV_HEADS])
-    finally:
-        torch.set_num_threads(threads)
+    layouts = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
+    with one_thread():
+        first = measure(layouts[0])
+        rows = [first, *(measure(layout, first) for layout in layouts[1:])]
+    return judge(rows, all(bool((reads(layout) == expected(layout)).all()) for layout in layouts))
 
 
-def measure(layout: Heads) -> Shared:
-    """One layer of random weights on random tokens, in float64."""
+def measure(layout: Heads, full: Row | None = None) -> Row:
+    """One layer of random weights on random tokens, in float64; `full` is the row of multi-head attention."""
     h, k, group = layout.query_heads, layout.kv_heads, layout.group
     noise = torch.Generator().manual_seed(SEED)
     layer = Attention(WIDTH, h, k).double()
@@ -80,19 +57,26 @@ def measure(layout: Heads) -> Shared:
     )
     out = attend(q, keys, values, Causal())
     repeated = attend(q, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), Causal())
-    return Shared(
-        layout,
-        sum(p.numel() for p in layer.parameters()),
-        cache.nbytes,
-        float((out - repeated).abs().max()),
-        float((out - summed_over_group(q, keys, values, layout)).abs().max()),
-        bool((reads(layout) == expected(layout)).all()),
-        step_of(layout),
-    )
+    flops, moved, seconds = step_of(layout)
+    return {
+        "kind": layout.kind,
+        "query heads": h,
+        "kv heads": k,
+        "group": group,
+        "parameters": sum(p.numel() for p in layer.parameters()),
+        "cache (B)": cache.nbytes,
+        "of MHA's cache": cache.nbytes / (full or {"cache (B)": cache.nbytes})["cache (B)"],
+        "from repeated heads": float((out - repeated).abs().max()),
+        "from summed scores": float((out - summed_over_group(q, keys, values, layout)).abs().max()),
+        "FLOPs / token": flops,
+        "bytes / token": moved,
+        "tokens/s": 1 / seconds,
+    }
 
 
-def step_of(layout: Heads, context: int = CONTEXT) -> Step:
-    """Counted from the spec, and timed: the best of a few steps, in float32, on a cache of random keys."""
+def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
+    """One more token of a small decoder with `context` tokens in its cache: operations and bytes counted from the spec,
+    seconds of the fastest of some steps, in float32, on a cache of random keys."""
     h, k = layout.query_heads, layout.kv_heads
     spec = ModelSpec.of(
         "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
@@ -109,12 +93,10 @@ def step_of(layout: Heads, context: int = CONTEXT) -> Step:
             past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
             layer.update(past[0], past[1], Tokens.range(context - 1))
         for _ in range(REPEATS):
-            begin = time.perf_counter()
-            model(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(fastest(lambda: model(torch.zeros(1, 1, dtype=torch.int64), cache=cache), 1))
             cache.trim(1)
     moved = cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
-    return Step(cost.decode_flops(spec, context), moved, min(seconds))
+    return cost.decode_flops(spec, context), moved, min(seconds)
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
@@ -144,72 +126,39 @@ def expected(layout: Heads) -> Tensor:
     return which.unsqueeze(1) == torch.arange(layout.kv_heads)
 
 
-def judge(shared: list[Shared]) -> Report:
+def judge(rows: Sequence[Row], reads_right: bool) -> Report:
     """The verdict: sizes as the formulas say, outputs those of repeated heads, and not those of summed scores."""
-    dim = WIDTH // QUERY_HEADS
-    full = shared[0]
-    rows = tuple(
-        (
-            s.layout.kind,
-            s.layout.query_heads,
-            s.layout.kv_heads,
-            s.layout.group,
-            s.parameters,
-            s.cache_bytes,
-            s.cache_bytes / full.cache_bytes,
-            s.from_repeated,
-            s.from_summed,
-            s.step.flops,
-            s.step.moved,
-            1 / s.step.seconds,
-        )
-        for s in shared
-    )
+    dim, full, one = WIDTH // QUERY_HEADS, rows[0], rows[-1]
     sizes = all(
-        s.parameters == WIDTH * dim * 2 * (QUERY_HEADS + s.layout.kv_heads)
-        and s.cache_bytes == BATCH * LENGTH * 2 * s.layout.kv_heads * dim * 8
-        for s in shared
+        row["parameters"] == WIDTH * dim * 2 * (QUERY_HEADS + row["kv heads"])
+        and row["cache (B)"] == BATCH * LENGTH * 2 * row["kv heads"] * dim * 8
+        for row in rows
     )
-    same = max(s.from_repeated for s in shared)
-    other = min(s.from_summed for s in shared if s.layout.group > 1)
-    right = all(s.reads_right for s in shared)
+    share, same = one["of MHA's cache"], max(row["from repeated heads"] for row in rows)
+    other = min(row["from summed scores"] for row in rows if row["group"] > 1)
     return Report(
-        topic="heads",
-        question=TOPICS["heads"][1],
-        formula=FORMULA,
-        columns=(
-            "kind",
-            "query heads",
-            "kv heads",
-            "group",
-            "parameters",
-            "cache (B)",
-            "of MHA's cache",
-            "from repeated heads",
-            "from summed scores",
-            "FLOPs / token",
-            "bytes / token",
-            "tokens/s",
-        ),
-        rows=rows,
-        seen=sizes and right and same < EQUAL and full.from_summed < EQUAL and other > 1e-3,
+        rows=tuple(rows),
+        seen=sizes and reads_right and same < EQUAL and full["from summed scores"] < EQUAL and other > 1e-3,
         setting=(
             f"width {WIDTH}, {BATCH} x {LENGTH} tokens, random weights, float64, seed {SEED}; one more token of two "
             f"layers of width {64 * QUERY_HEADS} at {CONTEXT} tokens, float32, one thread"
         ),
         finding=(
             f"by gradient every query head reads key/value head h // G and no other; parameters and cache are those "
-            f"of the formulas, {shared[-1].cache_bytes / full.cache_bytes:.4g} of the cache with one kv head; the "
-            f"output is that of multi-head attention with repeated heads within {same:.0e}, and differs by "
-            f"{other:.2g} or more from a sum of scores over the group; one more token takes "
-            f"{full.step.flops / shared[-1].step.flops:.2f} times the operations and "
-            f"{full.step.moved / shared[-1].step.moved:.1f} times the bytes with {full.layout.kv_heads} kv heads that "
-            f"it takes with {shared[-1].layout.kv_heads} (timed: "
-            f"{full.step.seconds / shared[-1].step.seconds:.1f} times "
-            "as long)"
+            f"of the formulas, {share:.4g} of the cache with one kv head; the output is that of multi-head attention "
+            f"with repeated heads within {same:.0e}, and differs by {other:.2g} or more from a sum of scores over the "
+            f"group; one more token takes {full['FLOPs / token'] / one['FLOPs / token']:.2f} times the operations "
+            f"and {full['bytes / token'] / one['bytes / token']:.1f} times the bytes with "
+            f"{full['kv heads']} kv heads that it takes with {one['kv heads']} (timed: "
+            f"{one['tokens/s'] / full['tokens/s']:.1f} times as long)"
         ),
-        picture="\n\n".join(picture(s.layout) for s in shared if s.layout.kv_heads != 2),
+        picture="\n\n".join(picture(layout_of(row)) for row in rows if row["kv heads"] != 2),
     )
+
+
+def layout_of(row: Row) -> Heads:
+    """The layout of a row."""
+    return Heads.of(row["query heads"], row["kv heads"])
 
 
 def picture(layout: Heads) -> str:
@@ -229,10 +178,7 @@ def picture(layout: Heads) -> str:
 def draw(figure: Any, report: Report) -> None:
     """Above: who reads whom. Below: parameters and cache."""
     figure.set_size_inches(9, 5.2)
-    layouts = [
-        Heads.of(int(h), int(k))
-        for h, k in zip(report.column("query heads"), report.column("kv heads"), strict=True)
-    ]
+    layouts = [layout_of(row) for row in report.rows]
     grid = figure.add_gridspec(2, len(layouts), height_ratios=[1.0, 1.3])
     for column, layout in enumerate(layouts):
         draw_layout(figure.add_subplot(grid[0, column]), layout)

@@ -1,37 +1,24 @@
 """Linear attention with rotary positions, trained as a masked language model. (Su et al. 2021, section 3.3 and
 figure 3, right; Katharopoulos et al. 2020.)"""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.draw import BLUE, GREEN, GREY, ORANGE
-from headway.models import ModelSpec
-from headway.models.build import build
+from headway.models import ModelSpec, build
+from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
-from headway.report import table
-from headway_lab.explain import TOPICS, Report
-from headway_lab.explain.runs import (
-    VOCAB,
-    Budget,
-    Run,
-    columns,
-    contend,
-    draw_losses,
-    gap,
-    held_out_rows,
-    loss_of,
-    losses,
-    one_thread,
-    rows,
-    small,
-    told,
-)
+from headway.report import table as text_table
+from headway_lab.explain.contests import draw_losses, gap, losses, rows, stated
+from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.report import Report
+from headway_lab.explain.runs import VOCAB, Budget, Run, batch_of, contend, held_out_rows, small
+from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
 BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
 PAIRS = 2**20  # most pairs of tokens whose weights are kept
@@ -75,25 +62,22 @@ def unigram() -> float:
 def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
     """Seconds of one core for a training step on one row (the fastest of some), and bytes that its forward keeps."""
     model = build(spec, seed=0, backend=backend)
-    ids = held_out_rows(length, 1)
-    kept: dict[int, int] = {}
+    inputs, targets = batch_of(held_out_rows(length, 1), spec.causal, torch.Generator().manual_seed(0))
+    hidden = targets != IGNORE_INDEX
+    sizes = set()
 
-    def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    taken = []
-    for _ in range(REPEATS):
-        began = time.process_time()
-        kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            loss = loss_of(model, ids, torch.Generator().manual_seed(0))
-        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        size = sum(n for at, n in kept.items() if at not in weights)
+    def step() -> None:
+        loss, size = saved_bytes(
+            lambda: F.cross_entropy(model(inputs, logits_for=hidden), targets[hidden]),
+            model,
+            integers=True,
+        )
         loss.backward()
-        taken.append(time.process_time() - began)
-    return Cost(length, min(taken), size)
+        sizes.add(size)
+
+    seconds = fastest(step, REPEATS, time.process_time)
+    (size,) = sizes
+    return Cost(length, seconds, size)
 
 
 def measure() -> dict[str, list[Cost]]:
@@ -119,14 +103,13 @@ def run() -> Report:
 
 def slopes(costs: Sequence[Cost]) -> tuple[float, float]:
     """Of time and of bytes, between the two longest rows."""
-    one, two = costs[-2:]
-    ratio = math.log(two.tokens / one.tokens)
-    return math.log(two.seconds / one.seconds) / ratio, math.log(two.bytes / one.bytes) / ratio
+    tokens, seconds, sizes = zip(*costs[-2:], strict=True)
+    return power(tokens, seconds), power(tokens, sizes)
 
 
 def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
     """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
-    lines = rows(runs, {name: "softmax" for name in runs if name != "softmax"})
+    table = rows(runs, BUDGET, "softmax")
     own = {name: losses(found) for name, found in runs.items()}
     below = {name: gap(loss, [blind] * len(loss)) for name, loss in own.items()}
     slope = {name: slopes(cost) for name, cost in costs.items()}
@@ -137,27 +120,25 @@ def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]]
         "bytes kept grow linearly": abs(slope["linear"][1] - 1) < SLOPE,
         "it ends higher than softmax": gap(own["linear"], own["softmax"]).higher,
     }
-    told_costs = [
-        (name, cost.tokens, 1e3 * cost.seconds, cost.bytes / 2**20)
+    cost_rows: list[dict[str, Any]] = [
+        {
+            "attention": name,
+            "tokens": cost.tokens,
+            "ms a step": 1e3 * cost.seconds,
+            "MiB kept": cost.bytes / 2**20,
+        }
         for name, own_costs in costs.items()
         for cost in own_costs
     ]
-    cost_columns = ("attention", "tokens", "ms a step", "MiB kept")
-    padded = [(*line, *(None,) * len(cost_columns)) for line in lines]
-    empty = (None,) * (len(lines[0]) - 1)
     return Report(
-        topic="linear-training",
-        question=TOPICS["linear-training"][1],
-        formula=FORMULA,
-        columns=(*columns(BUDGET), *cost_columns),
-        rows=(*padded, *(("", *empty, *line) for line in told_costs)),
-        highlight=tuple(range(len(padded))),
-        picture=table(cost_columns, told_costs),
+        rows=(*table, *({"contender": "", **row} for row in cost_rows)),
+        highlight=tuple(range(len(table))),
+        picture=text_table(tuple(cost_rows[0]), [tuple(row.values()) for row in cost_rows]),
         seen=below["linear"].lower and abs(slope["linear"][1] - 1) < SLOPE,
         setting=f"RoFormer's block, 2 layers of width 64, {BUDGET}; costs: one row, fp32, one thread",
         finding=(
-            f"{told(claims)}. Guessing without context costs {blind:.3f}; linear against it {below['linear']}, against "
-            f"no positions {turned}. Slopes of time (rough) and bytes: "
+            f"{stated(claims)}. Guessing without context costs {blind:.3f}; linear against it {below['linear']}, "
+            f"against no positions {turned}. Slopes of time (rough) and bytes: "
             + "; ".join(f"{name} {t:.2f}, {b:.2f}" for name, (t, b) in slope.items())
         ),
     )
@@ -167,19 +148,17 @@ def draw(figure: Any, report: Report) -> None:
     """Left: losses. Middle: time of a step. Right: bytes kept for the backward."""
     figure.set_size_inches(13, 3.8)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
-    width = len(columns(BUDGET))
-    trained = [row[:width] for row in report.rows if row[0]]
-    draw_losses(left, trained, len(BUDGET.seeds))
+    draw_losses(left, [row for row in report.rows if row["contender"]], BUDGET)
     left.set_title("masked language model")
     for name, colour in COLOURS.items():
-        cost = [row[width + 1 :] for row in report.rows if row[width] == name]
-        for axes, at in ((middle, 1), (right, 2)):
-            axes.loglog([c[0] for c in cost], [c[at] for c in cost], "o-", color=colour, label=name)
-            axes.set_xticks(LENGTHS, [f"{n:,}" for n in LENGTHS], fontsize=8)
-            axes.set_xticks([], minor=True)
+        cost = [row for row in report.rows if row.get("attention") == name]
+        for axes, column in ((middle, "ms a step"), (right, "MiB kept")):
+            lengths = [row["tokens"] for row in cost]
+            axes.loglog(lengths, [row[column] for row in cost], "o-", color=colour, label=name)
+            axes.tick_params(labelsize=8)
+            label_ticks(axes, LENGTHS)
     middle.set(title="a step, time of one core (rough)", xlabel="tokens of the row", ylabel="ms")
     right.set(title="kept for the backward", xlabel="tokens of the row", ylabel="MiB")
     for axes, ticks in ((middle, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
-        axes.set_yticks(ticks, [str(tick) for tick in ticks])
-        axes.set_yticks([], minor=True)
+        label_ticks(axes, ticks, "y")
     right.legend(fontsize=8)

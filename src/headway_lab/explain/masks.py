@@ -12,7 +12,8 @@ from headway.attention import attend
 from headway.draw import draw_pattern
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import bare
+from headway_lab.explain.report import Report
 
 COUNT, HEADS, WIDTH, SEED = 24, 2, 8, 0
 GLOBAL = (0, 9)
@@ -46,35 +47,24 @@ class Seen:
 def run() -> Report:
     """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token
     changes."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, pattern in CASES:
         seen = measure(pattern)
         forbidden = ~(seen.allowed | torch.eye(COUNT, dtype=torch.bool))
         above = torch.ones(COUNT, COUNT).triu(1).bool()
         rows.append(
-            (
-                name,
-                int(seen.allowed.sum()),
-                int((seen.gradient > 0).sum()),
-                int(((seen.gradient > 0) != seen.allowed).sum()),
-                int((seen.changed & forbidden).sum()),
-                float(seen.gradient[above].max()) if pattern.is_causal else None,
-            )
+            {
+                "pattern": name,
+                "pairs allowed": int(seen.allowed.sum()),
+                "with gradient": int((seen.gradient > 0).sum()),
+                "differing": int(((seen.gradient > 0) != seen.allowed).sum()),
+                "changed from outside": int((seen.changed & forbidden).sum()),
+                "gradient from the future": float(seen.gradient[above].max()) if pattern.is_causal else None,
+            }
         )
-    wrong = sum(row[3] + row[4] for row in rows)
-    leak = max(row[5] for row in rows if row[5] is not None)
+    wrong = sum(row["differing"] + row["changed from outside"] for row in rows)
+    leak = max(row["gradient from the future"] or 0.0 for row in rows)
     return Report(
-        topic="masks",
-        question=TOPICS["masks"][1],
-        formula=FORMULA,
-        columns=(
-            "pattern",
-            "pairs allowed",
-            "with gradient",
-            "differing",
-            "changed from outside",
-            "gradient from the future",
-        ),
         rows=tuple(rows),
         picture="\n".join(f"{name:<22}  {pattern}" for name, pattern in CASES),
         seen=wrong == 0 and leak == 0.0,
@@ -132,10 +122,7 @@ def draw(figure: Any, report: Report) -> None:
         below.set_xlabel(
             f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0", fontsize=8, color="#8a94a0"
         )
-        below.tick_params(length=0, labelsize=7)
-        below.grid(visible=False)
-        for spine in below.spines.values():
-            spine.set_visible(False)
+        bare(below)
 
 
 def _tokens() -> Tokens:

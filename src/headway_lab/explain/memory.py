@@ -3,8 +3,8 @@
 (Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.report import Report, Row
+from headway_lab.profiling import one_thread, saved_bytes
 
 LENGTHS = (512, 1024, 2048)
 WINDOW, SEED = 128, 0
@@ -32,25 +34,6 @@ attention      4 L n (4 H D + H)   q, k, v, the output, and the logsumexp from w
 norms          4 n (2 L + 1) (3 M + 1)        feed-forward   16 L n F        logits   4 n V
 four times the length: 16 times the scores, 4 times everything else; parameters and their gradients stay
 a window leaves n (w + 1) - w (w + 1) / 2 of the n (n + 1) / 2 pairs of a head, w = keys seen before a token"""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """One training step of one row, in bytes: predicted by cause, kept by autograd, and live at the worst
-    moment."""
-
-    kind: str
-    length: int
-    pairs: int
-    predicted: dict[str, int]
-    kept: int
-    peak: int
-    parameters: int
-
-    @property
-    def activations(self) -> int:
-        """What grows with the length and is not n x n."""
-        return sum(self.predicted.values()) - self.predicted["scores"]
 
 
 class LiveBytes(TorchDispatchMode):
@@ -75,36 +58,51 @@ class LiveBytes(TorchDispatchMode):
 
 
 def run() -> Report:
-    """One training step at each length and kind: predicted, kept, and live at the worst moment.
-
-    On one thread: the steps are too small to share."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        return judge([measure(*kind, n) for kind in KINDS for n in LENGTHS])
-    finally:
-        torch.set_num_threads(threads)
+    """One training step at each length and kind: predicted, kept, and live at the worst moment."""
+    with one_thread():
+        return judge([measure(*kind, n) for kind in KINDS for n in LENGTHS], parameter_bytes())
 
 
-def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Kept:
-    """One step of a fresh model on one random row."""
-    spec = ModelSpec.of("llama", patterns=pattern, **FIELDS)
+def spec_of(pattern: Pattern) -> ModelSpec:
+    """The model of one kind."""
+    return ModelSpec.of("llama", patterns=pattern, **FIELDS)
+
+
+def parameter_bytes() -> set[int]:
+    """Of the models of all kinds: one number."""
+    return {cost.weight_bytes(spec_of(pattern), torch.float32) for _, pattern, _ in KINDS}
+
+
+def predicted(pattern: Pattern, backend: str, length: int) -> dict[str, int]:
+    """Bytes kept, by cause."""
+    scores: Literal["stored", "recomputed"] = "stored" if backend == "dense" else "recomputed"
+    by_cause = cost.activation_bytes(spec_of(pattern), length, scores=scores)
+    return {
+        **{f"{name} (B)": by_cause[name] for name in ("scores", "attention", "norms")},
+        "ffn (B)": by_cause["feed-forward"],
+        "logits (B)": by_cause["logits"],
+        "predicted (B)": sum(by_cause.values()),
+    }
+
+
+def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
+    """One step of a fresh model on one random row, in bytes: predicted by cause, kept by autograd, and live at the
+    worst moment."""
+    spec = spec_of(pattern)
     model = build(spec, dtype=torch.float32, seed=SEED, backend=backend)
     assert isinstance(model, Decoder)
     ids = torch.randint(spec.vocab, (1, length), generator=torch.Generator().manual_seed(SEED))
-    scores = cost.activation_bytes(spec, length, scores="stored" if backend == "dense" else "recomputed")
-    kept = kept_bytes(model, ids)
+    _, kept = saved_bytes(lambda: loss(model, ids), model)
     with LiveBytes() as live:
         loss(model, ids).backward()
-    return Kept(
-        kind,
-        length,
-        cost.attention_pairs(spec, length),
-        scores,
-        kept,
-        live.peak,
-        cost.weight_bytes(spec, torch.float32),
-    )
+    return {
+        "kind": kind,
+        "n": length,
+        "pairs": cost.attention_pairs(spec, length),
+        **predicted(pattern, backend, length),
+        "kept (B)": kept,
+        "peak (B)": live.peak,
+    }
 
 
 def loss(model: Decoder, ids: Tensor) -> Tensor:
@@ -112,77 +110,19 @@ def loss(model: Decoder, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-def kept_bytes(model: Decoder, ids: Tensor) -> int:
-    """Bytes of the distinct tensors that autograd keeps for the backward, but parameters and ids."""
-    sizes: dict[int, int] = {}
-
-    def note(t: Tensor) -> Tensor:
-        if not t.dtype.is_floating_point and t.dtype != torch.bool:
-            return t
-        sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        kept = loss(model, ids)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    assert kept.requires_grad
-    return sum(size for at, size in sizes.items() if at not in own)
-
-
-def judge(steps: list[Kept]) -> Report:
+def judge(rows: Sequence[Row], parameters: set[int]) -> Report:
     """The verdict: predicted is kept; scores grow 16-fold, the rest 4-fold; recomputing removes the scores."""
-    rows = tuple(
-        (
-            s.kind,
-            s.length,
-            s.pairs,
-            s.predicted["scores"],
-            s.predicted["attention"],
-            s.predicted["norms"],
-            s.predicted["feed-forward"],
-            s.predicted["logits"],
-            sum(s.predicted.values()),
-            s.kept,
-            s.peak,
-        )
-        for s in steps
-    )
-    by = {(s.kind, s.length): s for s in steps}
     short, long = LENGTHS[0], LENGTHS[-1]
-    stored = by["n x n stored", short], by["n x n stored", long]
-    growth = stored[1].predicted["scores"] / stored[0].predicted["scores"]
-    rest = stored[1].activations / stored[0].activations
-    # The banded kernel hands its output over in another layout and so keeps it twice: 4 H D bytes a token more.
-    error = max(
-        abs(s.kept - sum(s.predicted.values()) - twice(s)) / (sum(s.predicted.values()) + twice(s))
-        for s in steps
-    )
-    peaks = {kind: by[kind, long].peak / by[kind, short].peak for kind, _, _ in KINDS}
-    right = growth == 16 and rest == 4 and error < CLOSE
-    same = len({s.parameters for s in steps}) == 1
-    seen = right and same and peaks["n x n stored"] > 12 and max(peaks["recomputed"], peaks["window"]) < 5
-    last = {kind: by[kind, long] for kind, _, _ in KINDS}
-    whole = last["n x n stored"]
-    share = whole.predicted["scores"] / sum(whole.predicted.values())
+    at = {(row["kind"], row["n"]): row for row in rows}
+    before, after = at["n x n stored", short], at["n x n stored", long]
+    growth = after["scores (B)"] / before["scores (B)"]
+    rest = others(after) / others(before)
+    error = max(abs(row["kept (B)"] / (row["predicted (B)"] + copied(row)) - 1) for row in rows)
+    peaks = {kind: at[kind, long]["peak (B)"] / at[kind, short]["peak (B)"] for kind, _, _ in KINDS}
+    right = growth == 16 and rest == 4 and error < CLOSE and len(parameters) == 1
     return Report(
-        topic="memory",
-        question=TOPICS["memory"][1],
-        formula=FORMULA,
-        columns=(
-            "kind",
-            "n",
-            "pairs",
-            "scores (B)",
-            "attention (B)",
-            "norms (B)",
-            "ffn (B)",
-            "logits (B)",
-            "predicted (B)",
-            "kept (B)",
-            "peak (B)",
-        ),
-        rows=rows,
-        seen=seen,
+        rows=tuple(rows),
+        seen=right and peaks["n x n stored"] > 12 and max(peaks["recomputed"], peaks["window"]) < 5,
         setting=(
             f"one row, {FIELDS['layers']} layers of width {FIELDS['width']}, {FIELDS['heads']} heads, feed-forward "
             f"{FIELDS['hidden']}, vocab {FIELDS['vocab']}, window {WINDOW}, float32, seed {SEED}"
@@ -190,18 +130,24 @@ def judge(steps: list[Kept]) -> Report:
         finding=(
             f"autograd keeps what the formula says within {100 * error:.1f} %; from {short} to {long} tokens the "
             f"stored scores grow {growth:.0f}-fold and the other activations {rest:.0f}-fold, so that at {long} "
-            f"scores are {100 * share:.0f} % of what is kept; the measured peak grows {peaks['n x n stored']:.1f}-fold "
-            f"where scores are stored, {peaks['recomputed']:.1f}-fold where they are recomputed and "
-            f"{peaks['window']:.1f}-fold with a window; what the window spares is work (it leaves "
-            f"{last['window'].pairs / whole.pairs:.2g} of the pairs), not parameters ({whole.parameters:,} bytes)"
+            f"scores are {100 * after['scores (B)'] / after['predicted (B)']:.0f} % of what is kept; the measured peak "
+            f"grows {peaks['n x n stored']:.1f}-fold where scores are stored, {peaks['recomputed']:.1f}-fold where "
+            f"they are recomputed and {peaks['window']:.1f}-fold with a window; what the window spares is work (it "
+            f"leaves {at['window', long]['pairs'] / after['pairs']:.2g} of the pairs), not parameters "
+            f"({max(parameters):,} bytes)"
         ),
     )
 
 
-def twice(step: Kept) -> int:
-    """Bytes that the kernel of this kind keeps beyond the formula."""
-    copies = step.length * 4 * FIELDS["width"] * FIELDS["layers"]
-    return copies if step.kind == "window" else 0
+def others(row: Row) -> int:
+    """Predicted bytes that grow with the length and are not n x n."""
+    return int(row["predicted (B)"] - row["scores (B)"])
+
+
+def copied(row: Row) -> int:
+    """Bytes that the kernel keeps beyond the formula: the banded one hands its output over in another layout and so
+    keeps it twice, 4 H D bytes a token more."""
+    return row["n"] * 4 * FIELDS["width"] * FIELDS["layers"] if row["kind"] == "window" else 0
 
 
 def draw(figure: Any, report: Report) -> None:
@@ -209,19 +155,17 @@ def draw(figure: Any, report: Report) -> None:
     figure.set_size_inches(9, 3.8)
     left, right = figure.subplots(1, 2)
     kinds = [kind for kind, _, _ in KINDS]
-    last = [row for row in report.rows if row[1] == LENGTHS[-1]]
+    last = [row for row in report.rows if row["n"] == LENGTHS[-1]]
     below = [0.0] * len(last)
     for name in ("norms", "ffn", "logits", "attention", "scores"):
-        at = report.columns.index(f"{name} (B)")
-        sizes = [float(row[at] or 0) / 2**20 for row in last]
+        sizes = [row[f"{name} (B)"] / 2**20 for row in last]
         left.bar(kinds, sizes, bottom=below, label=name)
         below = [a + b for a, b in zip(below, sizes, strict=True)]
     left.set(title=f"kept for the backward, {LENGTHS[-1]} tokens", ylabel="MiB")
     left.legend()
     for kind in kinds:
-        peak = [float(row[-1] or 0) / 2**20 for row in report.rows if row[0] == kind]
+        peak = [row["peak (B)"] / 2**20 for row in report.rows if row["kind"] == kind]
         right.loglog(LENGTHS, peak, "o-", label=kind)
     right.set(title="measured peak of a training step", xlabel="tokens", ylabel="MiB")
-    right.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
-    right.minorticks_off()
+    label_ticks(right, LENGTHS)
     right.legend()

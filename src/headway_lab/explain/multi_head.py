@@ -1,15 +1,17 @@
 """Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from headway.draw import BLUE, GREY
+from headway.draw import BLUE, GREY, INK, RED
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
+from headway_lab.explain.report import Report, Row
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1)
 
@@ -29,7 +31,15 @@ def run() -> Report:
             parameters = sum(p.numel() for p in trained.layer.parameters())
             places = " ".join(map(str, looked))
             rows.append(
-                (heads, parameters, seed, trained.accuracy(), trained.losses[-1], places, len(set(looked)))
+                {
+                    "heads": heads,
+                    "parameters": parameters,
+                    "seed": seed,
+                    "right": trained.accuracy(),
+                    "last loss": trained.losses[-1],
+                    "heads look back": places,
+                    "places": len(set(looked)),
+                }
             )
     return judge(rows)
 
@@ -51,22 +61,22 @@ def looks(trained: Trained) -> list[tuple[int, float]]:
     return [(int(head.argmax()), float(head.max())) for head in shares]
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def mean_right(rows: Sequence[Row]) -> dict[int, float]:
+    """The mean share of tokens named, by heads."""
+    return {heads: fmean(row["right"] for row in rows if row["heads"] == heads) for heads in HEADS}
+
+
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
-    mean = {heads: sum(row[3] for row in rows if row[0] == heads) / len(SEEDS) for heads in HEADS}
-    one, most = HEADS[0], HEADS[-1]
-    own = [row for row in rows if row[0] == most and row[6] == len(OFFSETS)]
+    mean, one, most = mean_right(rows), HEADS[0], HEADS[-1]
+    own = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
     ordered = all(mean[a] < mean[b] for a, b in pairwise(HEADS))
     return Report(
-        topic="channels",
-        question=TOPICS["channels"][1],
-        formula=FORMULA,
-        columns=("heads", "parameters", "seed", "right", "last loss", "heads look back", "places"),
         rows=tuple(rows),
-        seen=ordered and mean[most] > 0.9 and len({row[1] for row in rows}) == 1,
+        seen=ordered and mean[most] > 0.9 and len({row["parameters"] for row in rows}) == 1,
         setting=f"width {WIDTH}, rows of {TOKENS} of {SYMBOLS} symbols, {STEPS} steps, seeds {SEEDS}",
         finding=(
-            f"with {rows[0][1]} parameters each, layers of {', '.join(map(str, HEADS))} heads name "
+            f"with {rows[0]['parameters']} parameters each, layers of {', '.join(map(str, HEADS))} heads name "
             f"{', '.join(f'{mean[heads]:.0%}' for heads in HEADS)} of the {len(OFFSETS)} tokens (chance is "
             f"{1 / SYMBOLS:.0%}); in {len(own)} of {len(SEEDS)} runs the {most} heads share the {len(OFFSETS)} places "
             f"among them, where {one} head divides its weight between several"
@@ -90,14 +100,11 @@ def draw(figure: Any, report: Report) -> None:
         panel.grid(visible=False)
         panel.tick_params(labelsize=7)
     axes[0].set_ylabel("query", fontsize=8, color=GREY)
-    named = list(zip(report.column("heads"), report.column("right"), strict=True))
-    mean = [sum(right for heads, right in named if heads == h) / len(SEEDS) for h in HEADS]
-    axes[5].bar([str(heads) for heads in HEADS], mean, color=BLUE)
-    axes[5].plot(
-        [str(row[0]) for row in report.rows], report.column("right"), ".", color="#1d2733", markersize=5
-    )
-    axes[5].axhline(1 / SYMBOLS, color="#c8453c", linestyle="--", linewidth=1)
-    axes[5].set_title("tokens named", fontsize=9)
-    axes[5].set_xlabel("heads (dots: seeds; dashed: chance)", fontsize=8, color=GREY)
-    axes[5].tick_params(labelsize=7)
-    axes[5].grid(visible=False, axis="x")
+    last = axes[5]
+    last.bar([str(heads) for heads in HEADS], mean_right(report.rows).values(), color=BLUE)
+    last.plot([str(heads) for heads in report.column("heads")], report.column("right"), ".", color=INK)
+    last.axhline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1)
+    last.set_title("tokens named", fontsize=9)
+    last.set_xlabel("heads (dots: seeds; dashed: chance)", fontsize=8, color=GREY)
+    last.tick_params(labelsize=7)
+    last.grid(visible=False, axis="x")

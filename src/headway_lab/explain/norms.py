@@ -3,6 +3,7 @@
 (Ioffe and Szegedy 2015, algorithm 1; Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4.)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 from headway.draw import BLUE, GREY
 from headway.nn import LayerNorm, RMSNorm
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import log_bars
+from headway_lab.explain.report import Report, Row
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
 EPS = 1e-12  # small, so that the invariances are seen
@@ -26,10 +28,11 @@ the divisor is the standard deviation, not the variance: dividing by the varianc
 
 def run() -> Report:
     """Each norm in training mode on random numbers: means, variances, and what one row's output depends on."""
-    found = [[measure(name, seed) for seed in SEEDS] for name in NORMS]
-    return judge(
-        [(name, *map(max, zip(*runs, strict=True))) for name, runs in zip(NORMS, found, strict=True)]
-    )
+    rows = []
+    for name in NORMS:
+        runs = [measure(name, seed) for seed in SEEDS]
+        rows.append({"norm": name, **{column: max(run[column] for run in runs) for column in runs[0]}})
+    return judge(rows)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -46,7 +49,7 @@ NORMS: dict[str, Any] = {
 }
 
 
-def measure(name: str, seed: int) -> tuple[float, ...]:
+def measure(name: str, seed: int) -> dict[str, float]:
     """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
     of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
     noise = torch.Generator().manual_seed(seed)
@@ -58,48 +61,43 @@ def measure(name: str, seed: int) -> tuple[float, ...]:
     norm = NORMS[name]().double().train()
     with torch.no_grad():
         y = norm(x)
-        changed = [float((norm(z)[0] - y[0]).abs().max()) for z in (other, 10 * x, x + 1)]
-    moments = []
-    for over in ((2,), (0, 1)):
-        moments += [float(y.mean(over).abs().max()), float((y.var(over, unbiased=False) - 1).abs().max())]
-    return (*moments, *changed)
+        found = {}
+        for over, axes in (("features", (2,)), ("batch", (0, 1))):
+            found[f"|mean|, {over}"] = float(y.mean(axes).abs().max())
+            found[f"|var - 1|, {over}"] = float((y.var(axes, unbiased=False) - 1).abs().max())
+        for change, z in (("other rows", other), ("10 x", 10 * x), ("x + 1", x + 1)):
+            found[f"change: {change}"] = float((norm(z)[0] - y[0]).abs().max())
+    return found
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: each is normal over its own axes, and only BatchNorm's rows depend on one another."""
-    batch, layer, rms = rows
-    own = max(*batch[3:5], *layer[1:3])
-    apart = min(*batch[1:3], *layer[3:5])
-    rescaled = max(row[6] for row in rows)
+    batch, layer, _ = rows
+
+    def moments(row: Row, over: str) -> tuple[float, float]:
+        return row[f"|mean|, {over}"], row[f"|var - 1|, {over}"]
+
+    own = max(*moments(batch, "batch"), *moments(layer, "features"))
+    apart = min(*moments(batch, "features"), *moments(layer, "batch"))
+    mixed, rescaled, moved = (
+        [row[f"change: {what}"] for row in rows] for what in ("other rows", "10 x", "x + 1")
+    )
     return Report(
-        topic="norms",
-        question=TOPICS["norms"][1],
-        formula=FORMULA,
-        columns=(
-            "norm",
-            "|mean|, features",
-            "|var - 1|, features",
-            "|mean|, batch",
-            "|var - 1|, batch",
-            "change: other rows",
-            "change: 10 x",
-            "change: x + 1",
-        ),
         rows=tuple(rows),
         seen=(
             own < EQUAL
             and apart > 0.05
-            and batch[5] > 0.05
-            and max(layer[5], rms[5]) == 0
-            and rescaled < EQUAL
-            and max(batch[7], layer[7]) < EQUAL < rms[7]
+            and mixed[0] > 0.05
+            and max(mixed[1:]) == 0
+            and max(rescaled) < EQUAL
+            and max(moved[:2]) < EQUAL < moved[2]
         ),
         setting=f"{ROWS} rows x {TOKENS} tokens x {WIDTH} features, float64, training mode, seeds {SEEDS}",
         finding=(
             f"BatchNorm has mean 0 and variance 1 over the batch for each feature, LayerNorm over the features of "
             f"each token (both to {own:.0e}), and neither over the other axes. When the other rows change, a row "
-            f"changes by up to {batch[5]:.1f} under BatchNorm and by exactly {layer[5]:g} under the other two. All "
-            f"ignore a factor; RMSNorm, which takes no mean, notices an added constant (by up to {rms[7]:.1f})"
+            f"changes by up to {mixed[0]:.1f} under BatchNorm and by exactly {mixed[1]:g} under the other two. All "
+            f"ignore a factor; RMSNorm, which takes no mean, notices an added constant (by up to {moved[2]:.1f})"
         ),
     )
 
@@ -118,12 +116,8 @@ def draw(figure: Any, report: Report) -> None:
     )
     axes = below.subplots(1, 3, sharey=True)
     for panel, (column, title) in zip(axes, panels, strict=True):
-        values = [max(value, 1e-17) for value in report.column(column)[::-1]]
-        panel.barh(names[::-1], [v - 1e-17 for v in values], left=1e-17, color=BLUE)
-        panel.set(
-            title=title, xscale="log", xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1]
-        )
-        panel.grid(visible=False, axis="y")
+        log_bars(panel, names, report.column(column), [BLUE] * len(names))
+        panel.set(title=title, xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1])
 
 
 def cube(axes: Any, name: str, side: int = 5) -> None:

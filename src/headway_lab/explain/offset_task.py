@@ -1,7 +1,7 @@
 """A task that only positions solve, and a layer small enough to be trained in a second.
 
 Each target is the token that stands `offset` places before. One attention layer without anything else sees
-which symbols there are, and where only through the angles that its queries and keys are turned by.
+which symbols there are, and where only through the angles that its queries and keys are rotated by.
 
 Legend: B rows, T tokens, V symbols, H heads, D per head, M = H D.
 """
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from headway.attention import attend, attention_weights
 from headway.patterns import Causal
 from headway.positions import Rotary
+from headway.train import Objective, Sums, fit
+from headway.train.optimizer import Optimizer
 
 SYMBOLS, WIDTH, TOKENS, BATCH, RATE = 16, 32, 48, 16, 0.02
 
@@ -82,21 +84,33 @@ def sample(rows: int, noise: torch.Generator) -> Tensor:
     return torch.randint(0, SYMBOLS, (rows, TOKENS), generator=noise)
 
 
+class NameTokens(Objective[Layer, Tensor]):
+    """Fresh random rows, drawn from `seed`: name the tokens that stand `offsets` places before."""
+
+    def __init__(self, offsets: tuple[int, ...], seed: int) -> None:
+        self.offsets, self.noise = offsets, torch.Generator().manual_seed(seed)
+
+    def batches(self, step: int) -> list[Tensor]:
+        return [sample(BATCH, self.noise)]
+
+    def count(self, batch: Tensor) -> int:
+        return len(self.offsets) * batch[:, max(self.offsets) :].numel()
+
+    def loss(self, model: Layer, batch: Tensor) -> Sums:
+        far = max(self.offsets)
+        wanted = torch.stack([batch[:, far - o : TOKENS - o] for o in self.offsets], -1)
+        logits = model(batch)[:, far:].flatten(0, 2)
+        total = F.cross_entropy(logits, wanted.flatten(), reduction="sum")
+        return Sums(total, total.detach())
+
+
 def train(
     rotary: Rotary, offsets: tuple[int, ...], *, heads: int = 1, back: bool = False, steps: int, seed: int
 ) -> Trained:
     """A layer after `steps` steps of Adam on fresh random rows; equal seeds give equal rows and weights."""
-    noise = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layer = Layer(heads, rotary, len(offsets), back)
-    adam, far, losses = torch.optim.Adam(layer.parameters(), RATE), max(offsets), []
-    for _ in range(steps):
-        ids = sample(BATCH, noise)
-        wanted = torch.stack([ids[:, far - o : TOKENS - o] for o in offsets], -1)
-        loss = F.cross_entropy(layer(ids)[:, far:].flatten(0, 2), wanted.flatten())
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        losses.append(loss.item())
-    return Trained(layer, offsets, tuple(losses))
+    adam = Optimizer.single(layer, torch.optim.Adam(layer.parameters(), RATE))
+    done = fit(NameTokens(offsets, seed), layer, adam, steps=steps)
+    return Trained(layer, offsets, tuple(step.loss_sum / step.count for step in done))

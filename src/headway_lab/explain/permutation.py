@@ -1,15 +1,18 @@
 """Whether attention knows the order of its tokens. (Vaswani et al. 2017, section 3.5.)"""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.draw import BLUE, GREEN, GREY
 from headway.nn import Attention, PositionEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import log_bars
+from headway_lab.explain.report import Report, Row
 
 TOKENS, WIDTH, HEADS, SEEDS = 24, 32, 4, (0, 1, 2)
 EQUAL = 1e-6
@@ -34,27 +37,30 @@ def run() -> Report:
     rows = []
     for name, scheme, pattern in CASES:
         worst = [shuffle_error(scheme, pattern, seed) for seed in SEEDS]
-        rows.append((name, str(pattern), min(worst), max(worst), max(worst) > EQUAL))
+        rows.append(
+            {
+                "positions": name,
+                "pattern": str(pattern),
+                "least difference": min(worst),
+                "largest difference": max(worst),
+                "order is seen": max(worst) > EQUAL,
+            }
+        )
     return judge(rows)
 
 
-def judge(rows: list[tuple[str, str, float, float, bool]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: without positions full attention only shuffles; with them, or under a causal mask, it
-    changes.
-    """
-    blind, marked = rows[0], rows[1:]
+    changes."""
+    blind, least = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
     return Report(
-        topic="order",
-        question=TOPICS["order"][1],
-        formula=FORMULA,
-        columns=("positions", "pattern", "least difference", "largest difference", "order is seen"),
         rows=tuple(rows),
-        seen=blind[3] <= EQUAL and all(least > 1e3 * EQUAL for _, _, least, *_ in marked),
+        seen=blind <= EQUAL and min(least) > 1e3 * EQUAL,
         setting=f"{TOKENS} tokens, width {WIDTH}, {HEADS} heads, random weights, {len(SEEDS)} seeds, float64",
         finding=(
-            f"without positions a shuffle of the tokens shuffles the outputs and changes none ({blind[3]:.0e}); "
-            f"every kind of position changes them by {min(r[2] for r in marked[:-1]):.1%} or more, and so does a "
-            f"causal mask by itself ({marked[-1][2]:.1%}): it tells how many tokens came before"
+            f"without positions a shuffle of the tokens shuffles the outputs and changes none ({blind:.0e}); "
+            f"every kind of position changes them by {min(least[:-1]):.1%} or more, and so does a "
+            f"causal mask by itself ({least[-1]:.1%}): it tells how many tokens came before"
         ),
     )
 
@@ -83,11 +89,8 @@ def draw(figure: Any, report: Report) -> None:
     figure.set_size_inches(7.5, 3.2)
     axes = figure.subplots()
     names = [f"{p}\n{q}" for p, q in zip(report.column("positions"), report.column("pattern"), strict=True)]
-    sizes = [max(float(size), 1e-17) for size in report.column("largest difference")]
-    colours = ["#2f6fb3" if seen else "#3c9b6b" for seen in report.column("order is seen")]
-    axes.barh(names[::-1], [size - 1e-17 for size in sizes[::-1]], left=1e-17, color=colours[::-1])
-    axes.axvline(EQUAL, color="#8a94a0", linestyle="--", linewidth=1.2)
-    axes.set_axisbelow(True)
-    axes.grid(visible=False, axis="y")
-    axes.set(xscale="log", xlim=(1e-17, 10), xlabel="largest |f(P x) - P f(x)| / |f(x)|")
+    colours = [BLUE if seen else GREEN for seen in report.column("order is seen")]
+    log_bars(axes, names, report.column("largest difference"), colours)
+    axes.axvline(EQUAL, color=GREY, linestyle="--", linewidth=1.2)
+    axes.set(xlim=(1e-17, 10), xlabel="largest |f(P x) - P f(x)| / |f(x)|")
     axes.set_title("does a shuffle of the tokens change the outputs?")

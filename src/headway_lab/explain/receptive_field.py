@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.draw import BLUE, GREY, PALE
+from headway.draw import BLUE, GREEN, GREY, PALE
 from headway.patterns import Causal, Global, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import bare
+from headway_lab.explain.report import Report, Row
 
 COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
 GLOBAL = 3
@@ -40,16 +41,16 @@ def run() -> Report:
         query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
         seen = found[query].nonzero()[:, 0]
         rows.append(
-            (
-                name,
-                len(patterns),
-                ", ".join(str(pattern) for pattern in patterns),
-                reach(patterns),
-                query - int(seen.min()),
-                int(expected[query].sum()),
-                len(seen),
-                int((expected != found).sum()),
-            )
+            {
+                "stack": name,
+                "layers": len(patterns),
+                "patterns": ", ".join(str(pattern) for pattern in patterns),
+                "sum of reaches": reach(patterns),
+                "farthest back seen": query - int(seen.min()),
+                "tokens, predicted": int(expected[query].sum()),
+                "tokens, by gradient": len(seen),
+                "differing pairs": int((expected != found).sum()),
+            }
         )
     return judge(rows)
 
@@ -91,34 +92,21 @@ def measured(patterns: Sequence[Pattern]) -> Tensor:
     return torch.stack(rows) > 0
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: gradients find the predicted field of every token, and no more."""
-    differing = sum(row[7] for row in rows)
-    bounded = [row for row in rows if row[3] is not None]
-    right = all(row[3] == row[4] for row in bounded)
+    differing = sum(row["differing pairs"] for row in rows)
+    right = all(row["sum of reaches"] in (None, row["farthest back seen"]) for row in rows)
     equal, dilated = rows[0], rows[2]
     return Report(
-        topic="field",
-        question=TOPICS["field"][1],
-        formula=FORMULA,
-        columns=(
-            "stack",
-            "layers",
-            "patterns",
-            "sum of reaches",
-            "farthest back seen",
-            "tokens, predicted",
-            "tokens, by gradient",
-            "differing pairs",
-        ),
         rows=tuple(rows),
         seen=differing == 0 and right,
         setting=f"{COUNT} tokens, {HEADS} heads of {WIDTH}, token {GLOBAL} global, float64, seed {SEED}",
         finding=(
             f"in {len(rows)} stacks the gradient reaches exactly the predicted tokens ({differing} pairs of "
-            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal[1]} layers of 4 "
-            f"keys see {equal[6]} tokens, {dilated[1]} dilated ones of 3 keys {dilated[6]}; windows alone never reach "
-            "beyond that sum, one global token or one full layer does"
+            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal['layers']} "
+            f"layers of 4 keys see {equal['tokens, by gradient']} tokens, {dilated['layers']} dilated ones of 3 keys "
+            f"{dilated['tokens, by gradient']}; windows alone never reach beyond that sum, one global token or one "
+            "full layer does"
         ),
     )
 
@@ -131,26 +119,15 @@ def draw(figure: Any, report: Report) -> None:
         query = COUNT - 1 if all(pattern.is_causal for pattern in patterns) else COUNT // 2
         found = measured(patterns)[query]
         rows = [predicted(patterns[layer:])[query] for layer in range(len(patterns), -1, -1)]
-        for y, row in enumerate(rows):
-            axes.scatter(
-                range(COUNT), [y] * COUNT, s=9, marker="s", color=[BLUE if on else PALE for on in row]
-            )
-        axes.scatter(
-            range(COUNT),
-            [len(rows)] * COUNT,
-            s=9,
-            marker="s",
-            color=["#3c9b6b" if on else PALE for on in found],
-        )
+        for y, (row, colour) in enumerate([*((row, BLUE) for row in rows), (found, GREEN)]):
+            colours = [colour if on else PALE for on in row]
+            axes.scatter(range(COUNT), [y] * COUNT, s=9, marker="s", color=colours)
         axes.set_title(f"{name}: {int(found.sum())} tokens", fontsize=9)
         layers = [f"into layer {len(patterns) - y + 1}" for y in range(1, len(rows))]
         axes.set_yticks(range(len(rows) + 1), ["output", *layers, "gradient"], fontsize=7)
-        axes.tick_params(length=0, labelsize=7)
         axes.invert_yaxis()
-        axes.grid(visible=False)
         axes.margins(y=0.25)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        bare(axes)
     for axes in panels[-2:]:
         axes.set_xlabel(
             "token that the output sees (blue: predicted, green: by gradient)", fontsize=8, color=GREY

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from headway.draw import BLUE, GREY, RED
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.report import Report, Row
 
 DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
 ORDERS: tuple[Order, ...] = ("pre", "post")
@@ -30,8 +31,17 @@ def run() -> Report:
             found = [measure(depth, order, seed) for seed in SEEDS]
             norms = torch.stack([norms for norms, _ in found]).log().mean(0).exp()
             growth = sum(growth for _, growth in found) / len(found)
-            first, last = float(norms[0]), float(norms[-1])
-            rows.append((order, depth, first, last, last * math.sqrt(depth), growth, agreement(order)))
+            rows.append(
+                {
+                    "order": order,
+                    "layers L": depth,
+                    "|dL/dW|, first layer": float(norms[0]),
+                    "|dL/dW|, last layer": float(norms[-1]),
+                    "last x sqrt(L)": float(norms[-1]) * math.sqrt(depth),
+                    "|x_L| / |x_0|": growth,
+                    "from the formula": agreement(order),
+                }
+            )
     return judge(rows)
 
 
@@ -84,29 +94,20 @@ def agreement(order: Order) -> float:
     return float((block(x) - expected).abs().max())
 
 
-def judge(rows: Sequence[tuple[str, int, float, float, float, float, float]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: the last layer's gradient stays with depth in the post order and falls as 1/sqrt(L) in the pre."""
-    shallow, deep = ({order: of(rows, order, depth) for order in ORDERS} for depth in (DEPTHS[0], DEPTHS[-1]))
-    fall = {order: shallow[order][3] / deep[order][3] for order in ORDERS}
+    shallow, deep = (
+        {order: last_layer(rows, order, depth) for order in ORDERS} for depth in (DEPTHS[0], DEPTHS[-1])
+    )
+    first = {row["order"]: row["|dL/dW|, first layer"] for row in rows if row["layers L"] == DEPTHS[-1]}
+    fall = {order: shallow[order] / deep[order] for order in ORDERS}
     expected = math.sqrt(DEPTHS[-1] / DEPTHS[0])
     return Report(
-        topic="residual-order",
-        question=TOPICS["residual-order"][1],
-        formula=FORMULA,
-        columns=(
-            "order",
-            "layers L",
-            "|dL/dW|, first layer",
-            "|dL/dW|, last layer",
-            "last x sqrt(L)",
-            "|x_L| / |x_0|",
-            "from the formula",
-        ),
         rows=tuple(rows),
         seen=(
             abs(fall["post"] - 1) < 0.25
             and abs(fall["pre"] / expected - 1) < 0.25
-            and max(row[6] for row in rows) == 0
+            and max(row["from the formula"] for row in rows) == 0
         ),
         setting=(
             f"width {WIDTH}, {HEADS} heads, {ROWS} x {TOKENS} random tokens, Xavier weights, untrained, geometric mean "
@@ -115,16 +116,18 @@ def judge(rows: Sequence[tuple[str, int, float, float, float, float, float]]) ->
         finding=(
             f"both orders are their formulas to the bit. From {DEPTHS[0]} to {DEPTHS[-1]} layers the last layer's "
             f"gradient falls {fall['pre']:.2f}-fold with the norm before (1/sqrt(L) says {expected:.2f}) and "
-            f"{fall['post']:.2f}-fold with the norm after, where it is {deep['post'][3] / deep['pre'][3]:.1f} times as "
-            f"large at {DEPTHS[-1]} layers; the first layer's is {deep['pre'][2] / deep['pre'][3]:.1f} (before) and "
-            f"{deep['post'][2] / deep['post'][3]:.1f} (after) times the last one's: it does not vanish in either"
+            f"{fall['post']:.2f}-fold with the norm after, where it is {deep['post'] / deep['pre']:.1f} times as "
+            f"large at {DEPTHS[-1]} layers; the first layer's is {first['pre'] / deep['pre']:.1f} (before) and "
+            f"{first['post'] / deep['post']:.1f} (after) times the last one's: it does not vanish in either"
         ),
     )
 
 
-def of(rows: Sequence[tuple[Any, ...]], order: str, depth: int) -> tuple[Any, ...]:
-    """The row of that order and depth."""
-    return next(row for row in rows if row[:2] == (order, depth))
+def last_layer(rows: Sequence[Row], order: str, depth: int) -> float:
+    """The gradient of the last layer of that order and depth."""
+    return next(
+        float(row["|dL/dW|, last layer"]) for row in rows if (row["order"], row["layers L"]) == (order, depth)
+    )
 
 
 def draw(figure: Any, report: Report) -> None:
@@ -139,7 +142,7 @@ def draw(figure: Any, report: Report) -> None:
         layers = range(1, deepest + 1)
         left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
         left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
-        last = [of(report.rows, order, depth)[3] for depth in DEPTHS]
+        last = [last_layer(report.rows, order, depth) for depth in DEPTHS]
         right.loglog(DEPTHS, last, "o-", color=colour, label=name)
         if order == "pre":
             right.loglog(
@@ -147,10 +150,7 @@ def draw(figure: Any, report: Report) -> None:
             )
     left.set(title=f"{deepest} layers, untrained", xlabel="layer", ylabel="|dL/dW| (band: seeds)")
     right.set(title="the last layer", xlabel="layers L", ylabel="|dL/dW|")
-    right.set_xticks(DEPTHS, [str(depth) for depth in DEPTHS])
-    right.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    right.minorticks_off()
-    left.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    left.minorticks_off()
+    label_ticks(right, DEPTHS)
     for axes in (left, right):
+        label_ticks(axes, (1, 2, 4, 8), "y")
         axes.legend(fontsize=9)

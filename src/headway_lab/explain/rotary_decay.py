@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.draw import GREY, RED
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
 from headway_lab.explain.decay_bounds import bound, decay
+from headway_lab.explain.report import Report
 
 HEAD_DIM, FARTHEST = 128, 256
 PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)
@@ -55,20 +56,16 @@ def judge(curve: Tensor, equal: Tensor, tightest: Tensor, exceeds: Tensor, alike
     rises, lowest = int((curve.diff() > 0).sum()), int(curve.argmin())
     falls = float(curve[0] / curve[-1])
     above = float(exceeds[1:].mean())
+    columns = {
+        "f(m)": curve,
+        "f, equal theta": equal,
+        "|score| / bound, max": tightest,
+        "share above m = 0": exceeds,
+        "q = k: score / score(0)": alike,
+    }
     return Report(
-        topic="rotary-decay",
-        question=TOPICS["rotary-decay"][1],
-        formula=FORMULA,
-        columns=(
-            "m (tokens)",
-            "f(m)",
-            "f, equal theta",
-            "|score| / bound, max",
-            "share above m = 0",
-            "q = k: score / score(0)",
-        ),
         rows=tuple(
-            (m, *(float(column[m]) for column in (curve, equal, tightest, exceeds, alike)))
+            {"m (tokens)": m, **{name: float(column[m]) for name, column in columns.items()}}
             for m in range(len(curve))
         ),
         seen=falls > 2 and float(tightest.max()) <= 1,
@@ -93,17 +90,13 @@ def draw(figure: Any, report: Report) -> None:
     left, right = figure.subplots(1, 2)
     m, curve = report.column("m (tokens)"), report.column("f(m)")
     rises = [i for i in m[1:] if curve[i] > curve[i - 1]]
-    left.plot(m, report.column("f, equal theta"), "--", color="#8a94a0", label="all θ equal")
+    left.plot(m, report.column("f, equal theta"), "--", color=GREY, label="all θ equal")
     left.plot(m, curve, label="θ = 10000^(-2i/d)")
-    left.plot(rises, [curve[i] for i in rises], ".", color="#c8453c", markersize=3, label="rises")
+    left.plot(rises, [curve[i] for i in rises], ".", color=RED, markersize=3, label="rises")
     left.set(title="upper trend of rotary products", xlabel="distance m", ylabel="f(m)", ylim=(0, None))
     left.legend()
     right.plot(m, report.column("|score| / bound, max"), label="largest |score| / bound")
-    right.plot(
-        m[1:],
-        report.column("share above m = 0")[1:],
-        label="share with |score(m)| > |score(0)|",
-    )
+    right.plot(m[1:], report.column("share above m = 0")[1:], label="share with |score(m)| > |score(0)|")
     right.plot(m, report.column("q = k: score / score(0)"), label="score(m) / score(0), q = k")
     right.set(title="random queries and keys", xlabel="distance m", ylim=(0, 1))
     right.legend()

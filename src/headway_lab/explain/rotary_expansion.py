@@ -2,21 +2,23 @@
 
 import math
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.draw import GREY
+from headway.draw import GREY, INK, RED
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 FARTHEST, STEP = 12, 0.25
 _NOISE = random.Random(0)
 CASE = tuple(_NOISE.gauss(0, 1) for _ in range(4))  # q1, q2, k1, k2
 ROTARY = Rotary(pairing="adjacent")
 ALLOWED = 1e-12
+EVEN = "q = [1/2, 1/2], k = [1, 1]"  # its score is even in D
 
 FORMULA = """one pair, angle 1 per position, m of the query, n of the key, D = m - n:
 score = cos(D) (q1 k1 + q2 k2) + sin(D) (q1 k2 - q2 k1)         (a reader's expansion has sin(n - m): the wrong sign)
@@ -32,7 +34,15 @@ def run() -> Report:
     rows = []
     for d in range(-FARTHEST, FARTHEST + 1):
         right, printed = expansion(q, k, d)
-        rows.append((d, score(q, k, d), right, printed, score(*halves, d)))
+        rows.append(
+            {
+                "D = m - n": d,
+                "score": score(q, k, d),
+                "sin(m - n)": right,
+                "sin(n - m), printed": printed,
+                EVEN: score(*halves, d),
+            }
+        )
     return judge(rows)
 
 
@@ -49,26 +59,25 @@ def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
     return first + math.sin(distance) * cross, first + math.sin(-distance) * cross
 
 
-def judge(rows: list[tuple[int, float, float, float, float]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: sin(m - n) is the sign that holds, and the score without the cross term rises again."""
-    off = max(abs(row[1] - row[2]) for row in rows)
-    wrong = max(abs(row[1] - row[3]) for row in rows)
-    there = next(row for row in rows if row[0] == 3)
-    alone = [row[4] for row in rows if row[0] >= 0]
+    off = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
+    wrong = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
+    there = next(row for row in rows if row["D = m - n"] == 3)
+    alone = [row[EVEN] for row in rows if row["D = m - n"] >= 0]
     rises = sum(b > a for a, b in pairwise(alone))
-    uneven = max(abs(row[1] - other[1]) for row, other in zip(rows, rows[::-1], strict=True))
-    even = max(abs(row[4] - other[4]) for row, other in zip(rows, rows[::-1], strict=True))
+    uneven, even = (
+        max(abs(row[name] - other[name]) for row, other in zip(rows, rows[::-1], strict=True))
+        for name in ("score", EVEN)
+    )
     return Report(
-        topic="rotary-expansion",
-        question=TOPICS["rotary-expansion"][1],
-        formula=FORMULA,
-        columns=("D = m - n", "score", "sin(m - n)", "sin(n - m), printed", "q = [1/2, 1/2], k = [1, 1]"),
         rows=tuple(rows),
         seen=off <= ALLOWED and wrong > 1e-3 and rises > 0 and uneven > 1e-3 and even <= ALLOWED,
         setting=f"one pair, D = -{FARTHEST}..{FARTHEST}, float64, q and k from N(0, 1), seed 0",
         picture=(
             f"q = ({CASE[0]:.4f}, {CASE[1]:.4f}), k = ({CASE[2]:.4f}, {CASE[3]:.4f}), m - n = 3:\n"
-            f"score {there[1]:.4f}   with sin(m - n) {there[2]:.4f}   with sin(n - m), as printed {there[3]:.4f}"
+            f"score {there['score']:.4f}   with sin(m - n) {there['sin(m - n)']:.4f}   "
+            f"with sin(n - m), as printed {there['sin(n - m), printed']:.4f}"
         ),
         finding=(
             f"with sin(m - n) the expansion is the score (to {off:.0e}), with sin(n - m) it is off by up to "
@@ -76,7 +85,7 @@ def judge(rows: list[tuple[int, float, float, float, float]]) -> Report:
             f"Without it (q = [1/2, 1/2], k = [1, 1]) they are the same, and cos(m - n) rises at {rises} of "
             f"{len(alone) - 1} distances: it does not decay, and with one angle it never does"
         ),
-        highlight=tuple(i for i, row in enumerate(rows) if abs(row[0]) <= 6),
+        highlight=tuple(i for i, row in enumerate(rows) if abs(row["D = m - n"]) <= 6),
     )
 
 
@@ -88,13 +97,11 @@ def draw(figure: Any, report: Report) -> None:
     fine = torch.arange(-FARTHEST, FARTHEST + STEP, STEP).tolist()
     left.plot(fine, [expansion(q, k, d)[0] for d in fine], label="with sin(m - n)")
     left.plot(fine, [expansion(q, k, d)[1] for d in fine], "--", label="with sin(n - m), as printed")
-    left.plot(
-        report.column("D = m - n"), report.column("score"), "o", color="#1d2733", markersize=4, label="score"
-    )
+    left.plot(report.column("D = m - n"), report.column("score"), "o", color=INK, markersize=4, label="score")
     left.set(title="one pair: score against distance", xlabel="m - n", ylabel="score", ylim=(None, 2.6))
     left.legend(loc="upper center", ncols=3, fontsize=8, columnspacing=1)
     right.plot(fine, [math.cos(d) for d in fine], color=GREY, label="cos(m - n)")
-    distance, alone = report.column("D = m - n"), report.column("q = [1/2, 1/2], k = [1, 1]")
+    distance, alone = report.column("D = m - n"), report.column(EVEN)
     falls = [i for i, d in enumerate(distance) if d <= 0 or alone[i] <= alone[i - 1]]
     rises = [i for i in range(len(distance)) if i not in falls]
     right.plot([distance[i] for i in falls], [alone[i] for i in falls], "o", markersize=4, label="score")
@@ -102,7 +109,7 @@ def draw(figure: Any, report: Report) -> None:
         [distance[i] for i in rises],
         [alone[i] for i in rises],
         "o",
-        color="#c8453c",
+        color=RED,
         markersize=4,
         label="farther back, yet higher",
     )

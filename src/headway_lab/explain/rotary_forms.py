@@ -1,8 +1,7 @@
 """The ways in which rotary embedding is printed, side by side. (Su et al. 2021, equations 15 and 34.)"""
 
-import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREY
 from headway.positions import Pairing, Rotary, to_pairing
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 from headway_lab.explain.rotary_notations import (
     complex_form,
     half_split_form,
@@ -19,6 +18,7 @@ from headway_lab.explain.rotary_notations import (
     rotation_matrix,
     swapped_form,
 )
+from headway_lab.profiling import fastest
 
 HEAD_DIM, TOKENS, HEADS, REPEATS, SEED = 128, 256, 4, 5, 0
 ALLOWED = 1e-12
@@ -66,28 +66,32 @@ def run() -> Report:
     for name, form, pairing, products in FORMS:
         turned = reorder(form(reorder(x, "adjacent", pairing), position), pairing, "adjacent")
         off = float((turned - expected).abs().max() / expected.abs().max())
+        seconds = fastest(partial(form, x.float(), position), REPEATS)
         rows.append(
-            (name, str(pairing), products, off, seconds(form, x.float(), position) / TOKENS / HEADS * 1e9)
+            {
+                "form": name,
+                "pairing": str(pairing),
+                "products / vector": products,
+                "difference from R_m": off,
+                "ns / vector": seconds / TOKENS / HEADS * 1e9,
+            }
         )
     return judge(rows)
 
 
-def judge(rows: list[tuple[str, str, int, float, float]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: all forms are one. Times are shown and not judged."""
-    worst = max(off for *_, off, _ in rows)
-    built, ready, fastest = rows[0], rows[1], min(row[4] for row in rows)
+    worst = max(row["difference from R_m"] for row in rows)
+    products, times = ([row[f"{what} / vector"] for row in rows] for what in ("products", "ns"))
     return Report(
-        topic="rotary-forms",
-        question=TOPICS["rotary-forms"][1],
-        formula=FORMULA,
-        columns=("form", "pairing", "products / vector", "difference from R_m", "ns / vector"),
         rows=tuple(rows),
-        seen=worst <= ALLOWED and built[2] > rows[2][2],
+        seen=worst <= ALLOWED and products[0] > products[2],
         setting=f"d = {HEAD_DIM}, {HEADS} heads, {TOKENS} tokens, compared in float64, timed in float32, seed {SEED}",
         finding=(
             f"after the matching reordering all {len(rows)} agree to {worst:.0e}; the matrix takes "
-            f"{built[2] // rows[2][2]} times the products of the others, and here {ready[4] / fastest:.0f} times "
-            f"the time of the fastest even when it is there before ({built[4] / fastest:.0f} times when it is built)"
+            f"{products[0] // products[2]} times the products of the others, and here {times[1] / min(times):.0f} "
+            f"times the time of the fastest even when it is there before ({times[0] / min(times):.0f} times when it is "
+            "built)"
         ),
     )
 
@@ -95,16 +99,6 @@ def judge(rows: list[tuple[str, str, int, float, float]]) -> Report:
 def reorder(x: Tensor, frm: Pairing, to: Pairing) -> Tensor:
     """Coordinates of the last axis in the order of another pairing."""
     return to_pairing(x, heads=1, head_dim=HEAD_DIM, frm=frm, to=to, dim=-1)
-
-
-def seconds(form: Form, x: Tensor, position: Tensor) -> float:
-    """The shortest of a few runs, tables included."""
-    taken = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        form(x, position)
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
 
 
 def draw(figure: Any, report: Report) -> None:

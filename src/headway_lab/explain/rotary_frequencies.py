@@ -3,16 +3,19 @@
 (Su et al. 2021, section 3.3; that almost any smooth monotone choice decays is said of it by its author.)
 """
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headway.draw import GREY
+from headway.draw import BLUE, GREY, RED
 from headway.positions import Rotary, Schedule
-from headway_lab.explain import TOPICS, Report
 from headway_lab.explain.decay_bounds import decay
+from headway_lab.explain.figures import error_bars
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
+from headway_lab.explain.report import Report, Row
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
@@ -40,8 +43,16 @@ def run() -> Report:
         frequencies = rotary.frequencies(HEAD_DIM)
         curve = decay(torch.tensor(SHOWN), frequencies)
         guessed = [train(short[name], (OFFSET,), steps=STEPS, seed=seed).accuracy() for seed in SEEDS]
-        mean = sum(guessed) / len(guessed)
-        rows.append((name, *curve.tolist(), rank(frequencies), mean, min(guessed), max(guessed)))
+        rows.append(
+            {
+                "frequencies": name,
+                **{f"f({m})": f for m, f in zip(SHOWN, curve.tolist(), strict=True)},
+                "independent curves": rank(frequencies),
+                "right, mean": fmean(guessed),
+                "least": min(guessed),
+                "most": max(guessed),
+            }
+        )
     return judge(rows)
 
 
@@ -54,38 +65,29 @@ def rank(frequencies: Tensor) -> int:
     return int(torch.linalg.matrix_rank(curves, rtol=1e-6))
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: different angles decay and are learned, one angle does neither."""
     varied, equal = rows[:-2], rows[-2:]
-    first, last, ranks, mean = 1, len(SHOWN), len(SHOWN) + 1, len(SHOWN) + 2
-    fall = min(row[first] / row[last] for row in varied)
-    flat = all(abs(row[i] - row[first]) < 1e-9 for row in equal for i in range(first, last + 1))
-    learned = min(row[mean] for row in varied) > max(row[mean] for row in equal)
+    last = f"f({SHOWN[-1]})"
+    fall = min(row["f(0)"] / row[last] for row in varied)
+    flat = all(abs(row[f"f({m})"] - row["f(0)"]) < 1e-9 for row in equal for m in SHOWN)
+    (ranks, same), (right, wrong) = (
+        [[row[name] for row in some] for some in (varied, equal)]
+        for name in ("independent curves", "right, mean")
+    )
     return Report(
-        topic="rotary-frequencies",
-        question=TOPICS["rotary-frequencies"][1],
-        formula=FORMULA,
-        columns=(
-            "frequencies",
-            *(f"f({m})" for m in SHOWN),
-            "independent curves",
-            "right, mean",
-            "least",
-            "most",
-        ),
         rows=tuple(rows),
-        seen=fall > 2 and flat and learned and all(row[ranks] == 2 for row in equal),
+        seen=fall > 2 and flat and min(right) > max(wrong) and set(same) == {2},
         setting=(
             f"f and curves: d = {HEAD_DIM}, m = 0..{FARTHEST}; learning: d = {WIDTH}, {TOKENS} tokens of {SYMBOLS} "
             f"symbols, {STEPS} steps, seeds {SEEDS}"
         ),
         finding=(
             f"each of {len(varied)} falling schedules takes f down {fall:.1f}-fold or more by m = {FARTHEST}; equal "
-            f"angles leave it at {equal[0][last]:.1f} and every score is one cosine ({equal[0][ranks]} independent "
-            f"curves against {min(row[ranks] for row in varied)} to {max(row[ranks] for row in varied)}). The "
-            f"token {OFFSET} back is named right in {min(row[mean] for row in varied):.0%} at worst with different "
-            f"angles, in {equal[0][mean]:.0%} with all equal to 1 and in {equal[1][mean]:.0%} with all equal to 1/base "
-            f"(chance is {1 / SYMBOLS:.0%})"
+            f"angles leave it at {equal[0][last]:.1f} and every score is one cosine ({same[0]} independent curves "
+            f"against {min(ranks)} to {max(ranks)}). The token {OFFSET} back is named right in {min(right):.0%} at "
+            f"worst with different angles, in {wrong[0]:.0%} with all equal to 1 and in {wrong[1]:.0%} with all equal "
+            f"to 1/base (chance is {1 / SYMBOLS:.0%})"
         ),
     )
 
@@ -107,14 +109,9 @@ def draw(figure: Any, report: Report) -> None:
     middle.set(title="a key sought 64 places away", xlabel="distance m", ylabel="score / largest score")
     names = report.column("frequencies")[::-1]
     mean, least, most = (report.column(column)[::-1] for column in ("right, mean", "least", "most"))
-    off = [
-        [a - b for a, b in zip(mean, least, strict=True)],
-        [b - a for a, b in zip(mean, most, strict=True)],
-    ]
-    colours = [GREY if name.startswith("equal") else None for name in names]
-    for at, (name, value) in enumerate(zip(names, mean, strict=True)):
-        right.barh(name, value, color=colours[at] or "#2f6fb3", xerr=[[off[0][at]], [off[1][at]]])
-    right.axvline(1 / SYMBOLS, color="#c8453c", linestyle="--", linewidth=1.2)
+    colours = [GREY if name.startswith("equal") else BLUE for name in names]
+    right.barh(names, mean, color=colours, xerr=error_bars(mean, least, most))
+    right.axvline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1.2)
     right.set(
         title=f"token {OFFSET} back named right",
         xlabel="share of tokens (bar: seeds; dashed: chance)",

@@ -1,5 +1,6 @@
 """Why turning by absolute positions gives scores of relative ones. (Su et al. 2021, sections 3.1 to 3.3.)"""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from headway.draw import GREY
 from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 from headway_lab.explain.rotary_notations import complex_form, matrix_form, rotation_matrix
 
 HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
@@ -62,18 +63,19 @@ def run() -> Report:
         ),
         ("theta_i, i from 0 or from 1", HEAD_DIM // 2, one_based - ROTARY.frequencies(HEAD_DIM)),
     ]
-    return judge([(law, cases, float(off.abs().max())) for law, cases, off in laws], nearest(q[0]))
+    rows = [
+        {"law": law, "cases": cases, "largest difference": float(off.abs().max()), "allowed": ALLOWED}
+        for law, cases, off in laws
+    ]
+    return judge(rows, nearest(q[0]))
 
 
-def judge(laws: list[tuple[str, int, float]], apart: float) -> Report:
+def judge(laws: Sequence[Row], apart: float) -> Report:
     """The verdict: every law holds to rounding, and no two positions give a query the same vector."""
-    broken = [law for law, _, off in laws if off > ALLOWED]
+    rows = tuple({**law, "holds": law["largest difference"] <= ALLOWED} for law in laws)
+    broken = [row["law"] for row in rows if not row["holds"]]
     return Report(
-        topic="rotary-identity",
-        question=TOPICS["rotary-identity"][1],
-        formula=FORMULA,
-        columns=("law", "cases", "largest difference", "allowed", "holds"),
-        rows=tuple((law, cases, off, ALLOWED, off <= ALLOWED) for law, cases, off in laws),
+        rows=rows,
         seen=not broken and apart > 1e-3,
         setting=f"D = {HEAD_DIM}, positions 0..{FARTHEST - 1}, float64, seed {SEED}",
         finding=(
@@ -134,9 +136,7 @@ def nearest(q: Tensor) -> float:
 
 
 def draw(figure: Any, report: Report) -> None:
-    """Left: the angle that each pair has gained at m. Right: all scores of one q and one k, equal along
-    diagonals.
-    """
+    """Left: the angle that each pair has gained at m. Right: all scores of one q and one k, equal along diagonals."""
     figure.set_size_inches(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
     gained = steps()[:DRAWN].cumsum(0)

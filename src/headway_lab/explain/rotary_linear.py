@@ -1,6 +1,7 @@
 """Linear attention with rotary positions: what a turned denominator does. (Su et al. 2021, section 3.3.)"""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREEN, GREY, RED
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
 CONTEXTS, KEYS = 20_000, 2
@@ -26,7 +27,7 @@ turned above only  sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . 
 def run() -> Report:
     """Signs of single products; then the weights of short contexts under each form, and how large outputs become."""
     negative = [int((products(*pairs(seed)) < 0).sum()) for seed in SEEDS]
-    return judge(negative, [(name, *measure(name)) for name in FORMS])
+    return judge(negative, [{"form": name, **measure(name)} for name in FORMS])
 
 
 def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,20 +56,24 @@ def turn(x: Tensor, position: Tensor) -> Tensor:
     return ROTARY.rotate(x[None, None], position)[0, 0]
 
 
-def measure(form: str) -> tuple[float, float, float, float]:
+def measure(form: str) -> dict[str, float]:
     """Over many contexts of a query and KEYS keys at random places: the share of negative weights, the smallest
     denominator in size over the plain one, the largest |sum of weights - 1|, the largest |out| / max |v|.
     """
     weights, size = context_weights(form)
+    return {
+        "negative weights": float((weights * size.sign()[:, None] < 0).double().mean()),
+        "least denominator": float(size.abs().min()),
+        "off from sum 1": float((weights.sum(-1) - 1).abs().max()),
+        "largest |out| / |v|": float(outputs(weights).max()),
+    }
+
+
+def outputs(weights: Tensor) -> Tensor:
+    """|out| over the largest |v| for random values [CONTEXTS]."""
     noise = torch.Generator().manual_seed(SEEDS[0] + 1)
     v = torch.randn(CONTEXTS, KEYS, 1, generator=noise, dtype=torch.float64)
-    out = (weights[..., None] * v).sum(1).abs()
-    return (
-        float((weights * size.sign()[:, None] < 0).double().mean()),
-        float(size.abs().min()),
-        float((weights.sum(-1) - 1).abs().max()),
-        float((out / v.abs().amax(1)).max()),
-    )
+    return ((weights[..., None] * v).sum(1).abs() / v.abs().amax(1))[:, 0]
 
 
 def context_weights(form: str) -> tuple[Tensor, Tensor]:
@@ -96,16 +101,18 @@ def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tupl
     return above / below.sum(-1, keepdim=True), below.sum(-1) / plain.sum(-1)
 
 
-def judge(negative: list[int], rows: list[tuple[str, float, float, float, float]]) -> Report:
+def judge(negative: Sequence[int], rows: Sequence[Row]) -> Report:
     """The verdict: negative products exist, the turned denominator comes near 0, and the two remedies stay bounded."""
-    both, above, cosine = rows[1:]
+    _, both, above, cosine = rows
+    _, wild, bounded, smallest = (row["largest |out| / |v|"] for row in rows)
     return Report(
-        topic="rotary-linear",
-        question=TOPICS["rotary-linear"][1],
-        formula=FORMULA,
-        columns=("form", "negative weights", "least denominator", "off from sum 1", "largest |out| / |v|"),
         rows=tuple(rows),
-        seen=min(negative) > 0 and both[4] > 100 and max(above[4], cosine[4]) <= KEYS and cosine[1] == 0,
+        seen=(
+            min(negative) > 0
+            and wild > 100
+            and max(bounded, smallest) <= KEYS
+            and cosine["negative weights"] == 0
+        ),
         setting=(
             f"D = {HEAD_DIM}, distances 1..{FARTHEST}, {PAIRS} pairs with seeds {SEEDS}; {CONTEXTS} contexts of {KEYS} "
             f"keys, seed {SEEDS[0]}, float64"
@@ -116,10 +123,11 @@ def judge(negative: list[int], rows: list[tuple[str, float, float, float, float]
         ),
         finding=(
             f"{negative[0]} of {PAIRS} random pairs have a negative product ({', '.join(map(str, negative[1:]))} with "
-            f"other seeds). In the denominator such products take it down to {both[2]:.1e} of its plain size, and an "
-            f"output to {both[4]:.0f} times the largest value; turned in the numerator only, weights may be negative "
-            f"({above[1]:.0%}) and do not sum to 1, but outputs stay below {above[4]:.2f} times the values; "
-            f"1 + cosine has no negative weight and sums to 1 (to {cosine[3]:.0e})"
+            f"other seeds). In the denominator such products take it down to {both['least denominator']:.1e} of its "
+            f"plain size, and an output to {wild:.0f} times the largest value; turned in the numerator only, weights "
+            f"may be negative ({above['negative weights']:.0%}) and do not sum to 1, but outputs stay below "
+            f"{bounded:.2f} times the values; 1 + cosine has no negative weight and sums to 1 (to "
+            f"{cosine['off from sum 1']:.0e})"
         ),
     )
 
@@ -140,19 +148,10 @@ def draw(figure: Any, report: Report) -> None:
     )
     left.set_ylim(None, float(share.max()) * 1.25)
     left.legend(ncols=2, loc="upper right", fontsize=8)
-    noise = torch.Generator().manual_seed(SEEDS[0] + 1)
-    v = torch.randn(CONTEXTS, KEYS, 1, generator=noise, dtype=torch.float64)
     rank = torch.arange(1, CONTEXTS + 1)
     for form, colour in zip((*FORMS[1:], FORMS[0]), (RED, BLUE, GREEN, GREY), strict=True):
-        weights, _ = context_weights(form)
-        out = (weights[..., None] * v).sum(1).abs() / v.abs().amax(1)
-        right.loglog(
-            rank,
-            out[:, 0].sort(descending=True).values,
-            "--" if colour == GREY else "-",
-            color=colour,
-            label=form,
-        )
+        out = outputs(context_weights(form)[0]).sort(descending=True).values
+        right.loglog(rank, out, "--" if colour == GREY else "-", color=colour, label=form)
     right.set(
         title=f"output over largest value, {KEYS} keys",
         xlabel="context, from the largest on",

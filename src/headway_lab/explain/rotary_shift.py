@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREEN, ORANGE, RED, VIOLET
 from headway.positions import Rotary, RotaryTable
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEED = 4, 48, 2, 64, 0
 SHIFTS = (1, 10, 100, 1000, 10_000, 100_000)
@@ -44,31 +45,28 @@ def run() -> Report:
         before = stack(here, dtype, angles)
         size = before.abs().max()
         moved = [float((stack(here + s, dtype, angles) - before).abs().max() / size) for s in SHIFTS]
-        rows.append((name, angles, torch.finfo(dtype).eps, *(x if math.isfinite(x) else None for x in moved)))
+        change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
+        rows.append({"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change})
     return judge(rows)
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: with exact angles the change is rounding at every shift, with half-precision ones it is not."""
-    first = 3
-    exact = [row for row in rows if row[1] == "float64"]
-    half = [row for row in rows if row[1] in ("bfloat16", "float16")]
-    at = first + SHIFTS.index(1000)
-    most = max(max(row[first:]) / row[2] for row in exact[1:])
-    told = ", ".join(f"{row[0]} {row[at]:.0e}" for row in exact)
+    exact = [row for row in rows if row["angles"] == "float64"]
+    half = [row for row in rows if row["angles"] in ("bfloat16", "float16")]
+    at = "s = 1000"
+    most = max(row[f"s = {s}"] / row["eps"] for row in exact[1:] for s in SHIFTS)
+    listed = ", ".join(f"{row['numbers']} {row[at]:.0e}" for row in exact)
+    worse = ", ".join(f"{row[at]:.0%} in {row['numbers']}" for row in half)
     return Report(
-        topic="rotary-shift",
-        question=TOPICS["rotary-shift"][1],
-        formula=FORMULA,
-        columns=("numbers", "angles", "eps", *(f"s = {s}" for s in SHIFTS)),
         rows=tuple(rows),
         seen=most < 50 and all(row[at] > 5 * other[at] for row, other in zip(half, exact[2:], strict=True)),
         setting=f"{LAYERS} layers, {TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, random weights, seed {SEED}",
         finding=(
-            f"moved by 1000 the output changes, relative to its largest number, by {told} with exact angles: rounding, "
-            f"never more than {most:.0f} eps at any shift in float32 or less. With angles kept in half precision it "
-            f"changes by {', '.join(f'{row[at]:.0%} in {row[0]}' for row in half)}: no longer rounding but other "
-            "positions. Angles in float32 are good for thousands of positions, and worsen in proportion to them"
+            f"moved by 1000 the output changes, relative to its largest number, by {listed} with exact angles: "
+            f"rounding, never more than {most:.0f} eps at any shift in float32 or less. With angles kept in half "
+            f"precision it changes by {worse}: no longer rounding but other positions. "
+            "Angles in float32 are good for thousands of positions, and worsen in proportion to them"
         ),
     )
 
@@ -111,13 +109,14 @@ def draw(figure: Any, report: Report) -> None:
     figure.set_size_inches(9.5, 4.6)
     axes = figure.subplots()
     colours = {"float64": VIOLET, "float32": BLUE, "bfloat16": ORANGE, "float16": GREEN}
-    for name, angles, eps, *moved in ([*row] for row in report.rows):
-        colour, exact = colours[str(name)], angles == "float64"
+    for row in report.rows:
+        name, angles, eps = row["numbers"], row["angles"], row["eps"]
+        colour, exact = colours[name], angles == "float64"
         label = f"{name}, angles {'exact' if exact else f'in {angles}'}"
         face = colour if exact else "white"
         axes.loglog(
             SHIFTS,
-            moved,
+            [row[f"s = {s}"] for s in SHIFTS],
             "o-" if exact else "s--",
             color=colour,
             label=label,

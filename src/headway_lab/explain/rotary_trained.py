@@ -12,8 +12,10 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREY, ORANGE
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
-from headway_lab.explain.runs import Budget, Run, contend, gap, held_out_loss, losses, one_thread, small, told
+from headway_lab.explain.contests import gap, losses, stated
+from headway_lab.explain.report import Report
+from headway_lab.explain.runs import Budget, Run, contend, held_out_loss, small
+from headway_lab.profiling import one_thread
 
 BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
 
@@ -61,43 +63,31 @@ def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float
     apart, kept = gap(trained, fixed), gap(trained, back)
     head_dim = 2 * drift.shape[-1]
     start = Rotary(pairing="halves").frequencies(head_dim)
-    lines = []
+    rows = []
     for i, frequency in enumerate(start.tolist()):
         own = drift[..., i].flatten().double()
         size = float(own.abs().mean())
-        lines.append(
-            (
-                i,
-                frequency,
-                float(own.mean()),
-                float(own.std()),
-                size,
-                size / frequency,
-                size * BUDGET.tokens,
-                size * BUDGET.tokens > NOTICED,
-            )
+        rows.append(
+            {
+                "pair": i,
+                "start (rad)": frequency,
+                "drift, mean": float(own.mean()),
+                "spread": float(own.std()),
+                "|drift|": size,
+                "|drift| / start": size / frequency,
+                "over a row (rad)": size * BUDGET.tokens,
+                "noticed": size * BUDGET.tokens > NOTICED,
+            }
         )
-    moved = [line[0] for line in lines if line[-1]]
+    moved = [row["pair"] for row in rows if row["noticed"]]
+    fastest, slowest = (row["|drift| / start"] for row in (rows[0], rows[-1]))
     claims = {
         "training them changes the loss": apart.seen,
         f"they move by more than {NOTICED} radians over a row": bool(moved),
         "putting them back raises the trained model's loss": kept.lower,
     }
     return Report(
-        topic="rotary-trained",
-        question=TOPICS["rotary-trained"][1],
-        formula=FORMULA,
-        columns=(
-            "pair",
-            "start (rad)",
-            "drift, mean",
-            "spread",
-            "|drift|",
-            "|drift| / start",
-            "over a row (rad)",
-            "noticed",
-        ),
-        rows=tuple(lines),
+        rows=tuple(rows),
         seen=not apart.seen and not moved,
         setting=f"2 layers of width 64, {BUDGET}",
         picture="\n".join(
@@ -109,9 +99,9 @@ def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float
             )
         ),
         finding=(
-            f"{told(claims)}. Loss trained against fixed {apart}; against put back {kept}. Pairs that moved: "
-            f"{', '.join(map(str, moved)) or 'none'} of {len(lines)}; the slowest by {lines[-1][5]:.0f} times its own "
-            f"size, the fastest by {lines[0][5]:.1%}"
+            f"{stated(claims)}. Loss trained against fixed {apart}; against put back {kept}. Pairs that moved: "
+            f"{', '.join(map(str, moved)) or 'none'} of {len(rows)}; the slowest by {slowest:.0f} times its own "
+            f"size, the fastest by {fastest:.1%}"
         ),
     )
 

@@ -1,5 +1,7 @@
 """Why values are not turned: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -9,13 +11,15 @@ from headway.attention import attend
 from headway.draw import BLUE, GREEN, ORANGE
 from headway.patterns import Causal
 from headway.positions import Rotary
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import error_bars
 from headway_lab.explain.offset_task import TOKENS as ROW
 from headway_lab.explain.offset_task import train
+from headway_lab.explain.report import Report, Row
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
 EQUAL = 1e-12
+AWAY = f"right, s = {SHIFTS[-1]}"
 ROTARY = Rotary(pairing="adjacent")
 VALUES = {
     "plain": (ROTARY, False),
@@ -37,53 +41,46 @@ def run() -> Report:
         trained = [train(rotary, (OFFSET,), back=back, steps=STEPS, seed=seed) for seed in SEEDS]
         there, away = ([t.accuracy(start) for t in trained] for start in (0, SHIFTS[-1]))
         rows.append(
-            (
-                values,
-                *(change for change, _ in changed),
-                max(off for _, off in changed),
-                sum(there) / len(there),
-                sum(away) / len(away),
-                min(away),
-                max(away),
-            )
+            {
+                "values": values,
+                **{f"change, s = {s}": change for s, (change, _) in zip(SHIFTS, changed, strict=True)},
+                "from R_s out": max(off for _, off in changed),
+                "right, s = 0": fmean(there),
+                AWAY: fmean(away),
+                "least": min(away),
+                "most": max(away),
+            }
         )
     return judge(rows)
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def changes(row: Row) -> list[float]:
+    """Of the output, at each of `SHIFTS`."""
+    return [row[f"change, s = {s}"] for s in SHIFTS]
+
+
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: only turned values notice the shift, exactly by R_s, and what is learned with them breaks."""
     plain, turned, back = rows
-    last, off, there, away = len(SHIFTS), len(SHIFTS) + 1, len(SHIFTS) + 2, len(SHIFTS) + 3
     return Report(
-        topic="rotary-values",
-        question=TOPICS["rotary-values"][1],
-        formula=FORMULA,
-        columns=(
-            "values",
-            *(f"change, s = {s}" for s in SHIFTS),
-            "from R_s out",
-            "right, s = 0",
-            f"right, s = {SHIFTS[-1]}",
-            "least",
-            "most",
-        ),
         rows=tuple(rows),
         seen=(
-            max(*plain[1 : last + 1], *back[1 : last + 1]) < EQUAL
-            and min(turned[1 : last + 1]) > 0.05
-            and turned[off] < EQUAL
-            and turned[away] < min(plain[away], back[away])
+            max(*changes(plain), *changes(back)) < EQUAL
+            and min(changes(turned)) > 0.05
+            and turned["from R_s out"] < EQUAL
+            and turned[AWAY] < min(plain[AWAY], back[AWAY])
         ),
         setting=(
             f"{TOKENS} tokens, {HEADS} heads of {HEAD_DIM}, float64; learning: the token {OFFSET} back in rows of "
             f"{ROW}, {STEPS} steps, seeds {SEEDS}"
         ),
         finding=(
-            f"moved by {SHIFTS[-1]}, plain values change the output by {plain[last]:.0e} and turned ones by "
-            f"{turned[last]:.0%}: the output is R_s times what it was (to {turned[off]:.0e}). A layer with turned "
-            f"values learns the task too ({turned[there]:.0%} right) but gets {turned[away]:.0%} right at positions "
-            f"moved by {SHIFTS[-1]}, where plain values keep {plain[away]:.0%}: not repetition speaks against it, but "
-            f"absolute positions in the output. Turned back at the query, values are relative ({back[away]:.0%})"
+            f"moved by {SHIFTS[-1]}, plain values change the output by {changes(plain)[-1]:.0e} and turned ones by "
+            f"{changes(turned)[-1]:.0%}: the output is R_s times what it was (to {turned['from R_s out']:.0e}). A "
+            f"layer with turned values learns the task too ({turned['right, s = 0']:.0%} right) but gets "
+            f"{turned[AWAY]:.0%} right at positions moved by {SHIFTS[-1]}, where plain values keep {plain[AWAY]:.0%}: "
+            "not repetition speaks against it, but absolute positions in the output. Turned back at the query, values "
+            f"are relative ({back[AWAY]:.0%})"
         ),
     )
 
@@ -113,18 +110,14 @@ def draw(figure: Any, report: Report) -> None:
     left, right = figure.subplots(1, 2)
     colours, marks = (BLUE, ORANGE, GREEN), ("o", "s", "^")
     for row, colour, mark in zip(report.rows, colours, marks, strict=True):
-        left.loglog(SHIFTS, row[1 : len(SHIFTS) + 1], mark + "-", color=colour, label=row[0], alpha=0.8)
+        left.loglog(SHIFTS, changes(row), mark + "-", color=colour, label=row["values"], alpha=0.8)
     left.set(title="change of the output", xlabel="all positions moved by s", ylabel="|out(s) - out| / |out|")
     left.set_ylim(1e-17, 1e3)
     left.legend(title="values", loc="upper left", ncols=3, fontsize=8)
     at = torch.arange(len(report.rows))
-    there, away = report.column("right, s = 0"), report.column(f"right, s = {SHIFTS[-1]}")
-    least, most = report.column("least"), report.column("most")
-    error = [
-        [a - b for a, b in zip(away, least, strict=True)],
-        [b - a for a, b in zip(away, most, strict=True)],
-    ]
-    right.bar(at - 0.2, there, 0.38, color="#b9c4d0")
+    away = report.column(AWAY)
+    error = error_bars(away, report.column("least"), report.column("most"))
+    right.bar(at - 0.2, report.column("right, s = 0"), 0.38, color="#b9c4d0")
     right.bar(at + 0.2, away, 0.38, color=colours, yerr=error)
     right.set_xticks(at, report.column("values"))
     right.set(title=f"token {OFFSET} back named right", ylabel="share of tokens", ylim=(0, 1.05))

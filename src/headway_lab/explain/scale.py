@@ -1,12 +1,15 @@
 """Why scores are divided by the square root of the head's width. (Vaswani et al. 2017, section 3.2.1.)"""
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.attention import attention_weights
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.report import Report, Row
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SEEDS = (0, 1, 2)
@@ -29,26 +32,30 @@ def run() -> Report:
             plain.append(float(jacobian_norm(sharp).median()))
             scaled.append(float(jacobian_norm(attention_weights(q, k)).median()))
             alone.append(float(sharp.amax(-1).mean()))
-        rows.append((width, *map(_mean, (variance, plain, scaled, alone))))
+        rows.append(
+            {
+                "d": width,
+                "Var(q.k)": fmean(variance),
+                "|J| without scale": fmean(plain),
+                "|J| with scale": fmean(scaled),
+                "largest weight without scale": fmean(alone),
+            }
+        )
     return judge(rows)
 
 
-def judge(rows: list[tuple[float, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one
     does not."""
-    off = max(abs(variance / width - 1) for width, variance, *_ in rows)
-    first, last = rows[0], rows[-1]
-    collapse, keep = first[2] / last[2], max(r[3] for r in rows) / min(r[3] for r in rows)
+    off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
+    first, last, kept = rows[0], rows[-1], [row["|J| with scale"] for row in rows]
+    collapse, keep = first["|J| without scale"] / last["|J| without scale"], max(kept) / min(kept)
     return Report(
-        topic="scale",
-        question=TOPICS["scale"][1],
-        formula=FORMULA,
-        columns=("d", "Var(q.k)", "|J| without scale", "|J| with scale", "largest weight without scale"),
-        rows=tuple((int(width), *rest) for width, *rest in rows),
+        rows=tuple(rows),
         seen=off < 0.1 and collapse > 10 and keep < 1.5,
         setting=f"d = {WIDTHS[0]}..{WIDTHS[-1]}, {QUERIES} queries x {KEYS} keys, {len(SEEDS)} seeds, medians",
         finding=(
-            f"Var(q.k) is d within {off:.1%}; from d = {first[0]:.0f} to {last[0]:.0f} the softmax's gradient falls "
+            f"Var(q.k) is d within {off:.1%}; from d = {first['d']} to {last['d']} the softmax's gradient falls "
             f"{collapse:.0f}-fold without the scale and stays within a factor of {keep:.2f} with it"
         ),
     )
@@ -73,8 +80,7 @@ def draw(figure: Any, report: Report) -> None:
     right.loglog(width, report.column("|J| with scale"), "o-", color="#3c9b6b", label="softmax(q · k / √d)")
     right.set(title="gradient through the softmax", xlabel="head width d", ylabel="median |dp/ds|")
     for axes in (left, right):
-        axes.set_xticks(width, [str(w) for w in width])
-        axes.minorticks_off()
+        label_ticks(axes, width)
         axes.legend()
 
 
@@ -83,7 +89,3 @@ def _sample(width: int, seed: int) -> tuple[Tensor, Tensor]:
     shape = (1, 1, QUERIES + KEYS, width)
     both = torch.randn(shape, generator=noise, dtype=torch.float64)
     return both[:, :, :QUERIES], both[:, :, QUERIES:]
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -1,13 +1,14 @@
 """What sinusoids added to the embeddings tell. (Vaswani et al. 2017, section 3.5.)"""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.positions import Sinusoidal
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 WIDTH, COUNT, SEED = 512, 2048, 0
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -31,9 +32,16 @@ def run() -> Report:
         plain = (table[:-k] * table[k:]).sum(-1) / (WIDTH / 2)
         mixed = (projected[:-k] * table[k:]).sum(-1)
         mean = float(plain.mean())
-        closed = float((k * frequencies()).cos().mean())
         rows.append(
-            (k, off, mean, mean - closed, float(plain.std()), float(mixed.mean()), float(mixed.std()))
+            {
+                "k": k,
+                "|PE(p+k) - T_k PE(p)|": off,
+                "PE(p).PE(p+k) / (M/2)": mean,
+                "from sum of cos": mean - float((k * frequencies()).cos().mean()),
+                "spread over p": float(plain.std()),
+                "projected": float(mixed.mean()),
+                "spread over p, projected": float(mixed.std()),
+            }
         )
     return judge(rows, float((table - by_hand()).abs().max()))
 
@@ -60,25 +68,14 @@ def shifted(table: Tensor, k: int) -> Tensor:
     return torch.stack((s * cos + c * sin, c * cos - s * sin), -1).flatten(-2)
 
 
-def judge(rows: list[tuple[Any, ...]], from_formula: float) -> Report:
+def judge(rows: Sequence[Row], from_formula: float) -> Report:
     """The verdict: one linear map per distance; products tell distance alone until they are projected."""
-    off = max(row[1] for row in rows)
-    spread, mixed = max(row[4] for row in rows), min(row[6] / max(abs(row[5]), 1e-12) for row in rows)
-    closed = max(abs(row[3]) for row in rows)
-    scale = math.sqrt(WIDTH)
+    off = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
+    spread = max(row["spread over p"] for row in rows)
+    mixed = min(row["spread over p, projected"] / max(abs(row["projected"]), 1e-12) for row in rows)
+    closed = max(abs(row["from sum of cos"]) for row in rows)
+    scale, last = math.sqrt(WIDTH), rows[-1]
     return Report(
-        topic="sinusoids",
-        question=TOPICS["sinusoids"][1],
-        formula=FORMULA,
-        columns=(
-            "k",
-            "|PE(p+k) - T_k PE(p)|",
-            "PE(p).PE(p+k) / (M/2)",
-            "from sum of cos",
-            "spread over p",
-            "projected",
-            "spread over p, projected",
-        ),
         rows=tuple(rows),
         seen=max(off, from_formula, closed, spread) < ALLOWED and mixed > 0.1,
         setting=f"M = {WIDTH}, positions 0..{COUNT - 1}, float64, projection of seed {SEED}",
@@ -89,8 +86,8 @@ def judge(rows: list[tuple[Any, ...]], from_formula: float) -> Report:
         finding=(
             f"the table is the formula (to {from_formula:.0e}) and PE(p + k) one linear map of PE(p) for all p "
             f"(to {off:.0e}). The product of two rows depends on their distance alone (spread {spread:.0e}) and falls "
-            f"to {rows[-1][2]:.2f} of its largest at k = {rows[-1][0]}, alike forwards and backwards; projected, "
-            f"its spread over p is {mixed:.1f} times its mean or more: absolute positions, not relative ones"
+            f"to {last['PE(p).PE(p+k) / (M/2)']:.2f} of its largest at k = {last['k']}, alike forwards and backwards; "
+            f"projected, its spread over p is {mixed:.1f} times its mean or more: absolute positions, not relative ones"
         ),
     )  # fmt: skip
 

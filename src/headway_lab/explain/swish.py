@@ -1,12 +1,13 @@
 """Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS, swish
-from headway_lab.explain import TOPICS, Report
+from headway_lab.explain.report import Report, Row
 
 BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
@@ -25,40 +26,33 @@ def run() -> Report:
     for beta in BETAS:
         y = swish(x, beta)
         lowest = int(y.argmin())
-        ends = [
-            float((y - end).abs().max()) for end in (x / 2, x, ACTIVATIONS["silu"](x), ACTIVATIONS["relu"](x))
-        ]
-        at = [float(swish(torch.tensor(point, dtype=torch.float64), beta)) for point in POINTS]
-        falls = bool((y.diff() < 0).any()) and bool((y.diff() > 0).any())
-        rows.append((beta, *at, float(x[lowest]), float(y[lowest]), falls, *ends))
+        ends = {"x/2": x / 2, "x": x, "SiLU": ACTIVATIONS["silu"](x), "ReLU": ACTIVATIONS["relu"](x)}
+        rows.append(
+            {
+                "beta": beta,
+                **{f"Swish({p:g})": float(swish(torch.tensor(p, dtype=x.dtype), beta)) for p in POINTS},
+                "lowest at x": float(x[lowest]),
+                "lowest": float(y[lowest]),
+                "falls and rises": bool((y.diff() < 0).any()) and bool((y.diff() > 0).any()),
+                **{f"from {name}": float((y - end).abs().max()) for name, end in ends.items()},
+            }
+        )
     return judge(rows)
 
 
-def judge(rows: list[tuple[Any, ...]]) -> Report:
+def judge(rows: Sequence[Row]) -> Report:
     """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
     zero, one, most = rows[0], rows[BETAS.index(1.0)], rows[-1]
+    line = zero["from x/2"] < 1e-12 and zero["from x"] > 1
+    silu = one["from SiLU"] < 1e-12 and one["falls and rises"]
     return Report(
-        topic="swish",
-        question=TOPICS["swish"][1],
-        formula=FORMULA,
-        columns=(
-            "beta",
-            *(f"Swish({point:g})" for point in POINTS),
-            "lowest at x",
-            "lowest",
-            "falls and rises",
-            "from x/2",
-            "from x",
-            "from SiLU",
-            "from ReLU",
-        ),
         rows=tuple(rows),
-        seen=zero[6] < 1e-12 and zero[7] > 1 and one[8] < 1e-12 and one[5] and most[9] < 0.3 / most[0],
+        seen=line and silu and most["from ReLU"] < 0.3 / most["beta"],
         setting=f"x = {LOW:g}..{HIGH:g}, {COUNT} points, float64; nothing random",
         finding=(
-            f"at beta = 0 it is x / 2 (Swish(2) = {zero[2]:g}) and {zero[7]:g} away from x; at 1 it is SiLU, lowest at "
-            f"x = {one[3]:.2f} with {one[4]:.4f}; at {most[0]:g} it is within {most[9]:.4f} of ReLU "
-            f"(Swish(-1) = {most[1]:.1e})"
+            f"at beta = 0 it is x / 2 (Swish(2) = {zero['Swish(2)']:g}) and {zero['from x']:g} away from x; at 1 it is "
+            f"SiLU, lowest at x = {one['lowest at x']:.2f} with {one['lowest']:.4f}; at {most['beta']:g} it is within "
+            f"{most['from ReLU']:.4f} of ReLU (Swish(-1) = {most['Swish(-1)']:.1e})"
         ),
     )
 

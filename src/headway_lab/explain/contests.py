@@ -1,0 +1,278 @@
+"""Contests: contenders that differ in one switch, trained alike, and what is claimed of their held-out losses."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.draw import BLUE, GREY, ORANGE
+from headway.models import cost
+from headway.positions import (
+    Learned,
+    LinearBias,
+    NoPositions,
+    PerLayer,
+    PositionScheme,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
+from headway_lab.explain.report import Report, Row
+from headway_lab.explain.runs import Budget, Run, contend, small
+
+# Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far losses of one contender lie above those of another with the same seeds.
+
+    mean    of the differences seed by seed
+    bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom
+    """
+
+    mean: float
+    bound: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether the mean differs from 0 by more than the bound: one time in twenty where nothing differs."""
+        return abs(self.mean) > self.bound
+
+    @property
+    def higher(self) -> bool:
+        return self.seen and self.mean > 0
+
+    @property
+    def lower(self) -> bool:
+        return self.seen and self.mean < 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ± {self.bound:.3f}, {'seen' if self.seen else 'not seen'}"
+
+
+def gap(losses: Sequence[float], base: Sequence[float]) -> Gap:
+    """`losses` against `base`, seed by seed."""
+    assert len(losses) == len(base) >= 2, "a spread needs two seeds or more, the same for both"
+    apart = [a - b for a, b in zip(losses, base, strict=True)]
+    error = statistics.stdev(apart) / math.sqrt(len(apart))
+    return Gap(statistics.fmean(apart), T_95[min(len(apart) - 2, len(T_95) - 1)] * error)
+
+
+def losses(runs: Sequence[Run]) -> list[float]:
+    """Of every seed."""
+    return [run.loss for run in runs]
+
+
+def rows(runs: Mapping[str, Sequence[Run]], budget: Budget, base: str | None = None) -> list[dict[str, Any]]:
+    """A row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one, to the
+    contender before it), mean seconds of one core for a run, and the losses one by one."""
+    found = []
+    names = list(runs)
+    for number, name in enumerate(names):
+        own, other = losses(runs[name]), base or (names[number - 1] if number else name)
+        apart = None if other == name else gap(own, losses(runs[other]))
+        found.append(
+            {
+                "contender": name,
+                "parameters": cost.parameter_count(runs[name][0].model.spec),
+                "loss": statistics.fmean(own),
+                "spread": statistics.stdev(own),
+                "against": apart and other,
+                "gap": apart and apart.mean,
+                "bound": apart and apart.bound,
+                "seen": apart and apart.seen,
+                "seconds": statistics.fmean(run.seconds for run in runs[name]),
+                **{f"seed {seed}": loss for seed, loss in zip(budget.seeds, own, strict=True)},
+            }
+        )
+    return found
+
+
+def gaps(table: Sequence[Row]) -> dict[str, Gap]:
+    """The gaps that `rows` hold, by contender."""
+    return {row["contender"]: Gap(row["gap"], row["bound"]) for row in table if row["against"] is not None}
+
+
+def stated(claims: Mapping[str, bool]) -> str:
+    """Each claim with what this run says of it."""
+    return "; ".join(f"{claim}: {'seen' if held else 'not seen'}" for claim, held in claims.items())
+
+
+def listed(found: Mapping[str, Gap]) -> str:
+    """Each contender with its gap."""
+    return "; ".join(f"{name} {apart}" for name, apart in found.items())
+
+
+def draw_losses(axes: Any, table: Sequence[Row], budget: Budget) -> None:
+    """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
+    differs from what it is measured against is in colour."""
+    for at, row in enumerate(table):
+        colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
+        values = [row[f"seed {seed}"] for seed in budget.seeds]
+        axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
+        axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
+        axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
+    axes.set_yticks(range(len(table)), [row["contender"] for row in table])
+    axes.invert_yaxis()
+    axes.set_xlabel(
+        "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen", fontsize=9
+    )
+    axes.grid(visible=False, axis="y")
+
+
+Claim = Callable[[Mapping[str, Gap]], bool]
+THREE_SEEDS = Budget(seeds=(0, 1, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """A topic: ways to mark positions, each against the first of them.
+
+    FORMULA   as in `Report`
+    schemes   the contenders
+    claims    sentences, and whether the gaps by contender show them
+    needed    how many of the claims, from the first on, make the verdict
+    layers    of the models; detail: more of the setting
+    ranked    whether the finding lists the contenders by loss
+    title     of the figure; height: in inches
+    """
+
+    FORMULA: str
+    schemes: Mapping[str, PositionScheme]
+    claims: Mapping[str, Claim]
+    needed: int = 1
+    budget: Budget = THREE_SEEDS
+    layers: int = 2
+    detail: str = ""
+    ranked: bool = False
+    title: str
+    height: float
+
+    def run(self) -> Report:
+        """Every contender, trained."""
+        specs = {name: small(positions=scheme, layers=self.layers) for name, scheme in self.schemes.items()}
+        return self.judge(contend(specs, self.budget))
+
+    def judge(self, runs: Mapping[str, Sequence[Run]]) -> Report:
+        """The verdict: whether the first claims hold."""
+        base = next(iter(self.schemes))
+        table = rows(runs, self.budget, base)
+        apart = gaps(table)
+        claims = {claim: holds(apart) for claim, holds in self.claims.items()}
+        ranking = ""
+        if self.ranked:
+            by_loss = sorted((row["loss"], row["contender"]) for row in table)
+            ranking = f" From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}."
+        return Report(
+            rows=tuple(table),
+            seen=all(list(claims.values())[: self.needed]),
+            setting=f"{self.layers} layers of width 64, {self.detail}{self.budget}",
+            finding=f"{stated(claims)}.{ranking} Against {base}: {listed(apart)}",
+        )
+
+    def draw(self, figure: Any, report: Report) -> None:
+        """Losses of every contender and seed."""
+        figure.set_size_inches(8, self.height)
+        axes = figure.subplots()
+        draw_losses(axes, report.rows, self.budget)
+        axes.set_title(self.title)
+
+
+ROTARY, NONE = Rotary(pairing="halves"), NoPositions()
+
+
+def position_schemes(tokens: int) -> dict[str, PositionScheme]:
+    """Ways to mark positions, for rows of `tokens`. (Su et al. 2021, section 2, names them.)"""
+    return {
+        "rotary": ROTARY,
+        "relative": Relative(16),
+        "T5 bias": T5Bias(max_distance=tokens),
+        "ALiBi": LinearBias(),
+        "sinusoidal": Sinusoidal(),
+        "learned": Learned(tokens),
+        "none": NONE,
+    }
+
+
+POSITIONS = Contest(
+    FORMULA="""\
+rotary      (R_m q) . (R_n k)                     sinusoidal  x + PE(m), fixed
+relative    q . (k + a[clip(n - m)])              learned     x + E[m]
+T5 bias     q . k + b[bucket(n - m)]              none        q . k: the causal mask alone tells of places
+ALiBi       q . k - slope (m - n)
+one switch: everything else, data and their order included, is the same for a seed
+seen        the mean gap, seed by seed, is beyond t s / sqrt(n) (95 %, Student's t)""",
+    schemes=position_schemes(Budget().tokens),
+    claims={
+        "rotary ends below what is added to embeddings": lambda apart: (
+            apart["sinusoidal"].higher and apart["learned"].higher
+        ),
+        "and below no positions": lambda apart: apart["none"].higher,
+    },
+    needed=2,
+    budget=Budget(),
+    title="one switch, equal budgets: how positions are marked",
+    height=3.6,
+)
+
+# Asked by a reader of Su et al. 2021, not tried there.
+ROTARY_LAYERS = Contest(
+    FORMULA="""\
+all            PerLayer((rotary,))
+every other    PerLayer((rotary, none))                layers 0, 2, ..
+first only     PerLayer((rotary, none, none, none))    later layers see the order that the first wrote into the stream
+last only      PerLayer((none, none, none, rotary))
+none           the causal mask alone tells of places""",
+    schemes={
+        "all": PerLayer((ROTARY,)),
+        "every other": PerLayer((ROTARY, NONE)),
+        "first only": PerLayer((ROTARY, NONE, NONE, NONE)),
+        "last only": PerLayer((NONE, NONE, NONE, ROTARY)),
+        "none": NONE,
+    },
+    claims={
+        "turning the first layer only ends higher than turning all": lambda apart: apart["first only"].higher,
+        "turning every other layer does": lambda apart: apart["every other"].higher,
+        "turning none does": lambda apart: apart["none"].higher,
+    },
+    layers=4,
+    title="which of 4 layers turn queries and keys",
+    height=3.0,
+)
+
+# Su et al. 2021: almost any smooth monotone choice would do, equal frequencies would not, and queries and keys alone
+# are turned.
+ROTARY_SWITCHES = Contest(
+    FORMULA="""\
+x = 2i/d: powers 10000^-x, linear 1 - x, quadratic (1 - x)^2, cosine (1 + cos(pi x)) / 2, equal 1 or 1/base
+values turned: out_m = sum_n p_mn R_n v_n, which depends on absolute positions (see rotary-values)""",
+    schemes={
+        "powers": ROTARY,
+        "linear": Rotary(pairing="halves", schedule="linear"),
+        "quadratic": Rotary(pairing="halves", schedule="quadratic"),
+        "cosine": Rotary(pairing="halves", schedule="cosine"),
+        "equal to 1": Rotary(pairing="halves", schedule="equal"),
+        "equal to 1/base": Rotary(pairing="halves", schedule=(1e-4,) * 8),
+        "powers, values too": Rotary(pairing="halves", values=True),
+        "none": NONE,
+    },
+    claims={
+        "equal frequencies end higher than powers": lambda apart: (
+            apart["equal to 1"].higher and apart["equal to 1/base"].higher
+        ),
+        "some other falling schedule differs from powers": lambda apart: any(
+            apart[name].seen for name in ("linear", "quadratic", "cosine")
+        ),
+        "turned values end higher": lambda apart: apart["powers, values too"].higher,
+    },
+    detail="8 pairs a head, ",
+    ranked=True,
+    title="rotary: which frequencies, and whether values turn",
+    height=3.8,
+)
+
+CONTESTS = {"positions": POSITIONS, "rotary-layers": ROTARY_LAYERS, "rotary-switches": ROTARY_SWITCHES}
