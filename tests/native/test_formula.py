@@ -90,11 +90,7 @@ def test_rows_around_the_end_of_a_block_equal_the_formula(use: Use, level: str, 
     for n in (63, 64, 65, 127, 191):
         for pattern, queries in ((Full(), n), (Causal(), n), (Window.around(66), n), (Causal(), 1)):
             q = Tokens.range(queries, start=n - queries)
-            case = Problem.random(pattern, q, Tokens.range(n), dtype, 1, (2, 1), (32, 32))
-            check(case)
-            low = replace(case, q=case.q.clone(), k=case.k.clone())
-            low.q[..., 0], low.k[..., 0] = -128.0, 8.0  # an empty slot's 0 would be far above all scores
-            check(low)
+            check(Problem.random(pattern, q, Tokens.range(n), dtype, 1, (2, 1), (32, 32)))
 
 
 @pytest.mark.parametrize("level", LEVELS)
