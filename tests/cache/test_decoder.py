@@ -176,3 +176,14 @@ def test_a_layer_that_is_given_other_tokens_than_the_first_is_refused() -> None:
             cache[1].update(x, x, other)
     cache[1].update(x, x, Tokens.range(2))
     assert cache.lengths == (2,)
+
+
+def test_rows_that_go_on_alike_are_placed_without_reading_a_tensor() -> None:
+    """So nothing waits for a device: tensors of "meta" have no values that could be read."""
+    spec = CacheSpec(batch=2, kv_heads=1, head_dim=2, device="meta")
+    cache = DecoderCache.of(PATTERNS, spec)
+    for count in (2, 1, 9, 1, 1):
+        tokens = cache.next_tokens(count)
+        x = torch.empty(2, 1, count, 2, device="meta")
+        shapes = [layer.update(x, x, tokens).k.shape[2] for layer in cache.layers]
+    assert (cache.lengths, shapes) == ((14, 14), [14, 4, 4])

@@ -181,14 +181,15 @@ def test_rows_without_documents_are_as_before_once_the_documents_are_gone() -> N
 
 def forward(model: Decoder, cache: DecoderCache, counts: Counts, ids: dict[int, Tensor]) -> dict[int, Tensor]:
     """Logits of the next tokens of each document of one row."""
-    begins, tokens = dict(cache.documents[0]), cache.next_packed(counts)
+    begins, tokens = cache.documents[0], cache.next_packed(counts)
     parts = {d: ids[d][begins.get(d, 0) :][:n] for d, n in counts[0].items()}
     logits = model(torch.cat([*parts.values()])[None], tokens=tokens, cache=cache)[0]
     return dict(zip(parts, logits.split([len(part) for part in parts.values()]), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [None, torch.int8], ids=str)
-@pytest.mark.parametrize("kind", ["auto", "growing", "paged"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("auto", None), ("auto", torch.int8), ("growing", None), ("paged", None)]
+)
 @pytest.mark.parametrize("scaling", ["none", "dynamic", "longrope"])
 def test_a_model_decodes_packed_requests_as_each_alone(
     scaling: str, kind: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch

@@ -35,7 +35,7 @@ class DecoderCache(Cache):
         self._layers = tuple(layers)
         if not self._layers:
             raise CacheError("DecoderCache: a decoder has one layer or more, got none")
-        _ = self.documents
+        _ = self._rows
 
     @staticmethod
     def of(
@@ -59,13 +59,13 @@ class DecoderCache(Cache):
         return self._layers
 
     @property
-    def documents(self) -> Sequence[Documents]:
-        """As in `Cache`. Raises CacheError when layers disagree."""
+    def _rows(self) -> Sequence[Documents]:
+        """Raises CacheError when layers disagree."""
         first = self._layers[0]
         for i, layer in enumerate(self._layers):
-            same = layer.sequences is first.sequences or layer.documents == first.documents
+            same = layer.sequences is first.sequences or layer._rows == first._rows
             if layer.steps != layer.sequences.steps or not same:
-                raise broken_off("layer 0", first.documents, f"layer {i}", layer.documents)
+                raise broken_off("layer 0", first._rows, f"layer {i}", layer._rows)
         return first.sequences.rows
 
     def __len__(self) -> int:

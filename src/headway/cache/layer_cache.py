@@ -35,14 +35,19 @@ class Cache(ABC):
 
     @property
     @abstractmethod
-    def documents(self) -> Sequence[Documents]:
+    def _rows(self) -> Sequence[Documents]:
+        """`documents`, not to be changed."""
+
+    @property
+    def documents(self) -> tuple[Documents, ...]:
         """Of each row, how many tokens each of its documents has seen (and not forgotten): {document: tokens}, with
         document 0 where rows are not packed."""
+        return tuple(dict(row) for row in self._rows)
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens that each row has seen (and not forgotten), as Python numbers; of all its documents together."""
-        return tuple(sum(row.values()) for row in self.documents)
+        return tuple(sum(row.values()) for row in self._rows)
 
     @property
     def length(self) -> Tensor:
@@ -80,7 +85,7 @@ class Cache(ABC):
             raise CacheError(f"next_tokens: a chunk has 0 slots or more, got {count}")
         if side not in ("left", "right"):
             raise CacheError(f'next_tokens: side is "left" or "right", got {side!r}')
-        for b, row in enumerate(self.documents):
+        for b, row in enumerate(self._rows):
             if not row.keys() <= {0}:
                 raise CacheError(
                     f"next_tokens: row {b} has the documents {sorted(row)}; say which continue, and by how many "
@@ -115,7 +120,7 @@ class Cache(ABC):
         Raises:
             CacheError: numbers that do not fit.
         """
-        rows = self.documents
+        rows = self._rows
         if len(counts) != len(rows) or any(n < 0 for row in counts for n in row.values()):
             raise CacheError(
                 f"next_packed: give {{document: tokens}}, 0 tokens or more, for each of {len(rows)} rows, "
@@ -141,7 +146,7 @@ class Cache(ABC):
 
         Raises CacheError when a sequence has seen fewer, or when what the tokens before them need is no longer
         held; nothing is then changed."""
-        ends = trimmed(self.documents, n)
+        ends = trimmed(self._rows, n)
         for layer in self._all_layers():
             layer._check_trim(ends)
         for sequences in self._sequences:
@@ -165,7 +170,7 @@ class Cache(ABC):
         chosen = pick.tolist()
         if pick.dim() != 1 or any(not 0 <= r < batch for r in chosen):
             raise CacheError(f"Cache.reorder: rows must be a list of numbers in 0..{batch - 1}, got {chosen}")
-        _ = self.documents
+        _ = self._rows
         for sequences in self._sequences:
             sequences.select_rows(chosen)
         for table in self._tables:
@@ -236,8 +241,7 @@ class LayerCache(Cache):
         return (self,)
 
     @property
-    def documents(self) -> Sequence[Documents]:
-        """As in `Cache`."""
+    def _rows(self) -> Sequence[Documents]:
         sequences = self.sequences
         return sequences.rows if self.steps == sequences.steps else sequences.before
 
@@ -249,7 +253,7 @@ class LayerCache(Cache):
             return sequences.append(tokens)
         chunk = sequences.chunk
         if chunk is None or self.steps + 1 < sequences.steps or not chunk.is_of(tokens):
-            raise broken_off("a layer before", sequences.rows, "this one", self.documents)
+            raise broken_off("a layer before", sequences.rows, "this one", self._rows)
         return chunk
 
     @abstractmethod

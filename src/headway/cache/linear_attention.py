@@ -91,7 +91,7 @@ class LinearAttentionCache(LayerCache):
         return self._state
 
     def _check_trim(self, ends: Sequence[Documents]) -> None:
-        if [*ends] != [*self.documents]:
+        if [*ends] != [*self._rows]:
             raise CacheError(
                 "LinearAttentionCache.trim: linear attention keeps sums over its keys, and no key can be taken out "
                 "of a sum again; fork() before the tokens that may have to go, which copies "
