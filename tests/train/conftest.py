@@ -30,7 +30,8 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's clock shows 0.01 s more whenever it is read, however busy the machine is."""
     clock = SimpleNamespace(monotonic=itertools.count(0, 0.01).__next__)
-    monkeypatch.setattr("headway.train.trainer.time", clock)
+    for module in ("trainer", "run"):
+        monkeypatch.setattr(f"headway.train.{module}.time", clock)
 
 
 @pytest.fixture

@@ -19,18 +19,16 @@ def record(step: int, seconds: float, left: float) -> dict[str, Any]:
 
 
 def test_the_bar_of_a_run_by_the_clock_fills_by_the_clock() -> None:
-    reporter = Reporter(None, 10, stream=Terminal())
-    reporter.step(record(7, 30.0, 90.0))
-    assert reporter._bar is not None
-    (task,) = reporter._bar.tasks
-    reporter.close()
+    with Reporter(None, 10, stream=Terminal()) as reporter:
+        reporter.step(record(7, 30.0, 90.0))
+        assert reporter._bar is not None
+        (task,) = reporter._bar.tasks
     assert (task.completed, task.total, task.percentage) == (30.0, 120.0, 25.0)
     assert "step 7" in reporter.stream.getvalue()  # type: ignore[attr-defined]
 
 
 def test_results_go_to_stdout_also_under_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    reporter = Reporter(None, 10, stream=Terminal())
-    print("a result")
-    reporter.close()
+    with Reporter(None, 10, stream=Terminal()) as reporter:
+        print("a result")
     assert capsys.readouterr().out == "a result\n"
     assert "a result" not in reporter.stream.getvalue()  # type: ignore[attr-defined]

@@ -278,15 +278,13 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
         (io.StringIO(), 4, f"step 4/8  {line}\n"),
         (io.StringIO(), 3, ""),
     ):
-        reporter = Reporter(8, every, stream=stream)
-        reporter.step(record)
-        reporter.close()
+        with Reporter(8, every, stream=stream) as reporter:
+            reporter.step(record)
         assert stream.getvalue() == wanted
     terminal = Terminal()
-    reporter = Reporter(8, 4, stream=terminal)
-    reporter.step(record)
-    reporter.note("a [bold]remark")
-    reporter.close()
+    with Reporter(8, 4, stream=terminal) as reporter:
+        reporter.step(record)
+        reporter.note("a [bold]remark")
     said = terminal.getvalue()
     assert "loss 2.500" in said
     assert "4/8" in said

@@ -9,7 +9,6 @@ The folder is written as one: it is there as a whole or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,30 +24,15 @@ from headway.checkpoints.storage.lazy import copy_into
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.checkpoints.storage.writing import write_safetensors
 from headway.errors import CheckpointError, ConfigError
-from headway.models import Model
-from headway.text import Tokenizer
 from headway.train.config import TrainConfig, extra
 from headway.train.optimizer import Optimizer
 from headway.train.tasks import text_task_of
+from headway.train.tasks.base import Task
+from headway.train.trainer import Progress
 from headway.train.upgrade import upgraded_record
 
 FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
-
-
-@dataclass
-class Progress:
-    """How far a run has come. Where it stands in its data follows from `step`: the order is a pure function.
-
-    Attributes:
-        step: optimizer steps that are done.
-        trained_tokens: targets that gradients came from.
-        seconds: spent in the loop, over all its processes.
-    """
-
-    step: int = 0
-    trained_tokens: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,80 +48,74 @@ class Machine:
 
 @dataclass
 class State:
-    """All that the next step depends on, besides settings and data."""
+    """A run's state: settings, what is trained, the optimizer, what bits depend on besides, and how far it has come.
 
-    model: Model
+    `save` and `load` are its way to a folder and back."""
+
+    config: TrainConfig
+    task: Task[Any, Any]
     optimizer: Optimizer
+    machine: Machine
     progress: Progress
 
+    def save(self, path: Path) -> None:
+        """Write the folder `path` in one atomic step."""
+        task = self.task
+        record = {
+            "format": FORMAT,
+            **asdict(self.progress),
+            "config": self.config.model_dump(mode="json"),
+            "data": dict(task.data),
+            "machine": asdict(self.machine),
+        }
+        with atomic_folder(path) as folder:
+            # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
+            own = folder / "model"
+            save_folder(
+                own, task.model, tokenizer=task.tokenizer, generation=task.generation, keep_pairing=True
+            )
+            for entry in sorted(own.iterdir()):
+                disk.replace(entry, folder / entry.name)
+            own.rmdir()
+            tensors = self.optimizer.state_tensors() | {RNG: torch.get_rng_state()}
+            write_safetensors(folder / OPTIMIZER, tensors)
+            write_file(folder / STATE, json_text(record))
 
-def save_checkpoint(
-    path: Path,
-    state: State,
-    *,
-    config: TrainConfig,
-    tokenizer: Tokenizer,
-    data: Mapping[str, Any],
-    machine: Machine,
-    generation: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the folder `path` in one atomic step.
+    def load(self, path: Path) -> list[str]:
+        """Fill model, optimizer, progress and torch's random state from a checkpoint; returns remarks: what is
+        different now, and what follows from it.
 
-    `data` tells the training data from another; `generation` is what generation_config.json says."""
-    record = {
-        "format": FORMAT,
-        **asdict(state.progress),
-        "config": config.model_dump(mode="json"),
-        "data": dict(data),
-        "machine": asdict(machine),
-    }
-    with atomic_folder(path) as folder:
-        # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
-        save_folder(
-            folder / "model", state.model, tokenizer=tokenizer, generation=generation, keep_pairing=True
-        )
-        for entry in sorted((folder / "model").iterdir()):
-            disk.replace(entry, folder / entry.name)
-        (folder / "model").rmdir()
-        tensors = state.optimizer.state_tensors() | {RNG: torch.get_rng_state()}
-        write_safetensors(folder / OPTIMIZER, tensors)
-        write_file(folder / STATE, json_text(record))
-
-
-def load_checkpoint(
-    path: Path, state: State, *, config: TrainConfig, data: Mapping[str, Any], machine: Machine
-) -> list[str]:
-    """Fill `state` from a checkpoint; returns remarks: what is different now, and what follows from it.
-
-    Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
-    """
-    record = read_record(path)
-    remarks = [f"{name} was {then!r}, is {now!r}" for name, then, now in changes(record, config, path)]
-    if record["data"] != data:
-        raise ConfigError(
-            f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
-        )
-    for name, value in asdict(machine).items():
-        if record["machine"].get(name) != value:
-            remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
-    folder = load_folder(path)
-    own = state.model.state_dict()
-    # The folder has its patterns in their shortest form, the settings need not.
-    then, now = config_from_spec(folder.spec), config_from_spec(state.model.spec)
-    if then != now or own.keys() != folder.tensors.keys():
-        raise CheckpointError(
-            f"{path} holds another model than the settings make; resume with its own settings"
-        )
-    with torch.no_grad():
-        for name, value in own.items():
-            copy_into(folder.tensors, name, value)
-    tensors = {_current_name(name): tensor for name, tensor in open_tensors(path / OPTIMIZER).items()}
-    if RNG not in tensors:
-        raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
-    torch.set_rng_state(tensors.pop(RNG).clone())
-    state.optimizer.load_state_tensors(tensors)
-    state.progress = Progress(**{f.name: record[f.name] for f in fields(Progress)})
-    return remarks
+        Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
+        """
+        record, data = read_record(path), self.task.data
+        remarks = [
+            f"{name} was {then!r}, is {now!r}" for name, then, now in changes(record, self.config, path)
+        ]
+        if record["data"] != data:
+            raise ConfigError(
+                f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
+            )
+        for name, value in asdict(self.machine).items():
+            if record["machine"].get(name) != value:
+                remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
+        folder, own = load_folder(path), self.task.model.state_dict()
+        # The folder has its patterns in their shortest form, the settings need not.
+        then, now = config_from_spec(folder.spec), config_from_spec(self.task.model.spec)
+        if then != now or own.keys() != folder.tensors.keys():
+            raise CheckpointError(
+                f"{path} holds another model than the settings make; resume with its own settings"
+            )
+        with torch.no_grad():
+            for name, value in own.items():
+                copy_into(folder.tensors, name, value)
+        tensors = {_current_name(name): tensor for name, tensor in open_tensors(path / OPTIMIZER).items()}
+        if RNG not in tensors:
+            raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
+        torch.set_rng_state(tensors.pop(RNG).clone())
+        self.optimizer.load_state_tensors(tensors)
+        for field in fields(Progress):
+            setattr(self.progress, field.name, record[field.name])
+        return remarks
 
 
 def _current_name(name: str) -> str:

@@ -14,7 +14,7 @@ METRICS, CURVE = "metrics.jsonl", "loss.png"
 
 class MetricsLog:
     """One JSON object per line, flushed line by line. On resume, what is later than the checkpoint is dropped,
-    so that every step is there once."""
+    so that every step is there once. A context manager: the file is closed in the end."""
 
     def __init__(self, path: Path, after: int | None = None) -> None:
         self.path = path
@@ -29,8 +29,10 @@ class MetricsLog:
         self._file.write(_line(record))
         self._file.flush()
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class Reporter:
-    """Says where the run is. `quiet` says nothing at all."""
+    """Says where the run is. `quiet` says nothing at all. A context manager: the live bar ends with it."""
 
     def __init__(
         self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
@@ -51,8 +51,10 @@ class Reporter:
         else:
             print(text, file=self.stream, flush=True)
 
-    def close(self) -> None:
-        """End the live bar, if there is one."""
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

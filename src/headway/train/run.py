@@ -1,4 +1,4 @@
-"""A run in its folder.
+"""A run in its folder: steps, and what is due between them.
 
 result = train(TextConfig(data="text/", out="runs/mine", steps=1000))
 result = train(config, resume="auto")          # goes on; bit for bit the run that was never stopped
@@ -6,7 +6,9 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +16,28 @@ from typing import Any
 
 import torch
 
+from headway.checkpoints.folder import save_folder
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.files import atomic_write
 from headway.errors import ConfigError
-from headway.train.callbacks import Callback, TrainResult
-from headway.train.checkpoint import Machine
+from headway.models import cost
+from headway.report import cell
+from headway.train.callbacks import Callback, CallbackContext, Interrupted, StopRequest, TrainResult
+from headway.train.checkpoint import Machine, State
 from headway.train.config import TrainConfig
+from headway.train.config_io import config_yaml
+from headway.train.evaluation import Evaluation
 from headway.train.inputs import model_spec
 from headway.train.lock import locked
 from headway.train.master_weights import DTYPES, choose_precision
+from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.progress import Reporter
-from headway.train.run_folder import RunFolder, where_to_begin
+from headway.train.progress import Reporter, clock
+from headway.train.run_folder import CONFIG, FINAL, checkpoint_path, checkpoints, where_to_begin
 from headway.train.tasks import find_task, text_task_of
-from headway.train.tasks.base import Task
+from headway.train.tasks.base import StepStats, Task
 from headway.train.text_config import TextConfig
-from headway.train.trainer import Trainer
+from headway.train.trainer import Progress, Trainer
 
 
 def train(
@@ -52,61 +62,175 @@ def train(
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
     config = with_task(config)
-    precision = choose_precision(config.dtype)
-    with locked(Path(config.out)) as remark, seeded(config.seed, config.threads):
+    out, precision = Path(config.out), choose_precision(config.dtype)
+    dtype = DTYPES[precision.what]
+    with locked(out) as remark, seeded(config.seed, config.threads):
         start = where_to_begin(config, resume)
         if start is None:
             for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
-                shutil.rmtree(Path(config.out) / left, ignore_errors=True)
-        task = find_task(str(config.task))(config, Path(config.out), start, DTYPES[precision.what])
-        reporter = Reporter(task.steps, config.log_every, quiet=quiet)
-        try:
+                shutil.rmtree(out / left, ignore_errors=True)
+        task = find_task(str(config.task))(config, out, start, dtype)
+        with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
             for said in (remark, f"{precision.what}: {precision.why}"):
                 if said is not None:
                     reporter.note(said)
-            return _run(config, task, start, callbacks, reporter, DTYPES[precision.what])
-        finally:
-            reporter.close()
+            return Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter).go()
 
 
-def _run(
-    config: TrainConfig,
-    task: Task[Any, Any],
-    start: Path | None,
-    callbacks: Sequence[Callback],
-    reporter: Reporter,
-    dtype: torch.dtype,
-) -> TrainResult:
-    callbacks = [*task.callbacks(), *callbacks]
-    pool = MicrobatchPool(task.workers)
-    optimizer = task.optimizer(pool)
-    machine = Machine(torch.get_num_threads(), task.workers, task.micro_batch)
-    folder = RunFolder(config, task, optimizer, machine)
-    try:
-        progress = folder.open(start, reporter.note)
-        trainer = Trainer(
+class Run:
+    """One run, from the checkpoint `start` or from the beginning. `go` is all that there is to call.
+
+    Raises what `State.load` does."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        task: Task[Any, Any],
+        start: Path | None,
+        dtype: torch.dtype,
+        callbacks: Sequence[Callback],
+        reporter: Reporter,
+    ) -> None:
+        self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
+        self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
+        self.pool, self.stop = MicrobatchPool(task.workers), StopRequest(reporter.note)
+        machine = Machine(torch.get_num_threads(), task.workers, task.micro_batch)
+        self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
+        if start is not None:
+            for remark in self.state.load(start):
+                self.say(f"not bit for bit the same run: {remark}")
+            self.say(f"going on from {start}: step {self.state.progress.step}")
+        self.trainer = Trainer(
             task,
             task.model,
-            optimizer,
+            self.state.optimizer,
             schedule=task.schedule,
             clip=config.clip,
             dtype=dtype,
-            pool=pool,
-            progress=progress,
-            steps=task.steps,
-            max_seconds=config.max_seconds,
-            eval_every=config.eval_every,
-            save_every=config.save_every,
-            callbacks=callbacks,
-            store=folder,
-            reporter=reporter,
+            pool=self.pool,
+            progress=self.state.progress,
         )
-        if start is None:
-            trainer.save()  # shows, before any work is done, that saving works
-        record = trainer.run()
-        return folder.finish(record, trainer.validation, reporter.note)
-    finally:
-        folder.close()
+        self.called = [self.trainer.began] * len(callbacks)
+        self.validation: Evaluation | None = None
+        atomic_write(self.out / CONFIG, config_yaml(config))
+        self.log = MetricsLog(self.out / METRICS, None if start is None else self.state.progress.step)
+
+    def go(self) -> TrainResult:
+        """To the end. Raises Interrupted after a signal, when the running step is done and saved."""
+        with self.log:
+            if self.start is None:
+                self.save()  # shows, before any work is done, that saving works
+            record: dict[str, Any] = {}
+            with self.pool:
+                with self.stop:
+                    last = self.is_over
+                    while not last:
+                        record = self.record(self.trainer.step())
+                        self.log.write(record)
+                        self.reporter.step(record)
+                        last = self.is_over
+                        self.between_steps(record, last)
+                self.measure(last=True)
+                self.save()
+            return self.finish(record)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step is done, or the time is over."""
+        steps, seconds = self.task.steps, self.config.max_seconds
+        by_steps = steps is not None and self.state.progress.step >= steps
+        return by_steps or (seconds is not None and self.trainer.seconds >= seconds)
+
+    def record(self, stats: StepStats) -> dict[str, Any]:
+        """A step's line of metrics.jsonl."""
+        progress, steps, limit = self.state.progress, self.task.steps, self.config.max_seconds
+        epoch = self.task.epoch(progress.step)
+        left = [] if steps is None else [(steps - progress.step) * stats.seconds]
+        left += [] if limit is None else [max(0.0, limit - self.trainer.seconds)]
+        return {
+            "step": progress.step,
+            **({} if epoch is None else {"epoch": epoch}),
+            "loss": stats.loss,
+            "tokens": stats.count,
+            "trained_tokens": progress.trained_tokens,
+            "tokens_per_s": stats.count / stats.seconds,
+            "lr": stats.lr,
+            "grad_norm": stats.grad_norm,
+            **self.task.metrics(stats),
+            "seconds": self.trainer.seconds,
+            "eta_s": min(left),
+        }
+
+    def between_steps(self, record: dict[str, Any], last: bool) -> None:
+        """What is due between two steps, or after the last one."""
+        number, config = self.state.progress.step, self.config
+        if config.eval_every and number % config.eval_every == 0 and not last:
+            self.measure(last=False)
+        if config.save_every and number % config.save_every == 0 and not last:
+            self.save()
+        if self.stop.asked and not last:
+            raise Interrupted(self.save())
+        for i, callback in enumerate(self.callbacks):
+            now = time.monotonic()
+            if last or callback.is_due(number, now - self.called[i]):
+                self.called[i] = now
+                self.call(callback, record, last)
+
+    def call(self, callback: Callback, record: dict[str, Any], last: bool) -> None:
+        """Call a callback, which leaves model and random state as they are."""
+        model, kept = self.trainer.weights.compute, torch.get_rng_state()
+        step, seconds = self.state.progress.step, self.trainer.seconds
+        model.eval()
+        try:
+            with torch.no_grad():
+                callback.function(
+                    CallbackContext(step, seconds, last, record, model, self.task.tokenizer, self.say)
+                )
+        finally:
+            model.train()
+            torch.set_rng_state(kept)
+
+    def measure(self, *, last: bool) -> None:
+        """Evaluate on held-out data, if there is any."""
+        found = self.task.evaluate(self.trainer.weights.compute, self.pool, last=last)
+        if found is not None:
+            self.validation, number = found, self.state.progress.step
+            self.say(f"held out, step {number}: {found}")
+            self.log.write({"step": number, **found.record})
+
+    def save(self) -> Path:
+        """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
+        self.state.progress.seconds = self.trainer.seconds
+        path = checkpoint_path(self.out, self.state.progress.step)
+        self.state.save(path)
+        for old in checkpoints(self.out)[: -self.config.keep_last]:
+            disk.remove(old)
+        return path
+
+    def finish(self, record: dict[str, Any]) -> TrainResult:
+        """Save the trained model and draw the curve. `record` is the last step's, empty where none was left to do."""
+        task, progress, validation = self.task, self.state.progress, self.validation
+        model, metrics, curve = (self.out / name for name in (FINAL, METRICS, CURVE))
+        save_folder(model, task.model, tokenizer=task.tokenizer, generation=task.generation, overwrite=True)
+        if validation is not None and validation.bits_per_byte is not None:
+            self.log.write({"val_bits_per_byte": validation.bits_per_byte})
+        parameters = cost.parameter_count(task.model.spec)
+        title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
+        draw_curve(read_metrics(metrics), curve, title)
+        self.say(f"{model}: {progress.step} steps in {clock(progress.seconds)}")
+        return TrainResult(
+            out=self.out,
+            model=model,
+            metrics=metrics,
+            curve=curve,
+            steps=progress.step,
+            trained_tokens=progress.trained_tokens,
+            seconds=progress.seconds,
+            loss=record.get("loss"),
+            validation=validation,
+            next_command=task.next_command.format(model=shlex.quote(str(model))),
+            accuracy=record.get("accuracy"),
+        )
 
 
 def with_task(config: TrainConfig) -> TrainConfig:
