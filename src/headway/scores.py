@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +47,11 @@ class Score(ABC):
     def select_heads(self, heads: Tensor) -> Score:
         """The step for these query heads only, in that order."""
         return self
+
+
+def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
+    """What `score=` was given, a step or several in order, as a tuple."""
+    return (score,) if isinstance(score, Score) else tuple(score)
 
 
 @dataclass(frozen=True)

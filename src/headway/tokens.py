@@ -175,6 +175,20 @@ class Tokens:
         return self.index.device
 
     @property
+    def static_key(self) -> tuple[int, int] | None:
+        """(start, count) where these say all that a pattern reads: one document, no empty slot, no global token. What
+        follows from two sides that have one may be remembered by it. None where data must be looked at."""
+        if self.start is None or self.document is not None or self.is_global is not None:
+            return None
+        return self.start, self.index.shape[1]
+
+    @property
+    def versions(self) -> tuple[int, ...] | None:
+        """How often what a pattern reads was changed in place, tensor by tensor; None where torch does not count."""
+        tensors = [t for t in (self.index, self.document, self.is_global) if t is not None]
+        return None if any(t.is_inference() for t in tensors) else tuple(t._version for t in tensors)
+
+    @property
     def valid(self) -> Tensor:
         """bool [B|1, N]: False where the slot is empty."""
         return self.index >= 0

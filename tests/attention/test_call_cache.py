@@ -171,6 +171,24 @@ def test_tokens_that_only_data_can_tell_are_looked_at_every_time() -> None:
     assert len(call_cache._known) == 1
 
 
+def test_a_step_over_tokens_that_change_is_looked_at_again() -> None:
+    """A step of decoding is repeated for the very tokens of a ring, and not once they have changed."""
+    ring, queries = Tokens(torch.arange(64).roll(13)[None]), Tokens(torch.tensor([[63]]))
+    q, k, v = made(1, 64)
+    for backend in ("native", "sdpa"):
+        ring.index.copy_(torch.arange(64).roll(13)[None])
+        kept = len(call_cache._known)
+        at = {"q_tokens": queries, "k_tokens": ring, "backend": backend}
+        first = attend(q, k, v, Window.last(5), **at)
+        assert torch.equal(attend(q, k, v, Window.last(5), **at), first)
+        assert len(call_cache._known) == kept + 1
+        ring.index.copy_(ring.index.flip(1).clone())
+        other = attend(q, k, v, Window.last(5), **at)
+        assert not torch.equal(other, first)
+        plain = attend(q, k, v, Window.last(5), q_tokens=queries, k_tokens=ring, backend="dense")
+        torch.testing.assert_close(other, plain)
+
+
 def test_it_holds_no_tensor_of_the_call_and_few_forms() -> None:
     for n in range(call_cache.KEPT + 5):
         q, k, v = made(1, 3 + n)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headway.attention import attend
+from headway.errors import BackendError
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
 from headway.tokens import Tokens
 from tests.naive import naive, with_gradients
@@ -107,6 +108,35 @@ def test_a_whole_row_of_padding_beside_a_full_one() -> None:
     for backend in ("dense", "sdpa", "banded", "diagonal"):
         same(Causal(), at, at, backend)
         same(Window.around(9), at, at, backend)
+
+
+@pytest.mark.parametrize(
+    ("index", "document", "refused"),
+    [
+        ([[0, -1, 1]], None, True),
+        ([[0, 1, -1, 2, 3]], None, True),
+        ([[0, -1, -1, 3, 4]], None, False),
+        ([[-1, 0, 1, 2, -1]], None, False),
+        ([[1, 0]], None, True),
+        ([[0, 1, 0, 1]], None, True),
+        ([[0, 1, 0, 1]], [[4, 4, 2, 2]], False),
+        ([[0, 0, 1, 2, 2, -1]], [[1, 2, 2, 2, 1, 2]], True),
+        ([[0, 1, 2], [0, -1, 1]], None, True),
+    ],
+)
+def test_diagonals_of_tokens_with_empty_slots_between_them_are_right_or_refused(
+    index: list[list[int]], document: list[list[int]] | None, refused: bool
+) -> None:
+    """A diagonal of slots is one of indices only where a document's tokens lie as far apart as their indices."""
+    at = Tokens(torch.tensor(index), None if document is None else torch.tensor(document))
+    for pattern in (Causal(), Window.around(1), Window.last(2) | Sink(1)):
+        if refused:
+            with pytest.raises(
+                BackendError, match="the tokens of a document must lie side by side, in order"
+            ):
+                same(pattern, at, at, "diagonal")
+        else:
+            same(pattern, at, at, "diagonal")
 
 
 def test_row_i_of_a_batch_is_row_i_alone() -> None:

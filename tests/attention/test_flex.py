@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from headway.attention import KeyValues, attend, attend_keys, choose
-from headway.attention.backends import flex
+from headway.attention.backends.flex import backend as flex
 from headway.attention.backends.triton import backend as split_decode
 from headway.attention.call import validate
 from headway.errors import BackendError, PatternError
@@ -219,7 +219,7 @@ def test_scores_and_all_gradients_are_those_of_dense(number: int) -> None:
         call = validate(q, at, [KeyValues(k, v, at)], pattern, None, steps, None, 0.0, None)
         with mock.patch.object(torch_flex, "_validate_device", anywhere):
             got = (
-                flex.run(call)
+                flex.forward(call)
                 if backend == "flex"
                 else attend_keys(q, at, call.keys, pattern, score=steps, backend="dense")
             )
@@ -331,14 +331,14 @@ def test_kernels_in_blocks_read_the_lists(pattern: Pattern, q: Tokens, k: Tokens
     checked = validate(call[0], q, [KeyValues(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
     compiled = flex._compiled
     with mock.patch.object(flex, "_compiled", lambda form, fused: compiled(form, True)):
-        out = flex.run(checked, with_lse=False).out
+        out = flex.forward(checked, with_lse=False).out
         with (
             mock.patch.object(
                 flex, "_lists", lambda t: (torch.zeros_like(t[:, None, :, 0], dtype=torch.int32), lists(t)[1])
             ),
             mock.patch.object(flex, "_masked", flex.block_mask),
         ):
-            nothing = flex.run(checked, with_lse=False).out
+            nothing = flex.forward(checked, with_lse=False).out
     exact = attend(*(t.double() for t in call), pattern, q_tokens=q, k_tokens=k, backend="dense")
     low = attend(*call, pattern, q_tokens=q, k_tokens=k, backend="dense")
     assert_within_reference(out, exact, low)

@@ -12,7 +12,7 @@ from headway import native
 from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import validate
-from headway.attention.select import CAPABILITIES, unsupported_reason
+from headway.attention.select import BACKENDS
 from headway.errors import BackendError, PatternError
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.quantization import LARGEST, dequantize, quantize, row_bytes
@@ -105,9 +105,7 @@ def test_sets_are_cut_joined_and_made_numbers_alike() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(
-    "backend", ["auto", *(name for name in CAPABILITIES if name not in ("flex", "triton"))]
-)
+@pytest.mark.parametrize("backend", ["auto", *(name for name in BACKENDS if name not in ("flex", "triton"))])
 @pytest.mark.parametrize(
     "pattern", [Causal(), WINDOW, PerHead(Causal(), WINDOW, WINDOW, Causal() & GlobalKeys())], ids=str
 )
@@ -115,7 +113,7 @@ def test_every_backend_reads_the_same_numbers(pattern: Pattern, backend: str, dt
     at = Tokens.range(33).with_global([3])
     part, q = set_of(33, at=at), torch.randn(2, 4, 33, 16).to(dtype)
     call = validate(q, at, [part], pattern.heads[0], None, (), None, 0.0, None)
-    if backend != "auto" and (reason := unsupported_reason(backend, call, lse=False)):
+    if backend != "auto" and (reason := BACKENDS[backend].unsupported_reason(call, False, "cpu")):
         with pytest.raises(BackendError, match=re.escape(reason)):
             attend_keys(q, at, [part], pattern, backend=backend)
         return

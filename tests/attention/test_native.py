@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from headway import native
-from headway.attention import KeyValues, attend, attend_keys
-from headway.attention.backends.native import arguments as native_layout
-from headway.attention.backends.native.arguments import layout, program
-from headway.attention.backends.native.backend import unsupported_reason
+from headway.attention import KeyValues, attend, attend_keys, memo
+from headway.attention.backends.native.backend import NATIVE
+from headway.attention.backends.native.plan_arrays import PlanArrays, plan_arrays, program
 from headway.attention.call import validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
+from headway.patterns.primitives import Kind
+from headway.patterns.program import height, lower
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
 from tests.native.plain import Problem
@@ -33,7 +34,8 @@ def kernels() -> None:
 def reason(*score: Score, pattern: Pattern = CAUSAL, at: Tokens | None = None, **more: object) -> str | None:
     q = torch.randn(1, 4, 5, 8, **more)  # type: ignore[call-overload]
     at = Tokens.range(5) if at is None else at
-    return unsupported_reason(validate(q, at, [KeyValues(q, q, at)], pattern, None, score, None, 0.0, None))
+    call = validate(q, at, [KeyValues(q, q, at)], pattern, None, score, None, 0.0, None)
+    return NATIVE.unsupported_reason(call, False, "cpu")
 
 
 def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +44,7 @@ def test_obstacles_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(dtype=torch.bfloat16) is None
     assert reason(dtype=torch.float64) == "its kernels take float32 and bfloat16, not float64"
     assert reason(RelativeKey(torch.ones(3, 8))) == "its kernels know no score RelativeKey"
-    assert reason(Bias(torch.ones(5, 5))) == "its kernels know no score Bias"
+    assert reason(Bias(torch.ones(5, 5))) == "it takes no bias tied to slots"
     assert reason(*[SoftCap(3.0)] * 9) == "its kernels take up to 8 scores"
     assert reason(ALiBi((1.0, 2.0))) == "ALiBi is for 2 heads, the call has 4"
     assert reason(RelativeBias(torch.ones(32, 3))) == "RelativeBias is for 3 heads, the call has 4"
@@ -58,7 +60,7 @@ def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
         q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
         asked = validate(q, None, [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
-        assert (unsupported_reason(asked) is None) == fine, (width, value)
+        assert (NATIVE.unsupported_reason(asked, False, "cpu") is None) == fine, (width, value)
 
 
 def deep(levels: int) -> Pattern:
@@ -71,7 +73,7 @@ def deep(levels: int) -> Pattern:
 
 @pytest.mark.usefixtures("kernels")
 def test_patterns_nest_as_deep_as_the_kernels_stack() -> None:
-    assert program(deep(c.DEEPEST))[1] == c.DEEPEST
+    assert height(lower(deep(c.DEEPEST))) == c.DEEPEST
     assert reason(pattern=deep(c.DEEPEST)) is None
     assert reason(pattern=deep(c.DEEPEST + 1)) == f"its kernels take patterns nested up to {c.DEEPEST} deep"
     at = Tokens.range(40)
@@ -80,16 +82,16 @@ def test_patterns_nest_as_deep_as_the_kernels_stack() -> None:
 
 
 def test_programs_are_postfix() -> None:
-    code, height = program(Window.last(3, step=2) & Causal() | Sink(4))
-    window, causal, sink = [c.WINDOW, -4, 0, 2], [c.CAUSAL, 0, 0, 0], [c.SINK, 4, 0, 0]
-    assert code == [*window, *causal, c.AND, 0, 0, 0, *sink, c.OR, 0, 0, 0]
-    assert height == 2
-    assert program(Window(2**40, 2**50))[0] == [c.WINDOW, -(2**30), 2**30, 1]
+    pattern = Window.last(3, step=2) & Causal() | Sink(4)
+    window, causal, sink = [Kind.WINDOW, -4, 0, 2], [Kind.CAUSAL, 0, 0, 1], [Kind.SINK, 4, 0, 0]
+    assert program(pattern) == [*window, *causal, Kind.AND, 0, 0, 1, *sink, Kind.OR, 0, 0, 1]
+    assert height(lower(pattern)) == 2
+    assert program(Window(2**40, 2**50)) == [Kind.WINDOW, -(2**30), 2**30, 1]
 
 
 def test_calls_that_are_known_without_looking_share_a_layout() -> None:
-    def of(start: int, count: int = 40, pattern: Pattern = CAUSAL) -> native_layout.Layout:
-        return layout(pattern, Tokens.range(count, start), Tokens.range(60))
+    def of(start: int, count: int = 40, pattern: Pattern = CAUSAL) -> PlanArrays:
+        return plan_arrays(pattern, Tokens.range(count, start), Tokens.range(60))
 
     assert of(3) is of(3)
     assert len({id(of(3)), id(of(4)), id(of(3, 41)), id(of(3, pattern=Window.last(7)))}) == 4
@@ -97,25 +99,25 @@ def test_calls_that_are_known_without_looking_share_a_layout() -> None:
 
 def test_the_same_tokens_share_a_layout_until_they_change() -> None:
     q, k = Tokens.from_lengths([30, 40], 40), Tokens.packed([[10, 20], [40]], 40)
-    first = layout(Causal(), q, k)
-    assert layout(Causal(), q, k) is first
-    assert layout(Window.last(3), q, k) is not first
-    assert layout(Causal(), q, q) is not first
+    first = plan_arrays(Causal(), q, k)
+    assert plan_arrays(Causal(), q, k) is first
+    assert plan_arrays(Window.last(3), q, k) is not first
+    assert plan_arrays(Causal(), q, q) is not first
     k.index[0, 5] = -1
-    changed = layout(Causal(), q, k)
+    changed = plan_arrays(Causal(), q, k)
     assert changed is not first
-    assert layout(Causal(), q, k) is changed
+    assert plan_arrays(Causal(), q, k) is changed
 
 
 def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     q = Tokens.from_lengths([30, 40], 40)
-    at = weakref.ref(layout(Causal(), q, q))
-    for n in range(3 * native_layout.KEPT):
-        layout(Window.last(n + 1), q, q)
-    assert len(native_layout._known[q]) <= native_layout.KEPT
+    at = weakref.ref(plan_arrays(Causal(), q, q))
+    for n in range(3 * memo.OTHERS):
+        plan_arrays(Window.last(n + 1), q, q)
+    assert len(plan_arrays.others[q]) <= memo.OTHERS
     gc.collect()
     assert at() is None
-    alive = weakref.ref(layout(Causal(), q, q))
+    alive = weakref.ref(plan_arrays(Causal(), q, q))
     del q
     gc.collect()
     assert alive() is None

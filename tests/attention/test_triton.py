@@ -12,6 +12,8 @@ from hypothesis import given
 
 from headway.attention.backends.triton import backend as split_decode
 from headway.patterns import Causal, Full, GlobalKeys, GlobalQueries, Pattern, Sink, Window
+from headway.patterns.primitives import Kind
+from headway.patterns.program import terms
 from headway.tokens import Tokens
 from tests.strategies import patterns, tokens
 
@@ -22,16 +24,16 @@ if not split_decode.has_triton():
 @given(patterns, tokens(), tokens())
 def test_terms_are_the_pattern(pattern: Pattern, q: Tokens, k: Tokens) -> None:
     leaves = {
-        split_decode.FULL: lambda *_: Full(),
-        split_decode.CAUSAL: lambda *_: Causal(),
-        split_decode.WINDOW: lambda first, last, step: Window(-first // step, last // step, step),
-        split_decode.SINK: lambda first, last, step: Sink(last),
-        split_decode.GLOBAL_KEYS: lambda *_: GlobalKeys(),
-        split_decode.GLOBAL_QUERIES: lambda *_: GlobalQueries(),
+        Kind.FULL: lambda *_: Full(),
+        Kind.CAUSAL: lambda *_: Causal(),
+        Kind.WINDOW: lambda first, last, step: Window(-first // step, last // step, step),
+        Kind.SINK: lambda first, last, step: Sink(last),
+        Kind.GLOBAL_KEYS: lambda *_: GlobalKeys(),
+        Kind.GLOBAL_QUERIES: lambda *_: GlobalQueries(),
     }
     allowed = [
         reduce(torch.logical_and, [leaves[kind](*rest).allows(q, k) for kind, *rest in term])
-        for term in split_decode.terms(pattern)
+        for term in terms(pattern)
     ]
     expected = pattern.allows(q, k)
     assert torch.equal(reduce(torch.logical_or, allowed).expand_as(expected), expected)
@@ -59,7 +61,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from headway.attention import split_decode
+from headway.attention.backends.triton import backend as split_decode
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.heads import Heads
@@ -85,7 +87,7 @@ for dtype, queries, group, width in (
     keys = KeyValues(k, k, tokens)
     pattern = parse("(Window.last(9, step=3) | GlobalKeys() | GlobalQueries()) & Causal() | Sink(4)")
     call = Call(q, tokens.slice(0, queries), (keys,), pattern, Heads.of(2 * group, 2), 1.0)
-    split_decode.run(call)
+    split_decode.forward(call)
     made = built[-1]
     assert made.asm["cubin"], "no machine code"
     print(dtype, made.metadata.shared)

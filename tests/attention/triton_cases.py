@@ -34,7 +34,7 @@ def decode(
     k_tokens: Tokens,
     chunk: int | None = None,
 ) -> Partial:
-    return split_decode.run(made(q, k, v, pattern, q_tokens, k_tokens), chunk)
+    return split_decode.forward(made(q, k, v, pattern, q_tokens, k_tokens), chunk=chunk)
 
 
 def made(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, q_tokens: Tokens, k_tokens: Tokens) -> Call:
@@ -141,4 +141,4 @@ def test_several_key_sets_and_empty_ones_merge() -> None:
     tokens = whole.keys[0].tokens
     cuts = ((0, 0), (0, 50), (50, 140))
     parts = tuple(KeyValues(k[:, :, a:b], v[:, :, a:b], tokens.slice(a, b)) for a, b in cuts)
-    assert_same(split_decode.run(replace(whole, keys=parts)), q, k, v, pattern, q_tokens, k_tokens)
+    assert_same(split_decode.forward(replace(whole, keys=parts)), q, k, v, pattern, q_tokens, k_tokens)

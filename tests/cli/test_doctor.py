@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway import hardware
-from headway.attention import CAPABILITIES
+from headway.attention import BACKENDS
 from headway.cli import doctor, run
 from headway.native import loader
 
@@ -34,7 +34,7 @@ def test_the_report_is_about_this_machine(
 def test_every_backend_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"]) == 0
     text = capsys.readouterr().out
-    for name in (*CAPABILITIES, "native"):
+    for name in BACKENDS:
         assert f"\n{name} " in text
 
 

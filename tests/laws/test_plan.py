@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.attention import plan, simplify
+from headway.attention import plan
 from headway.patterns import Causal, Full, Pattern, Sink, Window, classify, draw, pairs, visible
+from headway.patterns.program import simplify
 from headway.tokens import Tokens
 from tests.strategies import patterns, tokens
 

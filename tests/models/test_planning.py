@@ -83,14 +83,15 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
     spec = ModelSpec.of_depth(2, 50, patterns=[Window.last(5), Causal()])
     report = plan(spec, model="m", context=context, dtype=torch.float32, machine=BOX)
     ran: list[str] = []
-    choose = select.choose_for
+    pick = select.pick
 
     def note(*given: Any) -> Any:
-        choice = choose(*given)
-        ran.append(choice.what)
-        return choice
+        backend = pick(*given)
+        ran.append(backend.name)
+        return backend
 
-    monkeypatch.setattr(select, "choose_for", note)
+    monkeypatch.setattr(select, "pick", note)
+    select.call_cache.forget()
     model = build(spec, seed=0).eval()
     ids = torch.zeros(1, context, dtype=torch.int64)
     cache = model.make_cache(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec, mark_global
-from headway.patterns import And, GlobalKeys, GlobalQueries, Or, Pattern, PerHead
+from headway.patterns.program import reads_globals
 from headway.text import Encoded
 from headway.tokens import Tokens
 
@@ -51,7 +51,7 @@ def rows(
                 f"text {i} has {len(text.ids)} tokens, and this model reads {limit}; give less of it, or cut=True "
                 "(--cut) to read its beginning only"
             )
-    globally = any(map(has_globals, spec.patterns))
+    globally = any(map(reads_globals, spec.patterns))
     numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
     for at in range(0, len(numbers), batch_size):
         part = numbers[at : at + batch_size]
@@ -73,13 +73,6 @@ def token_limit(spec: ModelSpec) -> int | None:
     """The longest row that the model was made for."""
     limits = [n for n in (spec.context_limit, spec.trained_context) if n is not None]
     return min(limits, default=None)
-
-
-def has_globals(pattern: Pattern) -> bool:
-    """Whether global tokens mean something to a pattern."""
-    if isinstance(pattern, And | Or | PerHead):
-        return any(map(has_globals, pattern.parts))
-    return isinstance(pattern, GlobalKeys | GlobalQueries)
 
 
 def shortened(text: Encoded, limit: int) -> Encoded:

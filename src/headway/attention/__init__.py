@@ -1,20 +1,25 @@
 """Attention: declared by a pattern, computed by the best backend that can."""
 
 from headway.attention.attend import attend, attend_keys, attention_weights
+from headway.attention.backends.base import Backend, Capabilities, Gradients, Status
 from headway.attention.key_values import KeyValues
-from headway.attention.plan import Entry, Plan, plan, simplify
-from headway.attention.select import CAPABILITIES, Capabilities, choose
+from headway.attention.plan import Entry, Plan, plan
+from headway.attention.select import BACKENDS, Rule, choose, register
 
 __all__ = [
-    "CAPABILITIES",
+    "BACKENDS",
+    "Backend",
     "Capabilities",
     "Entry",
+    "Gradients",
     "KeyValues",
     "Plan",
+    "Rule",
+    "Status",
     "attend",
     "attend_keys",
     "attention_weights",
     "choose",
     "plan",
-    "simplify",
+    "register",
 ]

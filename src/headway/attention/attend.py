@@ -20,7 +20,7 @@ from headway.errors import PatternError
 from headway.heads import Heads
 from headway.partial import Partial
 from headway.patterns import Full, Pattern
-from headway.scores import Score
+from headway.scores import Score, steps_of
 from headway.tokens import Tokens
 
 _FULL = Full()
@@ -55,7 +55,7 @@ def attend(
         scale: D ** -0.5 unless given.
         dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
         seed: for dropout; drawn from torch's generator when not given.
-        backend: "auto", or a name of `CAPABILITIES`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton";
+        backend: "auto", or a name of `BACKENDS`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton";
             a named one runs or fails.
         k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
             have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
@@ -71,8 +71,19 @@ def attend(
     (Vaswani et al. 2017, section 3.2.1; shapes as torch.nn.functional.scaled_dot_product_attention.)
     """
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
-    keys = KeyValues(k, v, k_tokens, k_scale, v_scale)
-    return _attend(q, q_tokens, [keys], pattern, keep, score, scale, dropout, seed, backend, lse=False).out
+    return attend_keys(
+        q,
+        q_tokens,
+        [KeyValues(k, v, k_tokens, k_scale, v_scale)],
+        pattern,
+        keep=keep,
+        score=score,
+        scale=scale,
+        dropout=dropout,
+        seed=seed,
+        backend=backend,
+        lse=False,
+    ).out
 
 
 def attend_keys(
@@ -81,6 +92,7 @@ def attend_keys(
     keys: Sequence[KeyValues],
     pattern: Pattern,
     *,
+    keep: Tensor | None = None,
     score: Score | Sequence[Score] = (),
     scale: float | None = None,
     dropout: float = 0.0,
@@ -90,10 +102,19 @@ def attend_keys(
 ) -> Partial:
     """Attention over several disjoint sets of keys, merged: what `attend` wraps, with its logsumexp.
 
-    Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`.
-    `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
+    Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`; S counts
+    the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
     """
-    return _attend(q, q_tokens, keys, pattern, None, score, scale, dropout, seed, backend, lse)
+    steps, key = steps_of(score), None
+    if not steps and dropout == 0 and keep is None:
+        key = call_cache.key(q, q_tokens, keys, pattern, scale, backend, lse)
+        repeated = call_cache.known(key)
+        if repeated is not None:
+            return repeated(q, keys[0])
+    call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
+    if len(call.pattern.heads) > 1:
+        return _by_pattern(call, backend, lse)
+    return select.run(call, backend, lse, key)
 
 
 def attention_weights(
@@ -109,9 +130,8 @@ def attention_weights(
 ) -> Tensor:
     """The weights themselves, [B, H, T, S]: dense, for looking. A row that sees nothing is all 0."""
     q_tokens, k_tokens = _numbered(q, k, pattern, q_tokens, k_tokens)
-    return dense.weights(
-        validate(q, q_tokens, [KeyValues(k, k, k_tokens)], pattern, keep, score, scale, 0.0, None)
-    )
+    keys = [KeyValues(k, k, k_tokens)]
+    return dense.weights(validate(q, q_tokens, keys, pattern, keep, steps_of(score), scale, 0.0, None))
 
 
 def _numbered(
@@ -144,30 +164,6 @@ def _from_zero(t: Tensor) -> Tokens:
 def _numbers(count: int) -> Tokens:
     with torch.inference_mode(False):
         return Tokens.range(count, device="cpu")
-
-
-def _attend(
-    q: Tensor,
-    q_tokens: Tokens,
-    keys: Sequence[KeyValues],
-    pattern: Pattern,
-    keep: Tensor | None,
-    score: Score | Sequence[Score],
-    scale: float | None,
-    dropout: float,
-    seed: int | None,
-    backend: str,
-    lse: bool,
-) -> Partial:
-    steps = (score,) if isinstance(score, Score) else tuple(score)
-    more = keep is not None or len(steps) or dropout != 0
-    form = None if more else call_cache.form(q, q_tokens, keys, pattern, scale, backend, lse)
-    if form is not None and (prepared := call_cache.known(form)) is not None:
-        return prepared.run(q, keys[0])
-    call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
-    return (
-        select.run(call, backend, lse, form) if len(pattern.heads) == 1 else _by_pattern(call, backend, lse)
-    )
 
 
 def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:

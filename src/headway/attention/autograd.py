@@ -1,4 +1,4 @@
-"""The one autograd function around a whole plan.
+"""The one autograd function around a whole plan, for backends with a backward of their own.
 
 The backward needs only the final (out, lse) of the merged result: every block's gradient is independent of
 the others, and both parts of the partial are differentiable.
@@ -6,28 +6,52 @@ the others, and both parts of the partial are differentiable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.attention.backends.base import Backend, Backward
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.twice import no_second
+from headway.errors import BackendError
 from headway.partial import Partial
 
 
-@dataclass(frozen=True, eq=False)
-class _Plain:
-    """The call without its tensors, so that autograd alone holds them."""
+def run(backend: Backend, call: Call, lse: bool) -> Partial:
+    """The partial of `call` by a backend that can run it; differentiable in both parts, once where the backend has a
+    backward of its own."""
+    if not backend.capabilities.int8:
+        call = call.dequantized()
+    if backend.operator is not None and torch.compiler.is_compiling():
+        return backend.operator(call)
+    if backend.backward is None or not call.needs_grad:
+        return backend.forward(call, lse)
+    tensors = [*(s.k for s in call.keys), *(s.v for s in call.keys), *call.parameters]
+    asked = _Asked(backend, backend.backward, call)
+    out, sums = _Attention.apply(asked, call.q, *tensors)  # type: ignore[no-untyped-call]
+    return Partial(out, sums)
 
-    name: str
-    backend: ModuleType
-    call: Call
 
-    def call_with(self, q: Tensor, tensors: tuple[Tensor, ...]) -> Call:
+def no_second_derivative(backend: str) -> BackendError:
+    """The error that names the backend which ran, and the one that could."""
+    return BackendError(
+        f'second derivatives of attention: only backend="dense" has them, this call ran on {backend!r}; '
+        'pass backend="dense" to it'
+    )
+
+
+class _Asked:
+    """The call without q, keys and values, which autograd alone holds, and who computes it."""
+
+    def __init__(self, backend: Backend, backward: Backward, call: Call) -> None:
+        none = call.q.new_empty(0)
+        keys = tuple(KeyValues(none, none, part.tokens) for part in call.keys)
+        self.backend, self.backward, self.call = backend, backward, replace(call, q=none, keys=keys)
+
+    def of(self, q: Tensor, tensors: tuple[Tensor, ...]) -> Call:
+        """The call on these tensors: every k, every v, and those of the scores."""
         sets, count = self.call.keys, len(self.call.keys)
         ks, vs = tensors[:count], tensors[count : 2 * count]
         keys = tuple(KeyValues(k, v, part.tokens) for k, v, part in zip(ks, vs, sets, strict=True))
@@ -35,33 +59,24 @@ class _Plain:
         return call.with_parameters(tensors[2 * count :]) if call.score else call
 
 
-class _Blocked(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plain: _Plain, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        part = plain.backend.run_forward(plain.call_with(q, tensors))
-        ctx.plain = plain
+    def forward(ctx: Any, asked: _Asked, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        part = asked.backend.forward(asked.of(q, tensors), True)
+        ctx.asked = asked
         ctx.save_for_backward(q, part.out, part.lse, *tensors)
         return part.out, part.lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        asked: _Asked = ctx.asked
         if torch.is_grad_enabled():
-            raise no_second(ctx.plain.name)
+            raise no_second_derivative(asked.backend.name)
         d_out, d_lse = grads
         q, out, lse, *tensors = ctx.saved_tensors
-        call = ctx.plain.call_with(q, tuple(tensors))
-        dq, dk, dv, extra = ctx.plain.backend.run_backward(call, out, lse, d_out, d_lse)
+        made = asked.backward(asked.of(q, tuple(tensors)), out, lse, d_out, d_lse)
         given = [q, *tensors]
-        made = [dq, *dk, *dv, *extra]
-        return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(made, given, strict=True))
-
-
-def run(name: str, backend: ModuleType, call: Call) -> Partial:
-    """The partial of `call` by a backend that has `run_forward` and `run_backward`; differentiable once."""
-    if not call.needs_grad:
-        with torch.no_grad():
-            part: Partial = backend.run_forward(call)
-            return part
-    tensors = [*(s.k for s in call.keys), *(s.v for s in call.keys), *call.parameters]
-    out, lse = _Blocked.apply(_Plain(name, backend, call), call.q, *tensors)  # type: ignore[no-untyped-call]
-    return Partial(out, lse)
+        gradients = [made.q, *made.k, *made.v, *made.parameters]
+        return None, *(
+            g.to(t.dtype) if t.requires_grad else None for g, t in zip(gradients, given, strict=True)
+        )

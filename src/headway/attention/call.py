@@ -100,6 +100,19 @@ class Call:
     def visible(self, at_q: Tokens, at_k: Tokens) -> Tensor:
         return visible(self.pattern, at_q, at_k)
 
+    def seen(self, number: int) -> tuple[Tensor, Tensor]:
+        """(mask [B|1, H|1, T, S], unseen [B|1, K|1, S, 1]) of a key set: which keys each query sees, and those that
+        none does, which do not matter, NaN included."""
+        part, first = self.keys[number], self.slots[number]
+        mask = visible(self.pattern, self.q_tokens, part.tokens)
+        if self.keep is not None:
+            one = self.keep.shape[-1] == 1
+            mask = mask & (self.keep if one else self.keep[..., first : first + part.tokens.count])
+        some = mask.any(-2)
+        if some.shape[1] > 1:
+            some = some.unflatten(1, (self.heads.kv_heads, -1)).any(2)
+        return mask, ~some.unsqueeze(-1)
+
 
 def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
     """One axis as two: `Tensor.unflatten`, typed; always a view."""
@@ -113,7 +126,7 @@ def validate(
     keys: Sequence[KeyValues],
     pattern: Pattern,
     keep: Tensor | None,
-    score: Score | Sequence[Score],
+    score: tuple[Score, ...],
     scale: float | None,
     dropout: float,
     seed: int | None,
@@ -151,8 +164,7 @@ def validate(
         raise PatternError(f"attend: scale must be finite, got {scale}")
     if dropout and seed is None:
         seed = int(torch.randint(2**62, ()))
-    steps = (score,) if isinstance(score, Score) else tuple(score)
-    call = Call(q, q_tokens, tuple(keys), pattern, heads, scale, steps, keep, dropout, seed or 0)
+    call = Call(q, q_tokens, tuple(keys), pattern, heads, scale, score, keep, dropout, seed or 0)
     if call.needs_grad and any(part.is_int8 for part in keys):
         raise PatternError(
             "attend: a gradient is asked for, and int8 keys and values have none: call it under torch.no_grad(), "

@@ -1,6 +1,6 @@
 """Calls that repeat: when a model decodes, its layers make one call after the other that differ in numbers only.
 
-What is checked, chosen and laid out follows from shapes, strides, types, tokens and pattern. A call in which all of
+What is validated, chosen and laid out follows from shapes, strides, types, tokens and pattern. A call in which all of
 these are as they were goes straight to the kernels: when a long context has just passed through the processor's caches,
 looking at everything again takes as long as reading megabytes of keys.
 """
@@ -8,23 +8,27 @@ looking at everything again takes as long as reading megabytes of keys.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from headway.attention.backends.native.backend import Prepared
+from headway.attention.backends.base import Backend, Repeated
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.patterns import Pattern
 from headway.tokens import Tokens
 
 KEPT = 64
-"""Forms remembered at a time."""
+"""Calls remembered at a time."""
 
-_known: dict[Hashable, Prepared] = {}
+FEW = 4
+"""Queries of a call up to which it is remembered by tokens that data must be looked at for: those of a decode step."""
+
+_known: dict[Hashable, Repeated] = {}
 
 
-def form(
+def key(
     q: Tensor,
     q_tokens: Tokens | None,
     keys: Sequence[KeyValues],
@@ -42,7 +46,8 @@ def form(
     ):
         return None
     part = keys[0]
-    tensors, sides = (q, *part.tensors), (_side(q_tokens), _side(part.tokens))
+    tensors, few = (q, *part.tensors), q.dim() == 4 and q.shape[2] <= FEW
+    sides = _side(q_tokens, few), _side(part.tokens, few)
     if None in sides or type(scale) not in (float, type(None)) or not all(map(_plain, tensors)):
         return None
     return pattern, scale, backend, lse, sides, *((t.dtype, t.shape, t.stride()) for t in tensors)
@@ -55,21 +60,40 @@ def _plain(t: Tensor) -> bool:
     return t.stride(-1) == 1 if t.dim() == 4 else t.is_contiguous()
 
 
-def _side(tokens: Tokens) -> Hashable | None:
-    """Tokens that are known without looking at data."""
-    if tokens.start is None or not (tokens.document is tokens.is_global is tokens.position is None):
+def _side(tokens: Tokens, few: bool) -> Hashable | None:
+    """What says all of the tokens: their start and count, or, for few queries, they themselves, unchanged."""
+    rows = tokens.index.shape[0], tokens.position is None or tokens.position.shape[0]
+    if tokens.static_key is not None:
+        return tokens.static_key, rows
+    versions = tokens.versions if few else None
+    return None if versions is None else (ref(tokens), versions, rows)
+
+
+def known(found: Hashable | None) -> Repeated | None:
+    """How calls of this key are computed, if one was made before."""
+    return None if found is None else _known.get(found)
+
+
+def remember(found: Hashable, backend: Backend, call: Call, lse: bool) -> Repeated | None:
+    """That the backend computes calls of this key, and how; None where it cannot repeat them."""
+    if backend.repeat is None:
         return None
-    return tokens.start, tokens.index.shape
+    if backend.capabilities.int8:
+        made = backend.repeat(call, lse)
+    else:
+        made = _of_numbers(backend.repeat(call.dequantized(), lse))
+    if made is not None:
+        if len(_known) >= KEPT:
+            _known.clear()
+        _known[found] = made
+    return made
 
 
-def known(found: Hashable) -> Prepared | None:
-    """How calls of this form are computed, if one was made before."""
-    return _known.get(found)
+def _of_numbers(run: Repeated | None) -> Repeated | None:
+    """The same for keys that may be int8."""
+    return None if run is None else lambda q, keys: run(q, keys.dequantized(q.dtype))
 
 
-def remember(found: Hashable, call: Call) -> Prepared:
-    """That the kernels compute calls of this form, and how."""
-    if len(_known) >= KEPT:
-        _known.clear()
-    _known[found] = prepared = Prepared(call)
-    return prepared
+def forget() -> None:
+    """Forgets every call: what would be chosen has changed."""
+    _known.clear()

@@ -6,13 +6,12 @@ Legend: B rows, N slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headway.patterns import And, Causal, Extent, Full, Or, Pattern, Window, judge
+from headway.patterns import Extent, Pattern, judge
 from headway.tokens import Tokens
 
 _BLOCK = 16
@@ -149,58 +148,3 @@ def _joined(runs: Tensor, tile: int, tiles: int, width: int, count: int) -> Plan
     first = torch.bincount(i[new], minlength=tiles).cumsum(0).tolist()
     ends = (end[last] * width).clamp(max=count)
     return Plan(tile, [0, *first], (begin[new] * width).tolist(), ends.tolist(), full[new].tolist())
-
-
-def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
-    """The plainest pattern that allows the same pairs of these tokens.
-
-    Parts of & that always hold and parts of | that never do are dropped; a window that reaches past the first
-    key is Causal. So a window of 512 over 300 tokens runs as what it is.
-    """
-    if not q.count or not k.count:
-        return pattern
-    return _simplify(pattern, Extent.of(q, q.count), Extent.of(k, k.count))
-
-
-def _simplify(pattern: Pattern, q: Extent, k: Extent) -> Pattern:
-    _, certain = pattern.judge(q, k)
-    if bool(certain.all()):
-        return Full()
-    if isinstance(pattern, And | Or):
-        parts = [_simplify(p, q, k) for p in pattern.parts]
-        if isinstance(pattern, And):
-            parts = [p for p in parts if p != Full()]
-        else:
-            parts = [p for p in parts if bool(p.judge(q, k)[0].any())]
-        unique = tuple(dict.fromkeys(parts))
-        if not unique:
-            return Full() if isinstance(pattern, And) else pattern
-        return unique[0] if len(unique) == 1 else type(pattern)(unique)
-    if isinstance(pattern, Window) and pattern.step == 1 and pattern.after == 0:
-        reach = int((q.hi.max() - k.lo.min()).item())
-        return Causal() if pattern.before >= reach else pattern
-    return pattern
-
-
-def simplified(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
-    """`simplify`, remembered for tokens that are known without looking at data."""
-    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
-        return _simplified(pattern, q.start, q.count, k.start, k.count)
-    return simplify(pattern, q, k)
-
-
-def planned(pattern: Pattern, q: Tokens, k: Tokens, tile: int) -> Plan:
-    """`plan`, remembered for tokens that are known without looking at data."""
-    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
-        return _planned(pattern, q.start, q.count, k.start, k.count, tile)
-    return plan(pattern, q, k, tile)
-
-
-@lru_cache(maxsize=512)
-def _simplified(pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int) -> Pattern:
-    return simplify(pattern, Tokens.range(q_count, q_start), Tokens.range(k_count, k_start))
-
-
-@lru_cache(maxsize=64)
-def _planned(pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int, tile: int) -> Plan:
-    return plan(pattern, Tokens.range(q_count, q_start), Tokens.range(k_count, k_start), tile)

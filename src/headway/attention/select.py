@@ -1,17 +1,21 @@
-"""Which kernel runs, and why: the table of what each backend can do, and the choice among them."""
+"""Which backend runs a call, and why: the registry, and the policy of `auto`."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import torch
 
 from headway.attention import autograd, call_cache
-from headway.attention.backends import banded, dense, diagonal, flex, sdpa
-from headway.attention.backends.native import backend as native
-from headway.attention.backends.native import torch_op as native_op
-from headway.attention.backends.triton import backend as split_decode
+from headway.attention.backends.banded import BANDED
+from headway.attention.backends.base import BOTH, CPU, CUDA, Backend
+from headway.attention.backends.dense import DENSE
+from headway.attention.backends.diagonal import DIAGONAL
+from headway.attention.backends.flex.backend import FLEX
+from headway.attention.backends.native.backend import NATIVE
+from headway.attention.backends.sdpa import SDPA, form
+from headway.attention.backends.triton.backend import TRITON
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.choice import Choice
@@ -22,48 +26,33 @@ from headway.patterns import Pattern
 from headway.scores import Score
 from headway.tokens import Tokens
 
+AUTO = "auto"
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend can do: `choose` and its errors read this, and then what the backend itself says.
-
-    `devices` it runs on, those on which it returns a logsumexp (`lse`) and those on which it can be
-    differentiated (`gradient`); `lse_gradient` says that the logsumexp can be, too.
-    """
-
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    gradient: tuple[str, ...] = ("cpu", "cuda")
-    dropout: bool = True
-    scores: bool = True
-    slot_scores: bool = False
-    keep: bool = False
-    value_width: bool = True
-    lse: tuple[str, ...] = ("cpu", "cuda")
-    lse_gradient: bool = True
+AUTO = "auto"
+BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, FLEX, TRITON)}
+"""Every backend, by its name."""
 
 
-CAPABILITIES = {
-    "dense": Capabilities(slot_scores=True, keep=True),
-    "sdpa": Capabilities(
-        dropout=False, scores=False, keep=True, value_width=False, lse=("cpu",), lse_gradient=False
-    ),
-    "native": Capabilities(devices=("cpu",), gradient=("cpu",), lse=("cpu",)),
-    "banded": Capabilities(),
-    "diagonal": Capabilities(dropout=False, scores=False),
-    "flex": Capabilities(dropout=False, gradient=("cuda",)),
-    "triton": Capabilities(dropout=False, scores=False, devices=("cuda",), gradient=()),
-}
+def register(backend: Backend, rule: Rule | None = None) -> None:
+    """Makes a backend known by its name; with a rule, "auto" asks for it before all others. BackendError for a name
+    that is taken."""
+    if backend.name in (AUTO, *BACKENDS):
+        raise BackendError(f"register: there is a backend {backend.name!r} already; give yours another name")
+    BACKENDS[backend.name] = backend
+    POLICY[:0] = [] if rule is None else [rule]
+    call_cache.forget()
 
-OBSTACLES = {
-    "sdpa": sdpa.unsupported_reason,
-    "native": native.unsupported_reason,
-    "diagonal": diagonal.unsupported_reason,
-    "triton": split_decode.unsupported_reason,
-}
-"""What a backend says of a call beside its abilities (flex is also told the device)."""
 
-BLOCKED = {"native": native, "banded": banded, "diagonal": diagonal}
-"""Backends that compute block by block, differentiated by `autograd.run`."""
+def named(name: str) -> Backend:
+    """The backend of this name. BackendError where there is none."""
+    if name not in BACKENDS:
+        raise BackendError(
+            f"unknown backend {name!r}{did_you_mean(name, BACKENDS)}; known: {', '.join((AUTO, *BACKENDS))}"
+        )
+    return BACKENDS[name]
+
+
+# -- the policy ----------------------------------------------------------------------------------------------
 
 FEW_PRODUCTS = 2**18
 """Products of q and k (B H T S D) up to which torch's kernel is taken: an estimate, to be measured (docs/log.md)."""
@@ -75,105 +64,125 @@ DENSE_SCORES = 2**20
 """Score elements up to which the whole matrix at once is quicker than planning blocks."""
 
 
-def unsupported_reason(name: str, call: Call, lse: bool, device: str | None = None) -> str | None:
-    """Why backend `name` cannot run this call (`lse`: the logsumexp is asked for); None if it can.
+class Situation:
+    """What the policy looks at: a call, whether its logsumexp is asked for, where it would run, and its size.
 
-    `device` is where it would run: that of its tensors, unless they only stand for others (meta).
+    pairs       queries times keys of a row, T S
+    scores      elements of the whole score matrix, B H T S
+    products    of q and k, B H T S D
     """
-    ability, device = CAPABILITIES[name], _device(call, device)
-    wide = any(part.k.shape[-1] != part.v.shape[-1] for part in call.keys)
-    needs_lse = lse or len(call.keys) > 1
-    checks = (
-        (device not in ability.devices, f"it runs on {' and '.join(ability.devices)}, not on {device}"),
-        (call.needs_grad and device not in ability.gradient, f"it has no backward on {device}"),
-        (call.dropout > 0 and not ability.dropout, "it has no dropout keyed by place"),
-        (bool(call.score) and not ability.scores, f"it knows no scores such as {_names(call)}"),
-        (any(s.by_slot for s in call.score) and not ability.slot_scores, "it takes no bias tied to slots"),
-        (call.keep is not None and not ability.keep, "it takes no `keep` mask"),
-        (wide and not ability.value_width, "it needs values as wide as keys"),
-        (needs_lse and device not in ability.lse, f"it returns no logsumexp on {device}"),
-        (needs_lse and call.needs_grad and not ability.lse_gradient, "its logsumexp has no gradient"),
-    )
-    for failed, reason in checks:
-        if failed:
-            return reason
-    if name == "flex":
-        return flex.unsupported_reason(call, device)
-    return OBSTACLES[name](call) if name in OBSTACLES else None
+
+    def __init__(self, call: Call, lse: bool, device: str | None = None) -> None:
+        found = call.q.device.type
+        self.call, self.lse, self.device = call, lse, device or ("cpu" if found == "meta" else found)
+        rows, heads, queries, width = call.q.shape
+        self.pairs = queries * sum(part.k.shape[2] for part in call.keys)
+        self.scores = rows * heads * self.pairs
+        self.products = self.scores * width
+
+    @property
+    def forms(self) -> str:
+        """How torch's kernel would take the key sets."""
+        return " + ".join(form(self.call, part) for part in self.call.keys)
+
+    def unsupported_reason(self, backend: Backend) -> str | None:
+        """Why a backend cannot run the call here; None if it can."""
+        return backend.unsupported_reason(self.call, self.lse, self.device)
 
 
-def _device(call: Call, device: str | None) -> str:
-    """The type of device of a call: "cpu" for tensors without any, unless `device` says more."""
-    found = call.q.device.type
-    return device or ("cpu" if found == "meta" else found)
+def _few_products(at: Situation) -> str | None:
+    few = not torch.compiler.is_compiling() and at.products <= FEW_PRODUCTS
+    return f"torch's kernel is sooner done with {at.products} products" if few else None
 
 
-def _names(call: Call) -> str:
-    return ", ".join(type(s).__name__ for s in call.score)
+def _in_vain(at: Situation) -> str | None:
+    plain = {"full", "causal"} | ({"chunk"} if at.device == "cpu" and not at.call.needs_grad else set())
+    small = at.pairs <= MASK_PAIRS and not at.lse and len(at.call.keys) == 1
+    if {*at.forms.split(" + ")} <= plain or (small and at.unsupported_reason(TRITON) is not None):
+        return None
+    return "it would build a mask of queries x keys"
+
+
+def _few_scores(at: Situation) -> str | None:
+    return f"the whole score matrix is small ({at.scores} elements)" if at.scores <= DENSE_SCORES else None
+
+
+def _many_scores(at: Situation) -> str | None:
+    return f"its score matrix has {at.scores} elements" if at.scores > DENSE_SCORES else None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the policy: on these devices "auto" takes the backend, because of `why`, unless it cannot run the call
+    or there is an objection to it."""
+
+    backend: Backend
+    why: str
+    objection: Callable[[Situation], str | None] = lambda at: None
+    devices: tuple[str, ...] = BOTH
+
+
+POLICY = [
+    Rule(NATIVE, "compiled for this CPU, blocks outside the pattern are skipped", _few_products, CPU),
+    Rule(SDPA, "torch's fused kernel takes it as {at.forms}", _in_vain),
+    Rule(
+        NATIVE,
+        "compiled for this CPU; it has few products ({at.products}), but torch's kernel cannot do them",
+        devices=CPU,
+    ),
+    Rule(TRITON, "few queries: the keys are split over the device, each is read once", devices=CUDA),
+    Rule(FLEX, "one compiled kernel, tiles outside the pattern are skipped", _few_scores, CUDA),
+    Rule(DENSE, "the whole score matrix is small ({at.scores} elements)", _many_scores),
+    Rule(BANDED, "blocks outside the pattern are skipped, memory is linear"),
+    Rule(DENSE, "only the full score matrix can do it"),
+]
+"""What "auto" asks, in order: the first rule whose backend can run the call, without objection, decides."""
+
+
+def pick(call: Call, lse: bool) -> Backend:
+    """The backend that "auto" takes for a call whose heads share one pattern."""
+    at = Situation(call, lse)
+    rules = (rule for rule in POLICY if at.device in rule.devices and rule.objection(at) is None)
+    return next(rule.backend for rule in rules if at.unsupported_reason(rule.backend) is None)
 
 
 def choose_for(call: Call, lse: bool = False, device: str | None = None) -> Choice:
-    """The backend that `auto` takes for a call whose heads share one pattern (`device` as in `unsupported_reason`)."""
-    rejected = []
-    device, scores = _device(call, device), _scores(call)
-    products, no_native = scores * call.q.shape[3], unsupported_reason("native", call, lse, device)
-    if device == "cpu":
-        if no_native is None and products > FEW_PRODUCTS:
-            return Choice("native", "compiled for this CPU, blocks outside the pattern are skipped")
-        rejected.append(("native", no_native or f"torch's kernel is sooner done with {products} products"))
-    splits = unsupported_reason("triton", call, lse, device)
-    fused = _fused(call, lse, device, splits)
-    if isinstance(fused, Choice):
-        return replace(fused, rejected=tuple(rejected))
-    if no_native is None:
-        why = f"compiled for this CPU; it has few products ({products}), but torch's kernel cannot do them"
-        return Choice("native", why, rejected=(("sdpa", fused),))
-    rejected.append(("sdpa", fused))
-    if device == "cuda":
-        if splits is None:
-            why = "few queries: the keys are split over the device, each is read once"
-            return Choice("triton", why, rejected=tuple(rejected))
-        rejected.append(("triton", splits))
-    if device == "cuda" and scores > DENSE_SCORES:
-        reason = unsupported_reason("flex", call, lse, device)
-        if reason is None:
-            why = "one compiled kernel, tiles outside the pattern are skipped"
-            return Choice("flex", why, rejected=tuple(rejected))
-        rejected.append(("flex", reason))
-    reason = unsupported_reason("banded", call, lse, device)
+    """`pick` with its reasons. `device` is where the call would run: that of its tensors, unless they only stand for
+    others (meta)."""
+    at = Situation(call, lse, device)
+    rejected: dict[str, str] = {}
+    for rule in POLICY:
+        if at.device not in rule.devices:
+            continue
+        name, reason = rule.backend.name, at.unsupported_reason(rule.backend) or rule.objection(at)
+        if reason is not None:
+            rejected.setdefault(name, reason)
+            continue
+        rejected.pop(name, None)
+        stored = 4.0 * at.scores if rule.backend.capabilities.stores_scores else None
+        return Choice(name, rule.why.format(at=at), bytes=stored, rejected=tuple(rejected.items()))
+    raise AssertionError("the last rule takes every call")
+
+
+def select(call: Call, backend: str, lse: bool) -> Backend:
+    """The backend of a call: the one that is named, or BackendError where it cannot run it; for "auto" a chosen one."""
+    if backend == AUTO:
+        return pick(call, lse)
+    asked = named(backend)
+    reason = Situation(call, lse).unsupported_reason(asked)
     if reason is not None:
-        rejected.append(("banded", reason))
-        return Choice(
-            "dense", "only the full score matrix can do it", bytes=4.0 * scores, rejected=tuple(rejected)
+        raise BackendError(
+            f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take {pick(call, lse).name}'
         )
-    if scores <= DENSE_SCORES:
-        rejected.append(("banded", "planning blocks costs more than it saves"))
-        why = f"the whole score matrix is small ({scores} elements)"
-        return Choice("dense", why, bytes=4.0 * scores, rejected=tuple(rejected))
-    rejected.append(("dense", f"its score matrix has {scores} elements"))
-    return Choice(
-        "banded", "blocks outside the pattern are skipped, memory is linear", rejected=tuple(rejected)
-    )
+    return asked
 
 
-def _scores(call: Call) -> int:
-    """Elements of the whole score matrix."""
-    return call.q.shape[0] * call.q.shape[1] * call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
-
-
-def _fused(call: Call, lse: bool, device: str, splits: str | None) -> Choice | str:
-    """torch's kernel where it computes little in vain, or why not; `splits` says why the keys cannot be split."""
-    reason = unsupported_reason("sdpa", call, lse, device)
-    if reason is not None:
-        return reason
-    forms = [sdpa.form(call, part) for part in call.keys]
-    chunks = device == "cpu" and not call.needs_grad
-    if all(f in ("full", "causal") or (f == "chunk" and chunks) for f in forms):
-        return Choice("sdpa", f"torch's fused kernel takes it as {' + '.join(forms)}")
-    pairs = call.q.shape[2] * sum(p.k.shape[2] for p in call.keys)
-    if pairs <= MASK_PAIRS and not lse and len(call.keys) == 1 and splits is not None:
-        return Choice("sdpa", f"torch's fused kernel takes it with a mask of only {pairs} pairs")
-    return "it would build a mask of queries x keys"
+def run(call: Call, backend: str, lse: bool, key: Hashable | None = None) -> Partial:
+    """Runs one call on `backend` (the chosen one for "auto"); never on another than was asked for. Calls of its `key`
+    are then repeated without being looked at."""
+    chosen = select(call, backend, lse)
+    repeated = None if key is None else call_cache.remember(key, chosen, call, lse)
+    return autograd.run(chosen, call, lse) if repeated is None else repeated(call.q, call.keys[0])
 
 
 def choose(
@@ -199,10 +208,8 @@ def choose(
     that the keys stand in no known order, as in a ring cache that has wrapped. `device` is "cpu" or "cuda".
     Patterns of `PerHead` run one by one; the choice is for the first of them.
     """
-    if device not in ("cpu", "cuda"):
-        raise BackendError(
-            f"choose: device is 'cpu' or 'cuda', got {device!r}{did_you_mean(device, ('cpu', 'cuda'))}"
-        )
+    if device not in BOTH:
+        raise BackendError(f"choose: device is 'cpu' or 'cuda', got {device!r}{did_you_mean(device, BOTH)}")
     layout = Heads.of(heads, kv_heads)
     start = keys - queries if start is None else start
     q = torch.empty(batch, heads, queries, head_dim, dtype=dtype, device="meta", requires_grad=gradient)
@@ -212,36 +219,3 @@ def choose(
     at = Tokens.range(queries, start)
     call = Call(q, at, (part,), pattern.heads[0], layout, 1.0, score, dropout=dropout)
     return choose_for(call, device=device)
-
-
-def run(call: Call, backend: str, lse: bool, form: Hashable | None = None) -> Partial:
-    """Runs one call on `backend` ("auto": on the chosen one); never on another than was asked for. Calls of its
-    `form` are remembered."""
-    if torch.compiler.is_compiling() and backend in ("auto", "native") and native_op.takes(call):
-        return native_op.run(call)
-    if backend == "auto":
-        backend = choose_for(call, lse).what
-    elif backend not in CAPABILITIES:
-        raise BackendError(
-            f"unknown backend {backend!r}{did_you_mean(backend, CAPABILITIES)}; known: auto, {', '.join(CAPABILITIES)}"
-        )
-    else:
-        reason = unsupported_reason(backend, call, lse)
-        if reason is not None:
-            raise BackendError(
-                f'backend="{backend}" cannot run this call: {reason}; backend="auto" would take '
-                f"{choose_for(call, lse).what}"
-            )
-    if backend == "native" and form is not None:
-        return call_cache.remember(form, call).run(call.q, call.keys[0])
-    if backend != "native":
-        call = call.dequantized()
-    if backend == "dense":
-        return dense.run(call)
-    if backend == "sdpa":
-        return sdpa.run(call, with_lse=lse)
-    if backend == "flex":
-        return flex.run(call, with_lse=lse)
-    if backend == "triton":
-        return split_decode.run(call)
-    return autograd.run(backend, BLOCKED[backend], call)

@@ -1,4 +1,4 @@
-"""Attention of a block of queries over a block of keys, forward and backward: the step of every blocked backend.
+"""Attention of a tile of queries over blocks of keys, forward and backward: the step of every blocked backend.
 
 Legend: B rows, K kv heads, G group, t queries, s keys of the block, D per head, Dv of v.
 """
@@ -16,9 +16,14 @@ from headway.partial import Partial
 from headway.tokens import Tokens
 
 
+def finite(t: Tensor) -> bool:
+    """No NaN or infinity: their sum would not be a number (an overflow of the sum only costs a copy)."""
+    return not t.numel() or bool(t.sum().isfinite())
+
+
 @dataclass(frozen=True, eq=False)
-class Queries:
-    """A block of queries: q [B, K, G, t, D] in the work dtype, their tokens and their slots [B|1, t]."""
+class QueryTile:
+    """A tile of queries: q [B, K, G, t, D] in the work dtype, their tokens and their slots [B|1, t]."""
 
     q: Tensor
     tokens: Tokens
@@ -47,7 +52,7 @@ class KeyBlock:
         return self.k.masked_fill(unseen, 0.0), self.v.masked_fill(unseen, 0.0)
 
 
-def _scores(call: Call, at: Queries, q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
+def _scores(call: Call, at: QueryTile, q: Tensor, k: Tensor, block: KeyBlock) -> Tensor:
     """Scores [B, H, t, s] of q [B, K, G, t, D] and k [B, K, s, D], all steps applied, -inf where masked."""
     s = _rows(q) @ k.transpose(-1, -2) * call.scale
     s = s.unflatten(2, (call.heads.group, -1)).flatten(1, 2)
@@ -60,7 +65,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.flatten(2, 3)
 
 
-def forward(call: Call, at: Queries, blocks: Sequence[KeyBlock]) -> Partial:
+def tile_forward(call: Call, at: QueryTile, blocks: Sequence[KeyBlock]) -> Partial:
     """Partial (out [B, H, t, Dv] in the work dtype, lse [B, H, t]) over disjoint blocks of keys."""
     batch, kv, group, t, _ = at.q.shape
     dtype = at.q.dtype
@@ -89,8 +94,8 @@ def _as_rows(x: Tensor, kv: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Final:
-    """What the backward of every block needs of the whole result, as blocks of queries.
+class ResultGradient:
+    """What the backward of every block needs of the whole result, for a tile of queries.
 
     lse [B, H, t] with 0 in place of -inf; d_out [B, K, G * t, Dv]; delta [B, H, t] = rowsum(dOut * Out) - dlse.
     """
@@ -100,17 +105,17 @@ class Final:
     delta: Tensor
 
     @staticmethod
-    def of(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Final:
+    def of(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> ResultGradient:
         dtype = call.work_dtype
         d = d_out.to(dtype)
         delta = (d * out.to(dtype)).sum(-1) - d_lse.to(dtype)
         rows: Tensor = call.grouped(d).flatten(2, 3)
         floor = lse == float("-inf")
-        return Final(lse.to(dtype).masked_fill(floor, 0.0), rows, delta)
+        return ResultGradient(lse.to(dtype).masked_fill(floor, 0.0), rows, delta)
 
 
-def backward(
-    call: Call, at: Queries, block: KeyBlock, final: Final
+def tile_backward(
+    call: Call, at: QueryTile, block: KeyBlock, result: ResultGradient
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor | None, ...]]:
     """Gradients of one block: dq [B, K, G, t, D], dk [B, K, s, D], dv [B, K, s, Dv], and of the scores' tensors.
 
@@ -128,14 +133,14 @@ def backward(
             s = _scores(call.with_parameters(leaves), at, q_leaf, k_leaf, block)
     else:
         s = _scores(call, at, at.q, k, block)
-    p = torch.exp(s.detach() - final.lse.unsqueeze(-1))
-    dp = (final.d_out @ v.transpose(-1, -2)).unflatten(2, (group, t)).flatten(1, 2)
+    p = torch.exp(s.detach() - result.lse.unsqueeze(-1))
+    dp = (result.d_out @ v.transpose(-1, -2)).unflatten(2, (group, t)).flatten(1, 2)
     dropped = p
     if call.dropout:
         factor = call.dropped(at.slots, block.slots, p.dtype)
         dropped, dp = p * factor, dp * factor
-    dv = dropped.unflatten(1, (kv, group)).flatten(2, 3).transpose(-1, -2) @ final.d_out
-    ds = p * (dp - final.delta.unsqueeze(-1))
+    dv = dropped.unflatten(1, (kv, group)).flatten(2, 3).transpose(-1, -2) @ result.d_out
+    ds = p * (dp - result.delta.unsqueeze(-1))
     if call.score:
         asked = [q_leaf, k_leaf, *(leaf for leaf in leaves if leaf.requires_grad)]
         dq, dk, *rest = torch.autograd.grad(s, asked, ds, allow_unused=True)

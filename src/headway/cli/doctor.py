@@ -15,7 +15,6 @@ OPTIONAL = {
     "transformers": 'reads our folders and runs on our kernels; pip install "headway[test]"',
     "sentencepiece": "reads LLaMA's tokenizer.model; pip install sentencepiece",
 }
-WITHOUT_NATIVE = "sdpa and banded take over, which reach a fifth of a CPU's bf16 peak"
 VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "asimd", "bf16")
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -105,27 +104,11 @@ def native() -> dict[str, Any]:
 
 
 def backends() -> list[dict[str, Any]]:
-    """Each attention backend: whether it can be used here, and what takes over where it cannot."""
-    import torch
+    """Each attention backend: whether it can be used here, and what it is, or what is missing."""
+    from headway.attention import BACKENDS, Status
 
-    from headway.attention import CAPABILITIES
-
-    kernels = native()
-    known = {
-        "dense": "the specification: any device and dtype; builds all scores",
-        "diagonal": "one product per diagonal; small and slow, for comparison",
-        "sdpa": "torch's fused kernels for full and causal patterns",
-        "banded": "windows and other sparse patterns in linear memory, with a backward",
-        "native": f"C++ kernels for the CPU, level {kernels['level']}, in {kernels['path']}",
-        "flex": "sparse patterns on CUDA through torch's FlexAttention",
-        "triton": "a few queries against a long cache, on CUDA",
-    }
-    absent = set() if torch.cuda.is_available() else {"flex", "triton"}
-    if kernels["level"] is None:
-        absent.add("native")
-        known["native"] = f"{WITHOUT_NATIVE}: {kernels['why_missing']}"
-    names = dict.fromkeys((*CAPABILITIES, "native"))
-    return [{"name": name, "usable": name not in absent, "why": known[name]} for name in names]
+    rows = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
+    return [{"name": name, "usable": status.usable, "why": status.what} for name, status in rows]
 
 
 def packages() -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-FULL, CAUSAL, WINDOW, SINK, GLOBAL_KEYS, GLOBAL_QUERIES, AND, OR = range(8)
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96
@@ -23,19 +22,19 @@ ERRORS = {
 }
 
 
-class TensorRef(Structure):
+class TensorStruct(Structure):
     """Where a tensor [B, H, N, D] lies; strides in elements, the last dimension is contiguous."""
 
     _fields_ = (("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("slot", c_int64))
 
     @staticmethod
-    def of(t: Tensor) -> TensorRef:
+    def of(t: Tensor) -> TensorStruct:
         batch, head, slot, width = t.stride()
         assert width == 1 or t.shape[3] == 1, (t.shape, t.stride())
-        return TensorRef(t.data_ptr(), batch, head, slot)
+        return TensorStruct(t.data_ptr(), batch, head, slot)
 
 
-class Side(Structure):
+class TokensStruct(Structure):
     _fields_ = (
         ("index", c_void_p),
         ("document", c_void_p),
@@ -46,7 +45,7 @@ class Side(Structure):
     )
 
 
-class Plan(Structure):
+class PlanStruct(Structure):
     _fields_ = (
         ("first", c_void_p),
         ("begin", c_void_p),
@@ -58,11 +57,11 @@ class Plan(Structure):
     )
 
 
-class Score(Structure):
+class ScoreStruct(Structure):
     _fields_ = (("kind", c_int64), ("reach", c_int64), ("values", c_void_p), ("gradient", c_void_p))
 
 
-class Call(Structure):
+class CallStruct(Structure):
     _fields_ = (
         ("abi", c_int64),
         ("threads", c_int64),
@@ -73,28 +72,28 @@ class Call(Structure):
         ("dim_v", c_int64),
         ("type", c_int64),
         ("kv_type", c_int64),
-        ("q", TensorRef),
-        ("k", TensorRef),
-        ("v", TensorRef),
-        ("out", TensorRef),
+        ("q", TensorStruct),
+        ("k", TensorStruct),
+        ("v", TensorStruct),
+        ("out", TensorStruct),
         ("k_scale", c_void_p),
         ("v_scale", c_void_p),
         ("lse", c_void_p),
         ("scale", c_double),
-        ("queries", Side),
-        ("keys", Side),
-        ("plan", Plan),
+        ("queries", TokensStruct),
+        ("keys", TokensStruct),
+        ("plan", PlanStruct),
         ("program", POINTER(c_int32)),
         ("instructions", c_int64),
-        ("scores", POINTER(Score)),
+        ("scores", POINTER(ScoreStruct)),
         ("score_count", c_int64),
         ("dropout", c_double),
         ("seed", c_int64),
         ("first_key", c_int64),
         ("head_ids", c_void_p),
-        ("d_out", TensorRef),
-        ("dq", TensorRef),
-        ("dk", TensorRef),
-        ("dv", TensorRef),
+        ("d_out", TensorStruct),
+        ("dq", TensorStruct),
+        ("dk", TensorStruct),
+        ("dv", TensorStruct),
         ("d_lse", c_void_p),
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
-from operator import and_, or_
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from headway.errors import PatternError
+from headway.patterns.primitives import Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
+
+Bounds = tuple[int | None, int | None]
+"""(before, after): positions to either side of a query; None is no bound."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,17 @@ class Retention:
 
 
 class Pattern(ABC):
-    """Base of all patterns: static, hashable, printable, parsable from its own text.
+    """Base of all patterns: static, hashable and printable.
 
-    Leaves say four things: `allows` (the truth on pairs, on which everything is tested), `judge` (the same
-    for two blocks at once), `retention` (what a cache must keep) and `reach` (how far a query sees).
+    A leaf must say `allows`, the truth on pairs, on which everything is tested. What else it says makes it faster or
+    smaller; what it leaves out has a default that is safe for any pattern:
+
+        judge        the same for two tiles at once; by default every tile is looked at
+        primitive    the test that compiled kernels know it by; by default none, and they leave it to others
+        is_causal    whether it may be cached; by default no
+        reach        how far a query sees; by default without bound
+        retention    what a cache must keep; by default what lies within `reach`
+        dilation     how slots are best sorted; by default as they come
     """
 
     @abstractmethod
@@ -57,29 +66,35 @@ class Pattern(ABC):
         Reads only `index` and `is_global`; `visible` adds the laws of tokens (documents, empty slots).
         """
 
-    @abstractmethod
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
         """(possible, certain) for every pair of tiles: is some pair allowed (at most), are all (at least)."""
+        possible = q.any_token & k.any_token
+        return possible, torch.zeros_like(possible)
 
     @property
-    @abstractmethod
+    def primitive(self) -> Primitive | None:
+        """The primitive that allows exactly the pairs that this leaf allows; None where there is none."""
+        return None
+
+    @property
+    def is_causal(self) -> bool:
+        """True only if the pattern implies k.index <= q.index: the condition of every cache."""
+        return False
+
+    @property
+    def reach(self) -> Bounds:
+        """(before, after): most positions that a query sees to either side; None is no bound."""
+        return None, 0 if self.is_causal else None
+
+    @property
     def retention(self) -> Retention:
         """What later queries may still see, for some choice of global tokens."""
-
-    @property
-    @abstractmethod
-    def reach(self) -> tuple[int | None, int | None]:
-        """(before, after): most positions that a query sees to either side; None is no bound."""
+        return Retention(self.reach[0])
 
     @property
     def dilation(self) -> int:
         """The largest step of a window in the pattern: blocked backends sort slots by index modulo it."""
         return 1
-
-    @property
-    @abstractmethod
-    def is_causal(self) -> bool:
-        """True only if the pattern implies k.index <= q.index: the condition of every cache."""
 
     @property
     def heads(self) -> tuple[Pattern, ...]:
@@ -92,8 +107,9 @@ class Pattern(ABC):
     def __or__(self, other: Pattern) -> Pattern:
         return _combine(Or, self, other)
 
-    @abstractmethod
-    def __str__(self) -> str: ...
+    def __str__(self) -> str:
+        numbers = (repr(getattr(self, f.name)) for f in fields(self)) if is_dataclass(self) else ()
+        return f"{type(self).__name__}({', '.join(numbers)})"
 
     def __repr__(self) -> str:
         return str(self)
@@ -101,10 +117,9 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, repr=False)
 class _Joined(Pattern):
-    """What & and | share: everything follows from the parts, joined by one operator."""
+    """What patterns of parts share, some of which allow a pair."""
 
     parts: tuple[Pattern, ...]
-    operator: ClassVar[Callable[[Any, Any], Any]]
     sign: ClassVar[str]
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
@@ -121,65 +136,62 @@ class _Joined(Pattern):
         return result
 
     @property
+    def reach(self) -> Bounds:
+        before, after = zip(*(p.reach for p in self.parts), strict=True)
+        return None if None in before else max(before), None if None in after else max(after)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(p.is_causal for p in self.parts)
+
+    @property
     def dilation(self) -> int:
         return max(p.dilation for p in self.parts)
 
-    @classmethod
-    def _join(cls, a: Any, b: Any) -> Any:
-        return cls.operator(a, b)
+    @staticmethod
+    def _join(a: Any, b: Any) -> Any:
+        return a | b
 
     def __str__(self) -> str:
         inner = (f"({p})" if isinstance(self, And) and isinstance(p, Or) else str(p) for p in self.parts)
         return f" {self.sign} ".join(inner)
 
 
-@dataclass(frozen=True, repr=False)
+class Or(_Joined):
+    """Pairs that some part allows."""
+
+    sign = "|"
+
+
 class And(_Joined):
     """Pairs that every part allows."""
 
-    operator = and_
     sign = "&"
 
     @property
-    def reach(self) -> tuple[int | None, int | None]:
-        before = [p.reach[0] for p in self.parts if p.reach[0] is not None]
-        after = [p.reach[1] for p in self.parts if p.reach[1] is not None]
+    def reach(self) -> Bounds:
+        before, after = (
+            [n for n in side if n is not None] for side in zip(*(p.reach for p in self.parts), strict=True)
+        )
         return min(before, default=None), min(after, default=None)
 
     @property
     def is_causal(self) -> bool:
         return any(p.is_causal for p in self.parts)
 
-
-@dataclass(frozen=True, repr=False)
-class Or(_Joined):
-    """Pairs that some part allows."""
-
-    operator = or_
-    sign = "|"
-
-    @property
-    def reach(self) -> tuple[int | None, int | None]:
-        before = [p.reach[0] for p in self.parts]
-        after = [p.reach[1] for p in self.parts]
-        return _most(before), _most(after)
-
-    @property
-    def is_causal(self) -> bool:
-        return all(p.is_causal for p in self.parts)
+    @staticmethod
+    def _join(a: Any, b: Any) -> Any:
+        return a & b
 
 
-@dataclass(frozen=True, repr=False)
-class PerHead(Pattern):
+class PerHead(_Joined):
     """A pattern of its own for each query head, in order; & and | apply to every head."""
-
-    parts: tuple[Pattern, ...]
 
     def __init__(self, *parts: Pattern) -> None:
         if not parts or any(isinstance(p, PerHead) or not isinstance(p, Pattern) for p in parts):
             given = ", ".join(type(p).__name__ for p in parts)
             raise PatternError(f"PerHead: one plain pattern per query head is needed, got ({given})")
-        object.__setattr__(self, "parts", tuple(parts))
+        super().__init__(parts)
 
     @property
     def heads(self) -> tuple[Pattern, ...]:
@@ -192,22 +204,6 @@ class PerHead(Pattern):
         some, every = zip(*(p.judge(q, k) for p in self.parts), strict=True)
         possible, certain = torch.broadcast_tensors(*some), torch.broadcast_tensors(*every)
         return torch.stack(possible).any(0), torch.stack(certain).all(0)
-
-    @property
-    def retention(self) -> Retention:
-        return Or(self.parts).retention
-
-    @property
-    def reach(self) -> tuple[int | None, int | None]:
-        return Or(self.parts).reach
-
-    @property
-    def dilation(self) -> int:
-        return max(p.dilation for p in self.parts)
-
-    @property
-    def is_causal(self) -> bool:
-        return all(p.is_causal for p in self.parts)
 
     def __str__(self) -> str:
         return f"PerHead({', '.join(str(p) for p in self.parts)})"
@@ -225,11 +221,6 @@ def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
     parts = [q for p in (a, b) for q in (p.parts if isinstance(p, kind) else (p,))]
     unique = tuple(dict.fromkeys(parts))
     return unique[0] if len(unique) == 1 else kind(unique)
-
-
-def _most(bounds: list[int | None]) -> int | None:
-    known = [b for b in bounds if b is not None]
-    return max(known) if len(known) == len(bounds) else None
 
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Tensor:

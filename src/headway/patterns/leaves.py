@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from headway.errors import PatternError
-from headway.patterns.base import Pattern, Retention
+from headway.patterns.base import Bounds, Pattern, Retention
+from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
 
@@ -17,54 +18,29 @@ from headway.tokens import Tokens
 class Full(Pattern):
     """Everyone sees everyone."""
 
+    primitive = Primitive(Kind.FULL)
+
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         rows = max(q.rows, k.rows)
         return torch.ones(rows, q.count, k.count, dtype=torch.bool, device=q.device)
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        always = torch.ones_like(q.any_token & k.any_token)
+        always = q.any_token & k.any_token | True
         return always, always
-
-    @property
-    def retention(self) -> Retention:
-        return Retention(None)
-
-    @property
-    def reach(self) -> tuple[int | None, int | None]:
-        return None, None
-
-    @property
-    def is_causal(self) -> bool:
-        return False
-
-    def __str__(self) -> str:
-        return "Full()"
 
 
 @dataclass(frozen=True, repr=False)
 class Causal(Pattern):
     """A query sees itself and what lies before it: k <= q."""
 
+    primitive = Primitive(Kind.CAUSAL)
+    is_causal = True
+
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         return k.index.unsqueeze(-2) <= q.index.unsqueeze(-1)
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
         return k.lo <= q.hi, k.hi <= q.lo
-
-    @property
-    def retention(self) -> Retention:
-        return Retention(None)
-
-    @property
-    def reach(self) -> tuple[int | None, int | None]:
-        return None, 0
-
-    @property
-    def is_causal(self) -> bool:
-        return True
-
-    def __str__(self) -> str:
-        return "Causal()"
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,17 +94,17 @@ class Window(Pattern):
         if self.step == 1:
             return possible, certain
         if self.step != q.step or self.step != k.step:
-            return possible, torch.zeros_like(certain)
+            return possible, certain & False
         meet = (q.residue_lo <= k.residue_hi) & (k.residue_lo <= q.residue_hi)
         same = (q.residue_lo == k.residue_hi) & (k.residue_lo == q.residue_hi)
         return possible & meet, certain & same
 
     @property
-    def retention(self) -> Retention:
-        return Retention(self.before * self.step)
+    def primitive(self) -> Primitive:
+        return Primitive(Kind.WINDOW, -self.before * self.step, self.after * self.step, self.step)
 
     @property
-    def reach(self) -> tuple[int | None, int | None]:
+    def reach(self) -> Bounds:
         return self.before * self.step, self.after * self.step
 
     @property
@@ -166,74 +142,52 @@ class Sink(Pattern):
         return sink.expand(-1, q.count, -1)
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        possible, certain = k.lo < self.count, k.hi < self.count
-        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
-        return possible.expand(shape), certain.expand(shape)
+        everywhere = q.any_token | True
+        return (k.lo < self.count) & everywhere, (k.hi < self.count) & everywhere
+
+    @property
+    def primitive(self) -> Primitive:
+        return Primitive(Kind.SINK, 0, self.count)
 
     @property
     def retention(self) -> Retention:
         return Retention(0, sinks=self.count)
 
     @property
-    def reach(self) -> tuple[int | None, int | None]:
+    def reach(self) -> Bounds:
         return (None, None) if self.count else (0, 0)
-
-    @property
-    def is_causal(self) -> bool:
-        return False
-
-    def __str__(self) -> str:
-        return f"Sink({self.count})"
-
-
-class _Global(Pattern):
-    """What the two global leaves share: no bound on how far they see, and no order."""
-
-    @property
-    def reach(self) -> tuple[int | None, int | None]:
-        return None, None
-
-    @property
-    def is_causal(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, repr=False)
-class GlobalKeys(_Global):
+class GlobalKeys(Pattern):
     """Everyone sees global tokens. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+
+    primitive = Primitive(Kind.GLOBAL_KEYS)
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         return k.globals.unsqueeze(-2).expand(-1, q.count, -1)
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
-        return k.any_global.expand(shape), k.all_global.expand(shape)
+        everywhere = q.any_token | True
+        return k.any_global & everywhere, k.all_global & everywhere
 
     @property
     def retention(self) -> Retention:
         return Retention(0, globals=True)
 
-    def __str__(self) -> str:
-        return "GlobalKeys()"
-
 
 @dataclass(frozen=True, repr=False)
-class GlobalQueries(_Global):
+class GlobalQueries(Pattern):
     """Global tokens see everyone. (Beltagy et al. 2020, section 3.1, "global attention".)"""
+
+    primitive = Primitive(Kind.GLOBAL_QUERIES)
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         return q.globals.unsqueeze(-1).expand(-1, -1, k.count)
 
     def judge(self, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
-        shape = torch.broadcast_shapes(q.lo.shape, k.lo.shape)
-        return q.any_global.expand(shape), q.all_global.expand(shape)
-
-    @property
-    def retention(self) -> Retention:
-        return Retention(None)
-
-    def __str__(self) -> str:
-        return "GlobalQueries()"
+        everywhere = k.any_token | True
+        return q.any_global & everywhere, q.all_global & everywhere
 
 
 def Global() -> Pattern:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ class Extent:
     @staticmethod
     def of(tokens: Tokens, tile: int, step: int = 1) -> Extent:
         """Extents of consecutive tiles of `tile` slots (the last one may be short); residues modulo `step`."""
-        if tokens.start is not None and tokens.is_global is None:
-            return Extent._regular(tokens.start, tokens.count, tile, step, tokens.device)
+        if tokens.static_key is not None:
+            return Extent._regular(*tokens.static_key, tile, step, tokens.device)
         tokens = tokens.expand(tokens.rows)
         index = _tiled(tokens.index, tile)
         least, most = torch.aminmax(index, dim=-1)
@@ -56,27 +57,24 @@ class Extent:
         if tokens.is_global is not None:
             glob = _tiled(tokens.is_global, tile)
             any_global, all_global = glob.any(-1), (glob | (index < 0)).all(-1) & some
-        return Extent(
-            lo,
-            hi,
-            document_lo,
-            document_hi,
-            any_global,
-            all_global,
-            some,
-            full,
-            residue_lo,
-            residue_hi,
-            step,
-        )
+        documents, residues = (document_lo, document_hi), (residue_lo, residue_hi)
+        return Extent(lo, hi, *documents, any_global, all_global, some, full, *residues, step)
 
     @staticmethod
     def _regular(start: int, count: int, tile: int, step: int, device: torch.device) -> Extent:
         """The extents of start, start+1, ...: known without looking at the slots (residues: any of them)."""
         lo = torch.arange(start, start + count, tile, device=device).unsqueeze(0)
-        zero, no = torch.zeros_like(lo), torch.zeros_like(lo, dtype=torch.bool)
         hi = (lo + tile - 1).clamp(max=start + count - 1)
-        return Extent(lo, hi, zero, zero, no, no, ~no, ~no, zero, zero + step - 1, step)
+        zero, no = torch.zeros_like(lo), torch.zeros_like(lo, dtype=torch.bool)
+        yes, most = ~no, zero if step == 1 else zero + step - 1
+        return Extent(lo, hi, zero, zero, no, no, yes, yes, zero, most, step)
+
+    @staticmethod
+    def whole(start: int, count: int) -> Extent:
+        """The one extent of all of start, start+1, ..., in Python's numbers, which the leaves of `leaves.py` judge as
+        they judge tensors, in a hundredth of the time."""
+        numbers: list[Any] = [start, start + count - 1, 0, 0, False, False, True, True, 0, 0, 1]
+        return Extent(*numbers)
 
     def grouped(self, count: int) -> Extent:
         """The tiles in groups of `count` neighbours, [B, groups, count]; the last tile is repeated."""
@@ -100,9 +98,10 @@ class Extent:
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
-        """The extent with every field changed alike along its tile axis."""
+        """The extent with every field changed alike along its tile axis; fields that are one tensor stay one."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
-        return Extent(**{name: change(t) for name, t in tensors.items()}, step=self.step)
+        changed = {id(t): change(t) for t in {id(t): t for t in tensors.values()}.values()}
+        return Extent(**{name: changed[id(t)] for name, t in tensors.items()}, step=self.step)
 
 
 def _bounds(values: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-from headway.attention import CAPABILITIES
+from headway.attention import BACKENDS
+from headway.attention.backends.native.backend import NATIVE
+from headway.attention.select import AUTO
 from headway.errors import BackendError, did_you_mean
 from headway.hardware import cores, gemm_peak
 from headway_lab.bench import mkl_full_path
@@ -45,9 +47,9 @@ class Request:
 
 def check_backend(name: str) -> None:
     """Raises BackendError for a backend that does not exist."""
-    if name != "auto" and name not in CAPABILITIES:
+    if name != AUTO and name not in BACKENDS:
         raise BackendError(
-            f"bench: unknown backend {name!r}{did_you_mean(name, CAPABILITIES)}; known: auto, {', '.join(CAPABILITIES)}"
+            f"bench: unknown backend {name!r}{did_you_mean(name, BACKENDS)}; known: auto, {', '.join(BACKENDS)}"
         )
 
 
@@ -110,10 +112,10 @@ def _forced(case: Case, dtype: str, direction: str, request: Request) -> Row:
     """A row of another CPU level, in a process of its own. Its peers are torch's, at torch's own level."""
     assert case.level is not None
     try:
-        if request.backend not in ("auto", "native"):
+        if request.backend not in (AUTO, NATIVE.name):
             raise BackendError(f"level {case.level} is one of backend native, which is not what is measured")
         with SubprocessRunner({"HEADWAY_NATIVE": case.level}) as runner:
-            return runner.call(measure, case, dtype, direction, "native", request.effort)
+            return runner.call(measure, case, dtype, direction, NATIVE.name, request.effort)
     except BackendError as why:
         where = {"threads": torch.get_num_threads(), "notes": [f"not measured: {why}"]}
         return Row("attention", case.label(direction), dtype, machine=where)

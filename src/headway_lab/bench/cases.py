@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headway.errors import ConfigError, did_you_mean
-from headway.patterns import And, Causal, Global, Or, Pattern, Window
+from headway.patterns import Causal, Global, Pattern, Window
+from headway.patterns.primitives import Kind
+from headway.patterns.program import mapped
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 BOTH = (FLOAT32, BFLOAT16)
@@ -73,12 +75,15 @@ class Case:
 
 def narrowed(pattern: Pattern, reach: int) -> Pattern:
     """`pattern` with no window that reaches further than `reach` positions."""
-    if isinstance(pattern, Window):
-        most = max(1, reach // pattern.step)
-        return Window(min(pattern.before, most), min(pattern.after, most), pattern.step)
-    if isinstance(pattern, And | Or):
-        return type(pattern)(tuple(narrowed(part, reach) for part in pattern.parts))
-    return pattern
+
+    def narrow(leaf: Pattern) -> Pattern:
+        p = leaf.primitive
+        if p is None or p.kind != Kind.WINDOW:
+            return leaf
+        most = max(1, reach // p.step)
+        return Window(min(-p.first // p.step, most), min(p.last // p.step, most), p.step)
+
+    return mapped(pattern, narrow)
 
 
 LAST, AROUND = Window.last(512), Window.around(256)

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from headway.patterns import Causal, Window, visible
+from headway.patterns import Causal, Pattern, visible
+from headway.patterns.primitives import Kind
+from headway.patterns.program import interval
 from headway.tokens import Tokens
 from headway_lab.bench.inputs import Call, Inputs, UnsupportedCase, fastest
 
@@ -52,16 +54,16 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def chunks(at: Inputs) -> Call:
     """Overlapping chunks through the fused kernel: the fastest of three sizes of chunk, and of keys as a view or
     joined."""
-    window = at.case.pattern
-    if not isinstance(window, Window) or window.step > 1 or not at.plain:
+    window, bounds = at.case.pattern, interval(at.case.pattern)
+    if bounds is None or None in bounds or not at.plain:
         raise UnsupportedCase("chunks are for plain windows")
-    reach = max(64, window.before + 1, window.after + 1)
+    reach = max(64, *(n + 1 for n in bounds if n is not None))
     sizes = sorted({min(size, at.case.tokens) for size in (reach // 2, reach, 2 * reach)})
     calls = [chunked(at.q, at.k, at.v, window, size, joined) for size in sizes for joined in (False, True)]
     return fastest(calls, at.run)
 
 
-def chunked(q: Tensor, k: Tensor, v: Tensor, window: Window, size: int, joined: bool) -> Call:
+def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined: bool) -> Call:
     """Attention under `window` in chunks of `size` queries, as a call. q [B, H, N, D]; k, v [B, K, N, D].
 
     A chunk of C queries sees the C + before + after keys around it, so all chunks inside a row share one mask and are
@@ -73,7 +75,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Window, size: int, joined: 
     view, whose backward scatters."""
     rows, heads, count, _ = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
-    before, after = window.before, window.after
+    before, after = (n or 0 for n in window.reach)
     first, last = -(-before // size), max(-(-before // size), (count - after) // size)
     inside = last - first
 
@@ -131,13 +133,13 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Window, size: int, joined: 
 
 def flex(at: Inputs) -> Call:
     """Compiled FlexAttention; its block mask and its compilation are not in the time."""
-    pattern, n = at.case.pattern, at.case.tokens
-    if not isinstance(pattern, Window) or not at.plain:
+    p, n = at.case.pattern.primitive, at.case.tokens
+    if p is None or p.kind != Kind.WINDOW or not at.plain:
         raise UnsupportedCase("written for plain windows only")
-    before, after, step = pattern.before * pattern.step, pattern.after * pattern.step, pattern.step
+    first, last, step = p.first, p.last, p.step
 
     def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        near = (k - q >= -before) & (k - q <= after)
+        near = (k - q >= first) & (k - q <= last)
         return near & ((k - q) % step == 0) if step > 1 else near
 
     torch._dynamo.reset()

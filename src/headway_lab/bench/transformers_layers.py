@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.attention import attend
-from headway.patterns import GlobalKeys, Pattern, Window, pairs
+from headway.patterns import GlobalKeys, Pattern, pairs
+from headway.patterns.program import interval
 from headway.tokens import Tokens
 from headway_lab.bench.cases import Case
 from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase, fastest, without_gradient
@@ -36,15 +37,15 @@ def transformers() -> Any:
 
 def longformer(case: Case, dtype: str, backend: str) -> Problem:
     """A self-attention layer of transformers' Longformer, or its attention alone ("longformer-core")."""
-    window = case.pattern
-    assert isinstance(window, Window)
-    assert window.before == window.after
+    window, side = case.pattern, case.pattern.reach[0]
+    assert side is not None
+    assert interval(window) == (side, side)
     n, width, model, kind = case.tokens, case.width, case.heads * case.width, getattr(torch, dtype)
-    if n % (2 * window.before):
+    if n % (2 * side):
         raise UnsupportedCase(
-            f"transformers' layer needs a multiple of its window, {2 * window.before}, not {n} tokens"
+            f"transformers' layer needs a multiple of its window, {2 * side}, not {n} tokens"
         )
-    layer = _longformer_layer(model, case.heads, 2 * window.before, kind)
+    layer = _longformer_layer(model, case.heads, 2 * side, kind)
     noise = torch.Generator().manual_seed(0)
     x = torch.empty(1, n, model, dtype=kind).normal_(generator=noise)
     tokens = Tokens.range(n).with_global(list(range(case.globals))) if case.globals else Tokens.range(n)
@@ -186,7 +187,8 @@ def _mistral(case: Case, dtype: torch.dtype, attention: str) -> Any:
     hf = transformers()
     importlib.import_module("headway.integrations.transformers")
     model = case.heads * case.width
-    assert isinstance(case.pattern, Window)
+    before = case.pattern.reach[0]
+    assert before is not None
     config = hf.MistralConfig(
         vocab_size=512,
         hidden_size=model,
@@ -195,7 +197,7 @@ def _mistral(case: Case, dtype: torch.dtype, attention: str) -> Any:
         num_attention_heads=case.heads,
         num_key_value_heads=case.kv_heads,
         max_position_embeddings=case.tokens,
-        sliding_window=case.pattern.before + 1,
+        sliding_window=before + 1,
         attn_implementation=attention,
     )
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from headway.attention import BACKENDS
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
 from headway_lab.explain.figures import label_ticks
@@ -75,7 +76,8 @@ def parameter_bytes() -> set[int]:
 
 def predicted(pattern: Pattern, backend: str, length: int) -> dict[str, int]:
     """Bytes kept, by cause."""
-    scores: Literal["stored", "recomputed"] = "stored" if backend == "dense" else "recomputed"
+    stored = BACKENDS[backend].capabilities.stores_scores
+    scores: Literal["stored", "recomputed"] = "stored" if stored else "recomputed"
     by_cause = cost.activation_bytes(spec_of(pattern), length, scores=scores)
     return {
         **{f"{name} (B)": by_cause[name] for name in ("scores", "attention", "norms")},

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headway.attention.backends.base import Backend, Capabilities
 from headway.attention.call import Call
-from headway.attention.key_values import KeyValues
 from headway.partial import Partial, merge_all
 
 
-def run(call: Call) -> Partial:
+def forward(call: Call, lse: bool = True) -> Partial:
     """Partial over all key sets; scores and sums in float32 (float64 for float64 inputs)."""
-    return merge_all([_one(call, part, slot) for part, slot in zip(call.keys, call.slots, strict=True)])
+    return merge_all([_one(call, number) for number in range(len(call.keys))])
 
 
-def _one(call: Call, part: KeyValues, slot: int) -> Partial:
-    scores, mask = _scores(call, part, slot)
-    dtype = call.work_dtype
+def _one(call: Call, number: int) -> Partial:
+    part, slot, dtype = call.keys[number], call.slots[number], call.work_dtype
+    scores, unseen = _scores(call, number)
     top = (
         scores.detach().amax(-1, keepdim=True)
         if part.tokens.count
@@ -32,41 +32,36 @@ def _one(call: Call, part: KeyValues, slot: int) -> Partial:
     p = p / safe
     if call.dropout:
         p = p * call.dropped(_arange(call.q, 2), _arange(part.k, 2) + slot, dtype)
-    v = part.v.to(dtype).masked_fill(_unseen(call, mask), 0.0)
-    out = call.grouped(p).flatten(2, 3) @ v
+    out = call.grouped(p).flatten(2, 3) @ part.v.to(dtype).masked_fill(unseen, 0.0)
     out = out.unflatten(2, (call.heads.group, -1)).flatten(1, 2)
     return Partial(out.to(call.q.dtype), lse)
 
 
 def weights(call: Call) -> Tensor:
     """Attention weights [B, H, T, S] of one key set, before dropout; a row that sees nothing is all 0."""
-    (part,) = call.keys
-    scores, _ = _scores(call, part, 0)
-    return torch.softmax(scores, -1).nan_to_num(0.0) if part.tokens.count else scores
+    scores, _ = _scores(call, 0)
+    return torch.softmax(scores, -1).nan_to_num(0.0) if call.keys[0].tokens.count else scores
 
 
-def _scores(call: Call, part: KeyValues, slot: int) -> tuple[Tensor, Tensor]:
-    """Scores [B, H, T, S] with -inf where masked, and the mask [B|1, H|1, T, S]."""
-    mask = call.visible(call.q_tokens, part.tokens)
-    if call.keep is not None:
-        keep = call.keep
-        mask = mask & (keep if keep.shape[-1] == 1 else keep[..., slot : slot + part.tokens.count])
-    dtype = call.work_dtype
-    k = part.k.to(dtype).masked_fill(_unseen(call, mask), 0.0)
+def _scores(call: Call, number: int) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, T, S] with -inf where masked, and the keys [B|1, K|1, S, 1] that no query sees."""
+    part, dtype = call.keys[number], call.work_dtype
+    mask, unseen = call.seen(number)
+    k = part.k.to(dtype).masked_fill(unseen, 0.0)
     q = call.q.to(dtype).masked_fill(~mask.any(-1).unsqueeze(-1), 0.0)
     s = call.grouped(q).flatten(2, 3) @ k.transpose(-1, -2) * call.scale
     s = s.unflatten(2, (call.heads.group, -1)).flatten(1, 2)
     s = call.scored(s, q, call.q_tokens, part.tokens)
-    return s.masked_fill(~mask, float("-inf")), mask
-
-
-def _unseen(call: Call, mask: Tensor) -> Tensor:
-    """bool [B|1, K|1, S, 1]: keys that no query of this call sees; they do not matter, NaN included."""
-    seen = mask.any(-2)
-    if seen.shape[1] > 1:
-        seen = seen.unflatten(1, (call.heads.kv_heads, -1)).any(2)
-    return ~seen.unsqueeze(-1)
+    return s.masked_fill(~mask, float("-inf")), unseen
 
 
 def _arange(t: Tensor, dim: int) -> Tensor:
     return torch.arange(t.shape[dim], device=t.device).unsqueeze(0)
+
+
+DENSE = Backend(
+    name="dense",
+    about="the specification: any device and dtype; builds all scores",
+    forward=forward,
+    capabilities=Capabilities(slot_scores=True, keep=True, stores_scores=True),
+)

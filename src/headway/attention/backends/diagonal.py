@@ -13,30 +13,39 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from headway.attention import tile_attention
+from headway.attention.backends.base import Backend, Capabilities, Gradients
 from headway.attention.call import Call
-from headway.attention.tile_attention import Final, KeyBlock, Queries
+from headway.attention.tile_attention import KeyBlock, QueryTile, ResultGradient, tile_backward, tile_forward
 from headway.partial import Partial, merge_all
-from headway.patterns import And, GlobalKeys, GlobalQueries, Or, Pattern, Sink, visible
+from headway.patterns import visible
+from headway.patterns.primitives import Kind
+from headway.patterns.program import kinds, sinks, without
 from headway.tokens import Tokens
 
+PINNED = (Kind.SINK, Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES)
+"""Primitives of columns and rows."""
 
-def unsupported_reason(call: Call) -> str | None:
+
+def limits(call: Call, device: str) -> str | None:
     """Why the diagonals of this call are not diagonals of its pattern; None if they are."""
     if len(call.keys) > 1:
         return "it takes one set of keys"
     q, k = call.q_tokens, call.keys[0].tokens
     if q.count != k.count or not _same(q.index, k.index) or not _same(q.documents, k.documents):
         return "queries and keys must be the same slots"
-    index, document = q.index, q.documents
-    if index.shape[1] > 1:
-        joined = (index[:, 1:] >= 0) & (index[:, :-1] >= 0) & (document[:, 1:] == document[:, :-1])
-        if bool((joined & (index[:, 1:] != index[:, :-1] + 1)).any()):
-            return "the tokens of a document must lie side by side"
-    again = q.valid & (index == 0)
-    if q.document is None and bool((again.sum(1) > 1).any()):
-        return "(document, index) must be unique in a row"
-    return None
+    return None if _diagonal(q) else "the tokens of a document must lie side by side, in order and each once"
+
+
+def _diagonal(tokens: Tokens) -> bool:
+    """Whether any two tokens of a document lie as many slots apart as their indices: index - slot is one number."""
+    if tokens.static_key is not None or tokens.count < 2:
+        return True
+    shift = tokens.index - torch.arange(tokens.count, device=tokens.device)
+    empty = torch.iinfo(torch.int64).min
+    document, order = torch.where(tokens.valid, tokens.documents, empty).sort(dim=1, stable=True)
+    shift = shift.expand(order.shape).gather(1, order)
+    same = (document[:, 1:] == document[:, :-1]) & (document[:, 1:] != empty)
+    return not bool((same & (shift[:, 1:] != shift[:, :-1])).any())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -51,23 +60,21 @@ class _Parts:
         self.call, self.tokens, dtype = call, part.tokens, call.work_dtype
         batch, count = call.q.shape[0], call.q.shape[2]
         q_tokens = call.q_tokens
-        self.rows = (q_tokens.globals & q_tokens.valid & _names(call.pattern, GlobalQueries)).expand(
-            batch, -1
-        )
-        pinned = self.tokens.globals & _names(call.pattern, GlobalKeys)
-        pinned = pinned | (self.tokens.index < _sinks(call.pattern))
+        there = kinds(call.pattern)
+        self.rows = (q_tokens.globals & q_tokens.valid & (Kind.GLOBAL_QUERIES in there)).expand(batch, -1)
+        pinned = self.tokens.globals & (Kind.GLOBAL_KEYS in there)
+        pinned = pinned | (self.tokens.index < sinks(call.pattern))
         self.columns = (pinned & self.tokens.valid).expand(batch, -1)
         empty_q, empty_k = ~q_tokens.valid[:, None, :, None], ~self.tokens.valid[:, None, :, None]
         self.q = call.grouped(call.q.to(dtype).masked_fill(empty_q, 0.0))
         self.k = part.k.to(dtype).masked_fill(empty_k, 0.0)
         self.v = part.v.to(dtype).masked_fill(empty_k, 0.0)
-        reach = _band(call.pattern)
-        before, after = (0, -1) if reach is None else reach
+        before, after = without(call.pattern, *PINNED).reach
         most = count - 1
         first = most if before is None else min(before, most)
         last = most if after is None else min(after, most)
-        band = {d: self._mask(d) for d in range(-first, last + 1)} if count else {}
-        self.band = {d: mask for d, mask in band.items() if bool(mask.any())}
+        masks = {d: self._mask(d) for d in range(-first, last + 1)} if count else {}
+        self.band = {d: mask for d, mask in masks.items() if bool(mask.any())}
 
     def span(self, d: int) -> tuple[slice, slice]:
         """Query and key slots of diagonal d: k = q + d."""
@@ -90,7 +97,7 @@ class _Parts:
         s = (self.q[:, :, :, at_q] * self.k[:, :, None, at_k]).sum(-1) * self.call.scale
         return s.masked_fill(~self.band[d], float("-inf"))
 
-    def blocks(self) -> Iterator[tuple[Queries, KeyBlock]]:
+    def blocks(self) -> Iterator[tuple[QueryTile, KeyBlock]]:
         """Columns against all queries, and rows against all other keys; both over all slots, masked."""
         slots = torch.arange(self.call.q.shape[2], device=self.call.q.device).unsqueeze(0)
         q_tokens = self.call.q_tokens
@@ -100,7 +107,7 @@ class _Parts:
         column, row = self.columns[:, None, None, :], self.rows[:, None, :, None]
         for mask in (seen & column, seen & row & ~column):
             if bool(mask.any()):
-                at = Queries(self.q, q_tokens, slots)
+                at = QueryTile(self.q, q_tokens, slots)
                 yield at, KeyBlock(self.k, self.v, self.tokens, slots, mask, finite=False)
 
 
@@ -109,33 +116,31 @@ def _single(tokens: Tokens) -> Tokens:
     return tokens.map(lambda t: t.reshape(-1, 1))
 
 
-def run_forward(call: Call) -> Partial:
+def forward(call: Call, lse: bool = True) -> Partial:
     """The partial of band, columns and rows, merged."""
     parts = _Parts(call)
     batch, kv, group, count, _ = parts.q.shape
     scores = parts.q.new_full((batch, kv, group, count, max(len(parts.band), 1)), float("-inf"))
     for column, d in enumerate(parts.band):
         scores[:, :, :, parts.span(d)[0], column] = parts.products(d)
-    lse = torch.logsumexp(scores, -1)
-    weight = torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0).unsqueeze(-1))
+    sums = torch.logsumexp(scores, -1)
+    weight = torch.exp(scores - sums.masked_fill(sums == float("-inf"), 0.0).unsqueeze(-1))
     out = parts.q.new_zeros(batch, kv, group, count, parts.v.shape[-1])
     for column, d in enumerate(parts.band):
         at_q, at_k = parts.span(d)
         out[:, :, :, at_q] += weight[:, :, :, at_q, column, None] * parts.v[:, :, None, at_k]
-    band = Partial(out.flatten(1, 2), lse.flatten(1, 2))
-    whole = merge_all([band, *(tile_attention.forward(call, at, [keys]) for at, keys in parts.blocks())])
+    near = Partial(out.flatten(1, 2), sums.flatten(1, 2))
+    whole = merge_all([near, *(tile_forward(call, at, [keys]) for at, keys in parts.blocks())])
     return Partial(whole.out.to(call.q.dtype), whole.lse)
 
 
-def run_backward(
-    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor
-) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:
     """Gradients of q, k and v in the work dtype, set of pairs by set of pairs."""
     parts = _Parts(call)
-    final = Final.of(call, out, lse, d_out, d_lse)
+    result = ResultGradient.of(call, out, lse, d_out, d_lse)
     group = parts.q.shape[2]
-    rows = final.d_out.unflatten(2, (group, -1))
-    lse5, delta5 = call.grouped(final.lse), call.grouped(final.delta)
+    rows = result.d_out.unflatten(2, (group, -1))
+    lse5, delta5 = call.grouped(result.lse), call.grouped(result.delta)
     dq, dk, dv = (torch.zeros_like(t) for t in (parts.q, parts.k, parts.v))
     for d in parts.band:
         at_q, at_k = parts.span(d)
@@ -146,38 +151,16 @@ def run_backward(
         dk[:, :, at_k] += (ds.unsqueeze(-1) * parts.q[:, :, :, at_q]).sum(2)
         dv[:, :, at_k] += (p.unsqueeze(-1) * rows[:, :, :, at_q]).sum(2)
     for at, keys in parts.blocks():
-        gq, gk, gv, _ = tile_attention.backward(call, at, keys, final)
+        gq, gk, gv, _ = tile_backward(call, at, keys, result)
         dq, dk, dv = dq + gq, dk + gk, dv + gv
-    return dq.flatten(1, 2), [dk], [dv], []
+    return Gradients(dq.flatten(1, 2), [dk], [dv], [])
 
 
-def _names(pattern: Pattern, leaf: type[Pattern]) -> bool:
-    """Does the pattern contain this leaf?"""
-    if isinstance(pattern, And | Or):
-        return any(_names(p, leaf) for p in pattern.parts)
-    return isinstance(pattern, leaf)
-
-
-def _sinks(pattern: Pattern) -> int:
-    """The most first tokens that a Sink in the pattern pins."""
-    if isinstance(pattern, And | Or):
-        return max(_sinks(p) for p in pattern.parts)
-    return pattern.count if isinstance(pattern, Sink) else 0
-
-
-def _band(pattern: Pattern) -> tuple[int | None, int | None] | None:
-    """Reach of the pattern where nothing is pinned and no query is global; None where it allows nothing."""
-    if isinstance(pattern, Sink | GlobalKeys | GlobalQueries):
-        return None
-    if not isinstance(pattern, And | Or):
-        return pattern.reach
-    inner = [_band(p) for p in pattern.parts]
-    known = [r for r in inner if r is not None]
-    if not known or (isinstance(pattern, And) and len(known) < len(inner)):
-        return None
-    sides = tuple(zip(*known, strict=True))
-    if isinstance(pattern, And):
-        before, after = (min((r for r in side if r is not None), default=None) for side in sides)
-    else:
-        before, after = (None if None in side else max(r for r in side if r is not None) for side in sides)
-    return before, after
+DIAGONAL = Backend(
+    name="diagonal",
+    about="one product per diagonal; small and slow, for comparison",
+    forward=forward,
+    backward=backward,
+    capabilities=Capabilities(dropout=False, scores=False, any_queries=False),
+    limits=limits,
+)

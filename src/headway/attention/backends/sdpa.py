@@ -8,18 +8,23 @@ other pattern, as a dense boolean mask of T x S: correct, and paid for in full).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headway.attention.autograd import no_second_derivative
+from headway.attention.backends.base import CPU, Backend, Capabilities, Repeated
 from headway.attention.call import Call, split
 from headway.attention.key_values import KeyValues
-from headway.attention.plan import simplified
-from headway.attention.twice import no_second
+from headway.attention.memo import simplified
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
+
+SMALL_MASK = 2**16
+"""Pairs of a mask that is kept for calls that repeat."""
 
 
 def form(call: Call, part: KeyValues) -> str:
@@ -27,7 +32,7 @@ def form(call: Call, part: KeyValues) -> str:
     if call.keep is not None or any(s.by_slot for s in call.score):
         return "mask"
     q, k = call.q_tokens, part.tokens
-    if q.start is None or k.start is None or not q.count:
+    if q.start is None or k.start is None or not q.document is k.document is None or not q.count:
         return "mask"
     pattern = simplified(call.pattern, q, k)
     if pattern == Full():
@@ -37,36 +42,65 @@ def form(call: Call, part: KeyValues) -> str:
     return "mask"
 
 
-def unsupported_reason(call: Call) -> str | None:
-    """Why torch's kernels cannot run this call, beside what the table of abilities says; None if they can."""
+def limits(call: Call, device: str) -> str | None:
+    """Why torch's kernels cannot run this call; None if they can."""
     return "a causal mask with a scale of 0 or less gives NaN there" if call.scale <= 0 else None
 
 
-def run(call: Call, with_lse: bool = True) -> Partial:
-    """Partial over all key sets. Without `with_lse`, lse of one key set is NaN and torch's autograd applies."""
-    if not with_lse and len(call.keys) == 1:
-        (part,) = call.keys
-        out = _output(call, part)
-        return Partial(out, out.new_full(out.shape[:-1], float("nan")))
-    return merge_all([p for part in call.keys for p in _partials(call, part)])
+def forward(call: Call, lse: bool = True) -> Partial:
+    """Partial over all key sets. Without `lse`, that of one key set is NaN and torch's autograd applies."""
+    if lse or len(call.keys) > 1:
+        return merge_all([p for number in range(len(call.keys)) for p in _partials(call, number)])
+    if form(call, call.keys[0]) == "chunk" and not call.needs_grad and call.q.device.type == "cpu":
+        return _without_lse(merge_all(_partials(call, 0)).out)
+    return _prepared(call)(call.q, call.keys[0])
 
 
-def _output(call: Call, part: KeyValues) -> Tensor:
-    q, k, v = call.q, part.k, part.v
-    shape = form(call, part)
-    gqa = call.heads.group > 1
-    if shape == "full" and gqa and q.shape[2] <= 16:
-        rows = _fused(call.grouped(q).flatten(2, 3), k, v, scale=call.scale)
-        return split(rows, 2, call.heads.group, q.shape[2]).flatten(1, 2)
-    if shape in ("full", "causal"):
-        return _fused(q, k, v, is_causal=shape == "causal", scale=call.scale, enable_gqa=gqa)
-    if shape == "chunk" and not call.needs_grad and q.device.type == "cpu":
-        return merge_all(_partials(call, part)).out
-    mask, k, v, some = _masked(call, part)
-    if call.needs_grad:  # NaN in a query that sees nothing would reach every gradient
-        q = q.masked_fill(~some, 0.0)
-    out = _fused(q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=gqa)
-    return out.masked_fill(~some, 0.0)
+def repeat(call: Call, lse: bool) -> Repeated | None:
+    """A call without gradient and logsumexp, on other tensors: its mask, if it takes one, is made once."""
+    shape, pairs = form(call, call.keys[0]), call.q.shape[2] * call.keys[0].k.shape[2]
+    return None if lse or shape == "chunk" or (shape == "mask" and pairs > SMALL_MASK) else _prepared(call)
+
+
+def _prepared(call: Call) -> Repeated:
+    """What computes the result over one key set, without its lse."""
+    shape, scale = form(call, call.keys[0]), call.scale
+    causal, seen = shape == "causal", None if shape in ("full", "causal") else _Seen.of(call, 0)
+    return lambda q, keys: _without_lse(_output(q, keys, scale, causal, seen))
+
+
+def _without_lse(out: Tensor) -> Partial:
+    return Partial(out, out.new_full(out.shape[:-1], float("nan")))
+
+
+class _Seen(NamedTuple):
+    """A mask without empty rows [B|1, H|1, T, S], the slots that no query sees [B|1, K|1, S, 1], and which queries see
+    none [B|1, H|1, T, 1]."""
+
+    mask: Tensor
+    unseen: Tensor
+    blind: Tensor
+
+    @staticmethod
+    def of(call: Call, number: int) -> _Seen:
+        mask, unseen = call.seen(number)
+        blind = ~mask.any(-1, keepdim=True)
+        return _Seen(mask | blind, unseen, blind)
+
+
+def _output(q: Tensor, part: KeyValues, scale: float, causal: bool, seen: _Seen | None) -> Tensor:
+    """The result alone; without `seen` every key is, or under `causal` every one up to the query's own."""
+    k, v, group = part.k, part.v, q.shape[1] // part.k.shape[1]
+    if seen is None:
+        if group > 1 and not causal and q.shape[2] <= 16:
+            rows = _fused(split(q, 1, -1, group).flatten(2, 3), k, v, scale=scale)
+            return split(rows, 2, group, q.shape[2]).flatten(1, 2)
+        return _fused(q, k, v, is_causal=causal, scale=scale, enable_gqa=group > 1)
+    k, v = k.masked_fill(seen.unseen, 0.0), v.masked_fill(seen.unseen, 0.0)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
+        q = q.masked_fill(seen.blind, 0.0)  # NaN in a query that sees nothing would reach every gradient
+    out = _fused(q, k, v, attn_mask=seen.mask, scale=scale, enable_gqa=group > 1)
+    return out.masked_fill(seen.blind, 0.0)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
@@ -85,32 +119,26 @@ def _mark_once(made: Sequence[Tensor | None], given: Sequence[Tensor | None]) ->
 
 
 def _refuse(grads: Sequence[Tensor | None]) -> None:
-    raise no_second("sdpa")
+    raise no_second_derivative("sdpa")
 
 
-def _partials(call: Call, part: KeyValues) -> list[Partial]:
-    q, k, v = call.q, part.k, part.v
-    shape = form(call, part)
-    if shape == "full" and call.heads.group > 1:
-        both = _flash(call.grouped(q).flatten(2, 3), k, v, call.scale)
-        group = (call.heads.group, -1)
-        return [
-            Partial(both.out.unflatten(2, group).flatten(1, 2), both.lse.unflatten(2, group).flatten(1, 2))
-        ]
+def _partials(call: Call, number: int) -> list[Partial]:
+    part, group = call.keys[number], call.heads.group
+    q, k, v, shape = call.q, part.k, part.v, form(call, part)
+    if shape == "full" and group > 1:
+        rows = _flash(call.grouped(q).flatten(2, 3), k, v, call.scale)
+        return [Partial(*(split(t, 2, group, q.shape[2]).flatten(1, 2) for t in (rows.out, rows.lse)))]
     if shape in ("full", "causal"):
         return [_flash(q, k, v, call.scale, causal=shape == "causal")]
     if shape == "chunk":
         past = k.shape[2] - q.shape[2]
-        return [
-            *_partials(call, part.slice(0, past)),
-            *_partials(call, part.slice(past, k.shape[2])),
-        ]
-    mask, k, v, some = _masked(call, part)
+        sets = replace(call, keys=(part.slice(0, past), part.slice(past, k.shape[2])))
+        return [*_partials(sets, 0), *_partials(sets, 1)]
+    mask, unseen, blind = _Seen.of(call, number)
+    k, v = k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     additive = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, float("-inf"))
     both = _flash(q, k, v, call.scale, mask=additive)
-    some = some.expand(*both.out.shape[:-1], 1)
-    out = both.out.masked_fill(~some, 0.0)
-    return [Partial(out, both.lse.masked_fill(~some.squeeze(-1), float("-inf")))]
+    return [Partial(both.out.masked_fill(blind, 0.0), both.lse.masked_fill(blind.squeeze(-1), float("-inf")))]
 
 
 def _flash(
@@ -122,14 +150,13 @@ def _flash(
     return Partial(out, lse.to(torch.float64 if q.dtype == torch.float64 else torch.float32))
 
 
-def _masked(call: Call, part: KeyValues) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(mask, k, v, some): a mask without empty rows, keys with unseen slots set to 0, which rows see any."""
-    mask = call.visible(call.q_tokens, part.tokens)
-    if call.keep is not None:
-        mask = mask & call.keep
-    seen = mask.any(-2)
-    if seen.shape[1] > 1:
-        seen = seen.unflatten(1, (call.heads.kv_heads, -1)).any(2)
-    unseen = ~seen.unsqueeze(-1)
-    some = mask.any(-1, keepdim=True)
-    return mask | ~some, part.k.masked_fill(unseen, 0.0), part.v.masked_fill(unseen, 0.0), some
+SDPA = Backend(
+    name="sdpa",
+    about="torch's fused kernels for full and causal patterns",
+    forward=forward,
+    capabilities=Capabilities(
+        dropout=False, scores=False, keep=True, value_width=False, lse=CPU, lse_gradient=False
+    ),
+    limits=limits,
+    repeat=repeat,
+)

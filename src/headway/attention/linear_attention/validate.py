@@ -16,7 +16,7 @@ from headway.attention.linear_attention.state import LinearState
 from headway.errors import PatternError
 from headway.heads import Heads
 from headway.patterns import Causal, Full, Pattern
-from headway.scores import Score
+from headway.scores import Score, steps_of
 from headway.tokens import Tokens
 
 NO_WEIGHTS = (
@@ -29,9 +29,8 @@ NO_WEIGHTS = (
 
 def forbid_weights(score: Score | Sequence[Score], dropout: float) -> None:
     """Raises PatternError for score steps or dropout on weights."""
-    steps = (score,) if isinstance(score, Score) else tuple(score)
-    if steps:
-        names = ", ".join(dict.fromkeys(type(step).__name__ for step in steps))
+    names = ", ".join(dict.fromkeys(type(step).__name__ for step in steps_of(score)))
+    if names:
         raise PatternError(f"score={names}: {NO_WEIGHTS.format(names)}")
     if dropout:
         raise PatternError(f"dropout={dropout}: {NO_WEIGHTS.format('dropout of weights')}")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from headway.errors import ConfigError, did_you_mean
-from headway.patterns import And, Causal, Pattern, Window
+from headway.patterns import Causal, Pattern, Window
+from headway.patterns.program import interval
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,13 @@ def last_keys(pattern: Pattern) -> int | None:
 
     These two are all that `sliding_window` of transformers can say.
     """
-    leaves = pattern.parts if isinstance(pattern, And) else (pattern,)
-    widths = [leaf.before + 1 for leaf in leaves if isinstance(leaf, Window) and leaf.step == 1]
-    causal = any(isinstance(p, Causal) or (isinstance(p, Window) and p.after == 0) for p in leaves)
-    known = all(isinstance(p, Causal) or (isinstance(p, Window) and p.step == 1) for p in leaves)
-    if not (causal and known):
+    bounds = interval(pattern)
+    if bounds is None or bounds[1] != 0:
         raise ConfigError(f"{pattern} is neither Causal() nor Window.last(w): sliding_window cannot say it")
-    return min(widths) if widths else None
+    return last_keys_if_any(pattern)
+
+
+def last_keys_if_any(pattern: Pattern) -> int | None:
+    """w of "the last w keys" for a window; None for all else, which reading the config again will notice."""
+    bounds = interval(pattern)
+    return None if bounds is None or bounds[0] is None else bounds[0] + 1

@@ -13,13 +13,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from headway.attention import KeyValues
+from headway.attention import BACKENDS, KeyValues
 from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.mixers.base import Mixer, Projections
 from headway.nn.mixers.softmax import SoftmaxMixer
 from headway.nn.rotary_embedding import token_lengths
-from headway.patterns import Full, GlobalQueries, Or, Pattern, PerHead
+from headway.patterns import Full, GlobalQueries, Pattern
+from headway.patterns.primitives import Kind
+from headway.patterns.program import without
 from headway.positions import PositionScheme, Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
@@ -74,7 +76,8 @@ class GlobalMixer(Mixer):
             q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
             v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
         keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
-        if self.backend == "diagonal":  # which takes queries only at the slots of their keys
+        backend = BACKENDS.get(self.backend)
+        if backend is not None and not backend.capabilities.any_queries:
             q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
             q = q.scatter(2, index.expand(q_BHND.shape), q_BHND)
             out = self.local.softmax(layer, q, tokens, keys, GlobalQueries(), score)
@@ -88,7 +91,7 @@ class GlobalMixer(Mixer):
     @cached_property
     def local(self) -> SoftmaxMixer:
         """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
-        return SoftmaxMixer(_without_global_queries(self.pattern), self.scale, self.backend)
+        return SoftmaxMixer(without(self.pattern, Kind.GLOBAL_QUERIES), self.scale, self.backend)
 
     def cross_attend(
         self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
@@ -100,16 +103,6 @@ NO_PAST = (
     "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and no memory "
     "here; drop cache= and memory="
 )
-
-
-def _without_global_queries(pattern: Pattern) -> Pattern:
-    """The same for local queries: `GlobalQueries` allows none of them anything. Alone, it stays."""
-    if isinstance(pattern, PerHead):
-        return PerHead(*map(_without_global_queries, pattern.parts))
-    if not isinstance(pattern, Or):
-        return pattern
-    left = tuple(part for part in pattern.parts if part != GlobalQueries())
-    return left[0] if len(left) == 1 else Or(left)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:

@@ -1,8 +1,10 @@
 """Native attention as an operator of torch: `headway::attend` and `headway::attend_backward`.
 
 `torch.compile`, `torch.export` and fake tensors see one operator with a shape rule and a backward; what it computes
-is what `native` computes. Its arguments are tensors, numbers and texts: the pattern's text is parsed once a process,
-and the plan is made inside. Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, Dv of v.
+is what `native` computes. Its arguments are tensors, numbers and texts: the text of the pattern of standard leaves is
+parsed once a process, and the plan is made inside.
+
+Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head, Dv of v.
 """
 
 from __future__ import annotations
@@ -15,23 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.backends.native import backend as native
+from headway.attention.autograd import no_second_derivative
+from headway.attention.backends.native import kernels
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.twice import no_second
 from headway.errors import BackendError
 from headway.heads import Heads
 from headway.native import library, why_missing
 from headway.partial import Partial
-from headway.patterns import Pattern, parse
+from headway.patterns import parse
+from headway.patterns.program import mapped, standard
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 from headway.tokens import Tokens
-
-
-def takes(call: Call) -> bool:
-    """Whether the operator can stand for this call; asked while a graph is traced, where library() is a constant."""
-    return call.keep is None and call.q.device.type == "cpu" and native.unsupported_reason(call) is None
-
 
 # What torch.compiler.assume_constant_result does; that would import torch's compiler, which takes a second.
 for _known in (library, why_missing):
@@ -54,7 +51,7 @@ def arguments(call: Call) -> tuple[Any, ...]:
         [t for part in call.keys for t in part.scales],
         [t for _, _, arrays in sides for t in arrays],
         [number for start, which, _ in sides for number in (start, which)],
-        str(call.pattern),
+        str(mapped(call.pattern, standard)),
         ", ".join(_text(step) for step in call.score),
         list(call.parameters),
         call.scale,
@@ -130,9 +127,8 @@ def _call(
     rest = list(tables)
     steps = tuple(_step(text, rest) for text in scores.split(", ") if text)
     heads, shape = Heads.of(q.shape[1], k[0].shape[1]), _pattern(pattern)
-    assert isinstance(shape, Pattern)
     call = Call(q, sides[0], keys, shape, heads, scale, steps, None, dropout, seed, head_ids)
-    reason = native.unsupported_reason(call)
+    reason = kernels.CAPABILITIES.unsupported_reason(call, True, "cpu") or kernels.limits(call)
     if reason is not None:
         raise BackendError(f"headway::attend cannot run this call: {reason}")
     return call
@@ -148,13 +144,13 @@ _ARGUMENTS = (
     "headway::attend", mutates_args=(), device_types="cpu", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 def _attend(*given: Any) -> tuple[Tensor, Tensor]:
-    part = native.run_forward(_call(*given))
+    part = kernels.forward(_call(*given))
     return part.out, part.lse
 
 
 @_attend.register_fake
 def _(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
-    return native.empty_out(q, v[0].shape[3], len(k)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return kernels.empty_out(q, v[0].shape[3], len(k)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op(
@@ -165,8 +161,9 @@ def _(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], *rest: Any) -> tuple[
 )
 def _attend_backward(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *given: Any) -> list[Tensor]:
     call = _call(*given)
-    dq, dk, dv, tables = native.run_backward(call, out, lse, d_out, d_lse)
-    return [dq, *dk, *dv, *(g.to(t.dtype) for g, t in zip(tables, call.parameters, strict=True))]
+    made = kernels.backward(call, out, lse, d_out, d_lse)
+    tables = (g.to(t.dtype) for g, t in zip(made.parameters, call.parameters, strict=True))
+    return [made.q, *made.k, *made.v, *tables]
 
 
 @_attend_backward.register_fake
@@ -214,7 +211,7 @@ def _pieces(items: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]
 
 
 def _no_second(ctx: Any, *grads: Tensor) -> None:
-    raise no_second("native")
+    raise no_second_derivative("native")
 
 
 _attend.register_autograd(_backward, setup_context=_setup)

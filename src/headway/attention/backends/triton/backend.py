@@ -14,35 +14,28 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import product
 
 import torch
 from torch import Tensor
 
+from headway.attention.backends.base import CUDA, Backend, Capabilities, Status
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.plan import simplified
+from headway.attention.memo import simplified
 from headway.partial import Partial, merge_all
-from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
+from headway.patterns.program import terms
 from headway.tokens import Tokens
 
 QUERIES = 16
 """The most queries of a call: beyond them the keys are no longer the cost."""
 
-FULL, CAUSAL, WINDOW, SINK, GLOBAL_KEYS, GLOBAL_QUERIES = range(6)
 
-Terms = tuple[tuple[tuple[int, int, int, int], ...], ...]
-"""A pattern as "some term holds"; a term is "all its leaves hold"; a leaf is (kind, first, last, step)."""
-
-
-def unsupported_reason(call: Call) -> str | None:
-    """Why this call cannot run here, beside what the table of abilities says; None if it can."""
+def limits(call: Call, device: str) -> str | None:
+    """Why this call cannot run here; None if it can."""
     count, width = call.q.shape[2:]
     widest = max(width, *(part.v.shape[-1] for part in call.keys))
     if not has_triton():
         return "Triton is not installed here (pip install triton)"
-    if call.q.dtype == torch.float64:
-        return "its kernel has no float64"
     if count > QUERIES:
         return f"it is for at most {QUERIES} queries a call, not {count}"
     if widest > 256:
@@ -56,7 +49,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def run(call: Call, chunk: int | None = None) -> Partial:
+def forward(call: Call, lse: bool = True, chunk: int | None = None) -> Partial:
     """Partial over all key sets; `chunk` keys a program (chosen to fill the device when not given)."""
     return merge_all([part for keys in call.keys for part in _chunks(call, keys, chunk)])
 
@@ -113,24 +106,23 @@ def _packed(values: Tensor) -> Tensor:
     return values.to(torch.int32).contiguous()
 
 
-def terms(pattern: Pattern) -> Terms:
-    """The pattern as a disjunction of conjunctions of leaves: what the kernel is compiled for."""
-    match pattern:
-        case Or(parts):
-            return tuple(dict.fromkeys(term for p in parts for term in terms(p)))
-        case And(parts):
-            combined = product(*(terms(p) for p in parts))
-            return tuple(tuple(dict.fromkeys(leaf for t in some for leaf in t)) for some in combined)
-        case Full():
-            return (((FULL, 0, 0, 1),),)
-        case Causal():
-            return (((CAUSAL, 0, 0, 1),),)
-        case Window(before, after, step):
-            return (((WINDOW, -before * step, after * step, step),),)
-        case Sink(count):
-            return (((SINK, 0, count, 1),),)
-        case GlobalKeys():
-            return (((GLOBAL_KEYS, 0, 0, 1),),)
-        case GlobalQueries():
-            return (((GLOBAL_QUERIES, 0, 0, 1),),)
-    raise AssertionError(f"no leaf is known for {type(pattern).__name__}")
+def status() -> Status:
+    """It needs a GPU, and Triton."""
+    return Status(torch.cuda.is_available() and has_triton(), TRITON.about)
+
+
+TRITON = Backend(
+    name="triton",
+    about="a few queries against a long cache, on CUDA",
+    forward=forward,
+    capabilities=Capabilities(
+        devices=CUDA,
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        gradient=(),
+        dropout=False,
+        scores=False,
+        any_pattern=False,
+    ),
+    limits=limits,
+    status=status,
+)

@@ -1,4 +1,4 @@
-"""The Triton kernel of `split_decode`: one chunk of the keys for all query heads of a kv head.
+"""The Triton kernel of the backend: one chunk of the keys for all query heads of a kv head.
 
 Imported only where it runs: it needs Triton. With TRITON_INTERPRET=1 set before the import it runs on a CPU, in
 Triton's interpreter, for tests.
@@ -15,16 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headway.attention.backends.triton.backend import CAUSAL, FULL, GLOBAL_KEYS, SINK, WINDOW, Marks, Terms
+from headway.attention.backends.triton.backend import Marks
+from headway.patterns.primitives import Kind
+from headway.patterns.program import Terms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter multiplies the bits of bfloat16: there products are taken in float32."""
 
-_FULL = tl.constexpr(FULL)
-_CAUSAL = tl.constexpr(CAUSAL)
-_WINDOW = tl.constexpr(WINDOW)
-_SINK = tl.constexpr(SINK)
-_GLOBAL_KEYS = tl.constexpr(GLOBAL_KEYS)
+_FULL = tl.constexpr(int(Kind.FULL))
+_CAUSAL = tl.constexpr(int(Kind.CAUSAL))
+_WINDOW = tl.constexpr(int(Kind.WINDOW))
+_SINK = tl.constexpr(int(Kind.SINK))
+_GLOBAL_KEYS = tl.constexpr(int(Kind.GLOBAL_KEYS))
 
 
 @triton.jit
@@ -213,7 +215,7 @@ def launch(
         *k.stride(),
         *v.stride(),
         *marks.row_strides,
-        TERMS=tuple(n for term in terms for leaf in term for n in (*leaf, int(leaf is term[-1]))),
+        TERMS=tuple(n for term in terms for leaf in term for n in (*map(int, leaf), int(leaf is term[-1]))),
         DOCUMENTS=marks.documents,
         GLOBALS=marks.globals,
         D=width,

@@ -14,10 +14,10 @@ from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
 from headway.checkpoints.hf.rope import read_rope
-from headway.checkpoints.hf.windows import from_foreign
+from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
-from headway.patterns import Causal, Pattern, Window
+from headway.patterns import Causal, Pattern
 
 Windows = Literal["none", "all", "layer", "late"]
 """Where `transformers` puts windows: nowhere; in all layers (`sliding_window`); layer by layer (`layer_types`); as
@@ -143,7 +143,7 @@ def _write(spec: ModelSpec, *, windows: Windows, head_dim: bool, heads_divide: b
 
 
 def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
-    each = [p.before + 1 if isinstance(p, Window) else None for p in spec.patterns]
+    each = [last_keys_if_any(pattern) for pattern in spec.patterns]
     sizes = {size for size in each if size is not None}
     if windows == "none" and not sizes:
         return {}

@@ -22,7 +22,9 @@ from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.windows import from_foreign
 from headway.errors import ConfigError
 from headway.models import ModelSpec
-from headway.patterns import Global, Or, Pattern, Window
+from headway.patterns import Global, Pattern
+from headway.patterns.primitives import Kind
+from headway.patterns.program import interval, without
 
 WINDOW = "huggingface attention_window"
 GLOBAL = {
@@ -66,8 +68,8 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _others(pattern: Pattern) -> int:
     """w of a window of w / 2 on either side; 2 where there is none, which reading it again will notice."""
-    parts = pattern.parts if isinstance(pattern, Or) else (pattern,)
-    return max((2 * p.before for p in parts if isinstance(p, Window)), default=0) or 2
+    bounds = interval(without(pattern, Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES))
+    return 2 if bounds is None else 2 * (bounds[0] or 1)
 
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:

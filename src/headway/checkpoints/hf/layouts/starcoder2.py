@@ -12,9 +12,8 @@ from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, sublayers
 from headway.checkpoints.hf.rope import read_rope
-from headway.checkpoints.hf.windows import from_foreign
+from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.models import ModelSpec
-from headway.patterns import Window
 
 KEYS: FieldMap = {
     **DECODER,
@@ -43,10 +42,9 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    first = spec.patterns[0]
     return {
         "head_dim": spec.head_dim,
-        "sliding_window": first.before + 1 if isinstance(first, Window) else None,
+        "sliding_window": last_keys_if_any(spec.patterns[0]),
         **write_rotary(spec),
     }
 

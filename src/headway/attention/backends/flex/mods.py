@@ -1,4 +1,4 @@
-"""Patterns and scores as FlexAttention wants them: functions of one pair, given by its place.
+"""Patterns and scores as FlexAttention takes them: functions of one pair, given by its place.
 
 Legend: b, h, m, n a row, a query head, a query and a key in block order, each a scalar tensor; H query heads, T
 queries, D per head.
@@ -6,7 +6,7 @@ queries, D per head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -15,7 +15,9 @@ from torch import Tensor
 
 from headway.attention.call import Call
 from headway.errors import BackendError
-from headway.patterns import And, Causal, Full, GlobalKeys, GlobalQueries, Or, Pattern, Sink, Window
+from headway.patterns import Pattern
+from headway.patterns.primitives import Kind, Primitive
+from headway.patterns.program import fold, primitive
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes, check_heads
 from headway.tokens import Tokens
 
@@ -81,7 +83,7 @@ def _read(values: Tensor) -> Read:
 
 def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
     """`visible` of one pair: the pattern, and the laws of tokens (documents, empty slots)."""
-    laws = [_leaf(pattern, q, k)]
+    laws = [fold(pattern, lambda leaf: _allowed(primitive(leaf), q, k), _all, _any)]
     if q.valid is not None:
         valid_q = q.valid
         laws.append(lambda b, m, n: valid_q(b, m))
@@ -108,44 +110,35 @@ def _first(b: Tensor, slot: Tensor) -> Tensor:
     return slot * 0
 
 
-def _all(tests: list[Pair]) -> Pair:
+def _all(tests: Sequence[Pair]) -> Pair:
     return lambda b, m, n: reduce(torch.logical_and, [test(b, m, n) for test in tests])
 
 
-def _any(tests: list[Pair]) -> Pair:
+def _any(tests: Sequence[Pair]) -> Pair:
     return lambda b, m, n: reduce(torch.logical_or, [test(b, m, n) for test in tests])
 
 
-def _leaf(pattern: Pattern, q: Slots, k: Slots) -> Pair:
-    """`pattern.allows` of one pair."""
+def _allowed(p: Primitive, q: Slots, k: Slots) -> Pair:
+    """A primitive on one pair."""
     index_q, index_k = q.index, k.index
-    match pattern:
-        case And(parts):
-            return _all([_leaf(p, q, k) for p in parts])
-        case Or(parts):
-            return _any([_leaf(p, q, k) for p in parts])
-        case Full():
-            return lambda b, m, n: n >= 0
-        case Causal():
-            return lambda b, m, n: index_k(b, n) <= index_q(b, m)
-        case Window():
-            return _window(pattern, index_q, index_k)
-        case Sink(count):
-            return lambda b, m, n: index_k(b, n) < count
-        case GlobalKeys():
-            return _mark(k.is_global, of_key=True)
-        case GlobalQueries():
-            return _mark(q.is_global, of_key=False)
-    raise BackendError(f"flex: no predicate on pairs is known for {type(pattern).__name__}")
+    if p.kind == Kind.CAUSAL:
+        return lambda b, m, n: index_k(b, n) <= index_q(b, m)
+    if p.kind == Kind.WINDOW:
+        return _window(p, index_q, index_k)
+    if p.kind == Kind.SINK:
+        return lambda b, m, n: index_k(b, n) < p.last
+    if p.kind == Kind.GLOBAL_KEYS:
+        return _mark(k.is_global, of_key=True)
+    if p.kind == Kind.GLOBAL_QUERIES:
+        return _mark(q.is_global, of_key=False)
+    return lambda b, m, n: n >= 0
 
 
-def _window(window: Window, index_q: Read, index_k: Read) -> Pair:
-    step, first, last = window.step, -window.before * window.step, window.after * window.step
-
+def _window(p: Primitive, index_q: Read, index_k: Read) -> Pair:
     def near(b: Tensor, m: Tensor, n: Tensor) -> Tensor:
         away = index_k(b, n) - index_q(b, m)
-        inside = (away >= first) & (away <= last)
-        return inside if step == 1 else inside & (away % step == 0)
+        inside = (away >= p.first) & (away <= p.last)
+        return inside if p.step == 1 else inside & (away % p.step == 0)
 
     return near
 

@@ -1,6 +1,6 @@
 """Backend `flex`: torch's FlexAttention from the same pattern, with a block mask found without looking at pairs.
 
-Slots are put in block order (`banded.Side`), tiles of 128 x 128 are judged from the extents of their tokens, and
+Slots are put in block order (`BlockOrder`), tiles of 128 x 128 are judged from the extents of their tokens, and
 the kernel is given the list of tiles that every pair of is visible in, the list of those that some pair is, and a
 predicate on pairs for the latter. On CUDA torch compiles one kernel for every form of call. Elsewhere the same
 graph runs unfused, for tests: forward only. (Dong et al. 2024, "Flex Attention: A Programming Model for
@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from headway.attention.backends.banded import Side, finite
-from headway.attention.backends.flex_mods import Slots, can_score, mask_mod, score_mod
+from headway.attention.backends.base import CUDA, Backend, Capabilities, Status
+from headway.attention.backends.flex.mods import Slots, can_score, mask_mod, score_mod
+from headway.attention.block_order import BlockOrder
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.plan import simplified
+from headway.attention.memo import TokensMemo, simplified
+from headway.attention.tile_attention import finite
 from headway.partial import Partial, merge_all
 from headway.patterns import Pattern, classify, visible
 from headway.tokens import Tokens
@@ -35,8 +37,8 @@ BLOCK = 128
 """Slots of a tile on either side: what torch's kernels take as they are."""
 
 
-def unsupported_reason(call: Call, device: str) -> str | None:
-    """Why this call cannot run on `device`, beside what the table of abilities says; None if it can."""
+def limits(call: Call, device: str) -> str | None:
+    """Why this call cannot run on `device`; None if it can."""
     widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
     for step in call.score:
         if not can_score(step):
@@ -50,17 +52,16 @@ def unsupported_reason(call: Call, device: str) -> str | None:
     return None
 
 
-def run(call: Call, with_lse: bool = True) -> Partial:
-    """Partial over all key sets, differentiable on CUDA. Without `with_lse`, lse of one key set is NaN."""
-    return merge_all([_one(call, part, with_lse or len(call.keys) > 1) for part in call.keys])
+def forward(call: Call, lse: bool = True) -> Partial:
+    """Partial over all key sets, differentiable on CUDA. Without `lse`, that of one key set is NaN."""
+    return merge_all([_one(call, part, lse or len(call.keys) > 1) for part in call.keys])
 
 
 def _one(call: Call, part: KeyValues, with_lse: bool) -> Partial:
     if not (call.q.numel() and part.k.numel()):
         return Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
-    at_q, at_k = (Side(tokens, pattern.dilation) for tokens in (call.q_tokens, part.tokens))
-    mask = _masked(pattern, at_q.tokens, at_k.tokens, call.needs_grad)
+    at_q, at_k, mask = _ordered(pattern, call.q_tokens, part.tokens, call.needs_grad)
     q, (k, v) = _clean_queries(call), _clean_keys(pattern, call, part)
     q, k, v = at_q.take(q), at_k.take(k), at_k.take(v)
     mod = score_mod(call, q, Slots.of(at_q.tokens), Slots.of(at_k.tokens)) if call.score else None
@@ -105,19 +106,15 @@ def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return tiles.sum(-1, dtype=torch.int32).unsqueeze(1), order.to(torch.int32).unsqueeze(1)
 
 
-def _masked(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool) -> BlockMask:
-    """`block_mask`, remembered for tokens that are known without looking at data."""
-    if q.start is not None and k.start is not None and q.is_global is None and k.is_global is None:
-        return _remembered(pattern, q.start, q.count, k.start, k.count, str(q.device), gradient)
-    return block_mask(pattern, q, k, gradient)
+def _order(
+    pattern: Pattern, q: Tokens, k: Tokens, gradient: bool
+) -> tuple[BlockOrder, BlockOrder, BlockMask]:
+    """Both sides in block order, and the mask of what stands there."""
+    at_q, at_k = (BlockOrder(tokens, pattern.dilation) for tokens in (q, k))
+    return at_q, at_k, block_mask(pattern, at_q.tokens, at_k.tokens, gradient)
 
 
-@lru_cache(maxsize=64)
-def _remembered(
-    pattern: Pattern, q_start: int, q_count: int, k_start: int, k_count: int, device: str, gradient: bool
-) -> BlockMask:
-    q, k = Tokens.range(q_count, q_start, device), Tokens.range(k_count, k_start, device)
-    return block_mask(pattern, q, k, gradient)
+_ordered = TokensMemo(_order)
 
 
 # -- what no query sees does not matter ----------------------------------------------------------------------
@@ -190,3 +187,14 @@ def _compiled(form: Hashable, fused: bool) -> Callable[..., tuple[Tensor, Tensor
     code = _attend.__code__.replace(co_name=f"flex_{next(_numbers)}")
     own = FunctionType(code, _attend.__globals__)
     return torch.compile(own, fullgraph=True, backend="inductor" if fused else "eager")
+
+
+ABOUT = "sparse patterns on CUDA through torch's FlexAttention"
+FLEX = Backend(
+    name="flex",
+    about=ABOUT,
+    forward=forward,
+    capabilities=Capabilities(dropout=False, gradient=CUDA, any_pattern=False),
+    limits=limits,
+    status=lambda: Status(torch.cuda.is_available(), ABOUT),
+)

@@ -1,0 +1,1 @@
+"""Backend `flex`: FlexAttention on CUDA."""

@@ -1,0 +1,118 @@
+"""What the kernels read beside tensors: the tokens, plan and program of a call, as arrays of the C interface."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.attention.block_order import BlockOrder
+from headway.attention.memo import TokensMemo
+from headway.attention.plan import plan
+from headway.errors import BackendError
+from headway.native import interface as c
+from headway.patterns import Pattern
+from headway.patterns.primitives import Kind, Primitive
+from headway.patterns.program import lower
+from headway.tokens import Tokens
+
+FAR = 2**30
+"""Indices stay below it, so that differences of two fit into 32 bits; a window that reaches further has no end."""
+
+FEW = 16
+"""Queries up to which keys are taken in the order in which they lie: sorting them costs more than it saves."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlanArrays:
+    """Tokens, plan and program of one key set of a call, and the arrays that they point into."""
+
+    queries: c.TokensStruct
+    keys: c.TokensStruct
+    plan: c.PlanStruct
+    program: ctypes.Array[ctypes.c_int32]
+    arrays: tuple[object, ...]
+
+
+def _made(pattern: Pattern, q: Tokens, k: Tokens) -> PlanArrays:
+    """The arrays of one key set. BackendError for indices of 2^30 or more."""
+    arrays: list[object] = []
+
+    def tensor(t: Tensor | None, dtype: torch.dtype = torch.int32) -> int | None:
+        if t is None:
+            return None
+        made = t.to(dtype).contiguous()
+        arrays.append(made)
+        return made.data_ptr()
+
+    def numbers(kind: str, values: Iterable[int]) -> int:
+        made = array(kind, values)
+        arrays.append(made)
+        return made.buffer_info()[0]
+
+    def side(tokens: Tokens, order: Tensor | None) -> c.TokensStruct:
+        rows = tokens.rows
+        t = tokens.expand(rows)
+        at = None if order is None else order.expand(rows, -1)
+        globals_ = tensor(t.is_global, torch.uint8)
+        return c.TokensStruct(tensor(t.index), tensor(t.document), globals_, tensor(at), rows, t.count)
+
+    for tokens in (q, k):
+        if tokens.count and int(tokens.index.max()) >= FAR:
+            raise BackendError(
+                f'backend="native": token {int(tokens.index.max())} of its document is beyond 2^30, where its '
+                'kernels stop counting; backend="banded" goes on'
+            )
+    q, k = _small_documents(q, k)
+    q_side = BlockOrder(q, pattern.dilation)
+    q, q_order, k_order = q_side.tokens, q_side.order, None
+    if q.count > FEW:
+        k_side = BlockOrder(k, pattern.dilation)
+        k, k_order = k_side.tokens, k_side.order
+    rows = max(q.rows, k.rows)
+    made = plan(pattern, q, k, c.TILE, c.BLOCK, apart=True)
+    runs = c.PlanStruct(
+        numbers("i", made.first),
+        numbers("i", made.begin),
+        numbers("i", made.end),
+        numbers("B", made.full),
+        rows,
+        -(-q.count // c.TILE),
+        c.TILE,
+    )
+    code = program(pattern)
+    return PlanArrays(
+        side(q, q_order), side(k, k_order), runs, (ctypes.c_int32 * len(code))(*code), tuple(arrays)
+    )
+
+
+plan_arrays = TokensMemo(_made)
+
+
+def _small_documents(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
+    """The same tokens with documents whose numbers fit into 32 bits."""
+    sides = [t for t in (q, k) if t.document is not None and t.document.numel()]
+    if all(int(t.document.abs().max()) < FAR for t in sides if t.document is not None):
+        return q, k
+    rows = max(q.rows, k.rows)
+    both = torch.cat((q.documents.expand(rows, -1), k.documents.expand(rows, -1)), 1)
+    small = both.unique(return_inverse=True)[1].view_as(both).split((q.count, k.count), 1)
+    q, k = (
+        Tokens(t.index.expand(rows, -1), d, None if t.is_global is None else t.is_global.expand(rows, -1))
+        for t, d in zip((q, k), small, strict=True)
+    )
+    return q, k
+
+
+def program(pattern: Pattern) -> list[int]:
+    """The program of a pattern for the kernels' stack machine, four numbers an instruction."""
+    return [number for item in lower(pattern) for number in _instruction(item)]
+
+
+def _instruction(p: Primitive) -> tuple[int, int, int, int]:
+    first, last, step = (max(-FAR, min(FAR, n)) for n in (p.first, p.last, p.step))
+    return (p.kind, last, 0, 0) if p.kind == Kind.SINK else (p.kind, first, last, step)

@@ -1,0 +1,40 @@
+"""The tests on a pair of tokens that compiled kernels know: what a leaf of a pattern may be lowered to.
+
+The table of kinds; csrc/headway.h repeats their numbers, csrc/mask.h evaluates them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Kind(IntEnum):
+    """An instruction. With k and q the indices of a key and a query of one document, a pair is allowed where
+
+    FULL            always
+    CAUSAL          k <= q
+    WINDOW          first <= k - q <= last, and step divides k - q
+    SINK            first <= k < last
+    GLOBAL_KEYS     the key is global
+    GLOBAL_QUERIES  the query is global
+    AND, OR         both, or one, of the two results before allow it
+    """
+
+    FULL = 0
+    CAUSAL = 1
+    WINDOW = 2
+    SINK = 3
+    GLOBAL_KEYS = 4
+    GLOBAL_QUERIES = 5
+    AND = 6
+    OR = 7
+
+
+class Primitive(NamedTuple):
+    """A kind with its numbers; those that it does not read are 0, 0 and 1."""
+
+    kind: Kind
+    first: int = 0
+    last: int = 0
+    step: int = 1

@@ -1,0 +1,199 @@
+"""A pattern lowered: the one place that takes patterns apart, for everything that evaluates them its own way.
+
+Leaves say their primitive (`Pattern.primitive`); & and | join what was made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from headway.patterns.base import And, Bounds, Or, Pattern, PerHead
+from headway.patterns.leaves import Causal, Full, GlobalKeys, GlobalQueries, Sink, Window
+from headway.patterns.primitives import Kind, Primitive
+from headway.patterns.tiles import Extent
+from headway.tokens import Tokens
+
+FULL, CAUSAL, NOTHING = Full(), Causal(), Sink(0)
+BEYOND = 2**62
+"""Further than any two indices lie apart."""
+
+Made = TypeVar("Made")
+Join = Callable[[Sequence[Made]], Made]
+
+Program = tuple[Primitive, ...]
+"""A pattern for a stack machine, in postfix: primitives push, AND and OR join the two on top."""
+
+Terms = tuple[tuple[Primitive, ...], ...]
+"""A pattern as "some term holds"; a term is "all its primitives hold"."""
+
+
+def leaves(pattern: Pattern) -> tuple[Pattern, ...]:
+    """The parts that cannot be taken apart, of every head, from left to right."""
+    if isinstance(pattern, And | Or | PerHead):
+        return tuple(leaf for part in pattern.parts for leaf in leaves(part))
+    return (pattern,)
+
+
+def fold(pattern: Pattern, leaf: Callable[[Pattern], Made], every: Join[Made], some: Join[Made]) -> Made:
+    """What `leaf` makes of the leaves, joined by `every` where they stand under & and by `some` under |."""
+    if isinstance(pattern, And | Or):
+        parts = [fold(part, leaf, every, some) for part in pattern.parts]
+        return every(parts) if isinstance(pattern, And) else some(parts)
+    assert not isinstance(pattern, PerHead), "take PerHead apart first: every head has a program of its own"
+    return leaf(pattern)
+
+
+# -- programs ------------------------------------------------------------------------------------------------
+
+
+def opaque(pattern: Pattern) -> Pattern | None:
+    """The first leaf without a primitive, of which only `allows` and `judge` are known; None if each has one."""
+    return next((leaf for leaf in leaves(pattern) if leaf.primitive is None), None)
+
+
+def primitive(leaf: Pattern) -> Primitive:
+    """Of a leaf that has one."""
+    found = leaf.primitive
+    assert found is not None, f"{leaf} has no primitive: ask opaque() before"
+    return found
+
+
+def lower(pattern: Pattern) -> Program:
+    """The program of a pattern none of whose leaves is opaque."""
+    return _lower(pattern) if torch.compiler.is_compiling() else _lowered(pattern)
+
+
+def _lower(pattern: Pattern) -> Program:
+    def join(kind: Kind) -> Join[Program]:
+        return lambda parts: parts[0] + tuple(p for part in parts[1:] for p in (*part, Primitive(kind)))
+
+    return fold(pattern, lambda leaf: (primitive(leaf),), join(Kind.AND), join(Kind.OR))
+
+
+_lowered = lru_cache(maxsize=512)(_lower)
+
+
+def height(program: Program) -> int:
+    """The places that the stack of a program needs."""
+    depth = [0]
+    for item in program:
+        depth.append(depth[-1] + (-1 if item.kind in (Kind.AND, Kind.OR) else 1))
+    return max(depth)
+
+
+def terms(pattern: Pattern) -> Terms:
+    """The pattern, none of whose leaves is opaque, as a disjunction of conjunctions."""
+    return fold(
+        pattern,
+        lambda leaf: ((primitive(leaf),),),
+        lambda parts: tuple(tuple(dict.fromkeys(chain(*some))) for some in product(*parts)),
+        lambda parts: tuple(dict.fromkeys(chain(*parts))),
+    )
+
+
+# -- plainer patterns -----------------------------------------------------------------------------------------
+
+
+def mapped(pattern: Pattern, change: Callable[[Pattern], Pattern]) -> Pattern:
+    """The same of changed leaves, without the parts that then always hold (under &) or never do (under |)."""
+    if isinstance(pattern, PerHead):
+        return PerHead(*(mapped(part, change) for part in pattern.parts))
+    if not isinstance(pattern, And | Or):
+        return change(pattern)
+    parts = dict.fromkeys(mapped(part, change) for part in pattern.parts)
+    idle, decisive = (FULL, NOTHING) if isinstance(pattern, And) else (NOTHING, FULL)
+    if decisive in parts:
+        return decisive
+    left = tuple(part for part in parts if part != idle)
+    return type(pattern)(left) if len(left) > 1 else left[0] if left else idle
+
+
+def standard(leaf: Pattern) -> Pattern:
+    """The leaf of `leaves.py` with the same primitive; the leaf itself where it has none."""
+    p = leaf.primitive
+    if p is None:
+        return leaf
+    if p.kind == Kind.WINDOW:
+        return Window(-p.first // p.step, p.last // p.step, p.step)
+    if p.kind == Kind.SINK:
+        return Sink(p.last)
+    plain: dict[Kind, Pattern] = {
+        Kind.FULL: FULL,
+        Kind.CAUSAL: CAUSAL,
+        Kind.GLOBAL_KEYS: GlobalKeys(),
+        Kind.GLOBAL_QUERIES: GlobalQueries(),
+    }
+    return plain[p.kind]
+
+
+def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
+    """The plainest pattern that allows the same pairs of these tokens.
+
+    Leaves are the standard ones. Parts of & that always hold and parts of | that never do are dropped; a window that
+    reaches past the first key is Causal. So a window of 512 over 300 tokens runs as what it is.
+    """
+    if not q.count or not k.count:
+        return pattern
+    if q.static_key is not None and k.static_key is not None and opaque(pattern) is None:
+        at_q, at_k = Extent.whole(*q.static_key), Extent.whole(*k.static_key)
+    else:
+        at_q, at_k = Extent.of(q, q.count), Extent.of(k, k.count)
+
+    def plainest(leaf: Pattern) -> Pattern:
+        leaf = standard(leaf)
+        possible, certain = leaf.judge(at_q, at_k)
+        if _every(certain):
+            return FULL
+        if not _some(possible):
+            return NOTHING
+        if isinstance(leaf, Window) and leaf.step == 1 and leaf.after == 0:
+            return CAUSAL if _every(Window(leaf.before, BEYOND).judge(at_q, at_k)[1]) else leaf
+        return leaf
+
+    return mapped(pattern, plainest)
+
+
+def _every(judged: Tensor | bool) -> bool:
+    return bool(judged.all()) if isinstance(judged, Tensor) else judged
+
+
+def _some(judged: Tensor | bool) -> bool:
+    return bool(judged.any()) if isinstance(judged, Tensor) else judged
+
+
+# -- what is asked of patterns --------------------------------------------------------------------------------
+
+
+def kinds(pattern: Pattern) -> set[Kind]:
+    """The kinds of the primitives in a pattern."""
+    return {leaf.primitive.kind for leaf in leaves(pattern) if leaf.primitive is not None}
+
+
+def sinks(pattern: Pattern) -> int:
+    """The most first tokens that a part of the pattern pins."""
+    found = (leaf.primitive for leaf in leaves(pattern))
+    return max((p.last for p in found if p is not None and p.kind == Kind.SINK), default=0)
+
+
+def without(pattern: Pattern, *gone: Kind) -> Pattern:
+    """What is left of a pattern where primitives of these kinds allow nothing."""
+    return mapped(pattern, lambda leaf: NOTHING if kinds(leaf) & {*gone} else leaf)
+
+
+def interval(pattern: Pattern) -> Bounds | None:
+    """(before, after) where a query sees every key within these distances and no other: what Full(), Causal() and
+    windows without dilation, each of which holds distance 0, come to under & and |. None for any other pattern."""
+    plain = (Kind.FULL, Kind.CAUSAL, Kind.WINDOW)
+    found = (leaf.primitive for leaf in leaves(pattern))
+    return pattern.reach if all(p is not None and p.kind in plain and p.step == 1 for p in found) else None
+
+
+def reads_globals(pattern: Pattern) -> bool:
+    """Whether global tokens mean something to a pattern, as far as it says."""
+    return pattern.retention.globals or bool(kinds(pattern) & {Kind.GLOBAL_KEYS, Kind.GLOBAL_QUERIES})
