@@ -18,6 +18,7 @@ from headway.checkpoints.hf.layouts import (
     layout_of,
     layouts_for,
 )
+from headway.checkpoints.hf.upgrade import FORMAT, RENAMED_TENSORS
 from headway.checkpoints.hf.windows import last_keys
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
@@ -44,7 +45,9 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def tensor_names(config: Mapping[str, Any]) -> TensorNames:
     """How the tensors of a folder with this config are named. Raises ConfigError for an unknown family."""
-    return OWN_NAMES if config.get("model_type") == OURS else _layout(config).tensors
+    if config.get("model_type") != OURS:
+        return _layout(config).tensors
+    return OWN_NAMES if config[OURS]["format"] == FORMAT else replace(OWN_NAMES, renamed=RENAMED_TENSORS)
 
 
 def config_from_spec(spec: ModelSpec) -> dict[str, Any]:

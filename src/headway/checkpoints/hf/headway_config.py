@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.size_limits import checked_sizes
-from headway.checkpoints.hf.upgrade import FORMAT, FORMATS
+from headway.checkpoints.hf.upgrade import FORMAT, upgraded_spec
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
@@ -38,11 +38,10 @@ SCALINGS = (LinearScaling, DynamicNTK, YaRN, Llama3, LongRope)
 
 
 def _kinds() -> dict[str, type[Any]]:
-    """What `kind` stands for: position schemes by the names of their classes, those of other packages included once
-    they are imported, and what else a spec holds."""
+    """By the name of the class, which `kind` is: position schemes, those of other packages included once they are
+    imported, and what else a spec holds."""
     schemes = {scheme.__name__: scheme for scheme in subclasses(PositionScheme)}
-    known = {kind.__name__: kind for kind in (*SCALINGS[1:], Head, ModelSpec)}
-    return schemes | known | {"Linear": LinearScaling, "LinearAttention": LinearAttentionSpec}
+    return schemes | {kind.__name__: kind for kind in (*SCALINGS, Head, ModelSpec, LinearAttentionSpec)}
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -78,12 +77,7 @@ def spec_from_own(config: Mapping[str, Any]) -> ModelSpec:
         raise ConfigError(
             f'config.json: model_type "{OURS}" needs the key "{OURS}" with the fields of the spec'
         )
-    facts = dict(facts)
-    if (version := facts.pop("format", None)) not in FORMATS:
-        raise ConfigError(
-            f"config.json: {OURS}.format is {version!r}; this version of headway reads "
-            f"{' and '.join(map(str, FORMATS))}"
-        )
+    facts = upgraded_spec(facts)
     known = [f.name for f in fields(ModelSpec) if f.init]
     for key in facts:
         if key not in known:
@@ -129,10 +123,9 @@ def _write(value: Any) -> Any:
         return {"pattern": str(value)}
     if isinstance(value, PositionScheme | Scaling | Head | LinearAttentionSpec | ModelSpec):
         kind: Any = type(value)
-        name = next((name for name, known in _kinds().items() if known is kind), None)
-        if name is None:
+        if kind not in _kinds().values():
             raise ConfigError(f"a {kind.__name__} cannot be written to config.json: {value!r}")
-        return {"kind": name, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
+        return {"kind": kind.__name__, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
     raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")

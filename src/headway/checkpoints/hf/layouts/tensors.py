@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, same
-from headway.checkpoints.hf.upgrade import RENAMED_TENSORS
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, blank
@@ -30,7 +29,6 @@ OWN_NAMES = TensorNames(
     aliases=lambda spec: {"lm_head.weight": "model.embed_tokens.weight"} if spec.tied else {},
     unused=(".rotary_emb.inv_freq",),  # written by old versions; a function of the config
     heads=("head.",),
-    renamed=RENAMED_TENSORS,
 )
 """The names of our modules, which are those of LLaMA in transformers."""
 
