@@ -1,5 +1,4 @@
-"""What this machine is and what it can do, measured where a data sheet could only promise. Imports torch
-only.
+"""What this machine is and what it can do, measured where a data sheet could only promise. Imports torch only.
 
 Measurements run once a process, take a fraction of a second and are cached: they are the roofs against
 which reports state their shares. A busy machine measures low; nothing here corrects for that.
@@ -20,6 +19,8 @@ from torch import Tensor
 from headway.errors import BackendError
 
 MEASURE_SECONDS = 0.15
+CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
+GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 
 
 @cache
@@ -67,21 +68,24 @@ def _best(run: Callable[[], Tensor], repeats: int) -> float:
 def memory_total() -> int:
     """Bytes of memory that this process may count on: the machine's, or its control group's limit if less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _group_file("memory.max", "memory.limit_in_bytes")
+    limit = _group("memory.max", "memory.limit_in_bytes")
     return min(total, limit) if limit is not None else total
 
 
 def memory_available() -> int:
     """Bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
     less."""
-    free = _meminfo("MemAvailable")
+    free = _kilobytes(MEMORY, "MemAvailable")
     if free is None:
         free = memory_total()
-    limit = _group_file("memory.max", "memory.limit_in_bytes")
-    used = _group_file("memory.current", "memory.usage_in_bytes")
+    limit, used = (
+        _group("memory.max", "memory.limit_in_bytes"),
+        _group("memory.current", "memory.usage_in_bytes"),
+    )
     if limit is not None and used is not None:
-        cached = _group_stat("inactive_file")  # page cache is counted as used, and given back when asked for
-        free = min(free, max(0, limit - used + cached))
+        # page cache is counted as used, and given back when asked for
+        stat = next((found for folder in GROUPS if (found := _fields(folder / "memory.stat"))), {})
+        free = min(free, max(0, limit - used + int(stat.get("inactive_file", 0))))
     return free
 
 
@@ -90,35 +94,35 @@ def peak_rss() -> int:
 
     Linux is asked for the program's own: getrusage hands the peak of the starting process down to it.
     """
-    for line in _read(Path("/proc/self/status")).splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    own = _kilobytes(STATUS, "VmHWM")
+    if own is not None:
+        return own
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 @cache
 def cpu_name() -> str:
-    """The processor's name as the system gives it; its family and model too where the name tells no numbers, as
-    virtual machines do ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
-    told: dict[str, str] = {}
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        key, _, value = line.partition(":")
-        told.setdefault(key.strip(), value.strip())
-    name = told.get("model name") or platform.processor() or platform.machine()
-    if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= told.keys():
+    """The processor's name as the system gives it; its family and model too where the name has no numbers, as in
+    virtual machines ("AMD EPYC, family 25 model 17" is another generation than family 26)."""
+    cpu = _fields(CPU)
+    name = cpu.get("model name") or platform.processor() or platform.machine()
+    if any(c.isdigit() for c in name) or not {"cpu family", "model"} <= cpu.keys():
         return name
-    return f"{name}, family {told['cpu family']} model {told['model']}"
+    return f"{name}, family {cpu['cpu family']} model {cpu['model']}"
+
+
+def cpu_vendor() -> str:
+    """The processor's vendor ("GenuineIntel") as the system names it; empty where it does not."""
+    return _fields(CPU).get("vendor_id", "")
 
 
 @cache
 def cpu_flags() -> frozenset[str]:
     """The instruction sets that the system names ("avx2", "avx512_bf16", on ARM "bf16"); empty where it
     names none."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+    cpu = _fields(CPU)
+    return frozenset((cpu.get("flags") or cpu.get("Features", "")).split())
 
 
 @cache
@@ -160,25 +164,24 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _meminfo(name: str) -> int | None:
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return None
+def _fields(path: Path) -> dict[str, str]:
+    """The first value of each key in lines such as "key : value" or "key value"."""
+    found: dict[str, str] = {}
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(":" if ":" in line else " ")
+        found.setdefault(key.strip(), value.strip())
+    return found
 
 
-def _group_file(v2: str, v1: str) -> int | None:
-    for path in (Path("/sys/fs/cgroup") / v2, Path("/sys/fs/cgroup/memory") / v1):
-        text = _read(path).strip()
+def _kilobytes(path: Path, name: str) -> int | None:
+    value = _fields(path).get(name)
+    return None if value is None else int(value.split()[0]) * 1024
+
+
+def _group(v2: str, v1: str) -> int | None:
+    """A number of bytes of the control group, by its name in either version; None where it says "max", or nothing."""
+    for folder, name in zip(GROUPS, (v2, v1), strict=True):
+        text = _read(folder / name).strip()
         if text.isdigit():
             return int(text)
     return None
-
-
-def _group_stat(name: str) -> int:
-    for path in (Path("/sys/fs/cgroup/memory.stat"), Path("/sys/fs/cgroup/memory/memory.stat")):
-        for line in _read(path).splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    return 0

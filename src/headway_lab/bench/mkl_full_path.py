@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from headway.hardware import cpu_vendor
+
 SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
 
@@ -24,18 +26,11 @@ def why_not() -> str | None:
         return "it is made for Linux on x86-64"
     if not torch.backends.mkl.is_available():
         return "this torch has no MKL"
-    if "GenuineIntel" in vendor():
+    if "GenuineIntel" in cpu_vendor():
         return "this is an Intel processor: MKL takes its full path already"
     if compiler() is None:
         return "it needs a C compiler (cc, gcc or clang, or CC), and none was found"
     return None
-
-
-def vendor() -> str:
-    """The processor's vendor as the system reports it; empty where it does not."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def compiler() -> str | None:

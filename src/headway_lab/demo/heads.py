@@ -6,7 +6,6 @@ Legend: B rows, H query heads, K kv heads, T tokens, D per head.
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from headway.attention import attention_weights
 from headway.draw import GREY, saved_figure
 from headway.models import Decoder
 from headway.nn import Attention, SoftmaxMixer
-from headway.positions import Rotary
 from headway.report import table
 from headway.tokens import Tokens
 
@@ -39,33 +37,28 @@ class Look:
 def attention_maps(model: Decoder, ids: Tensor) -> list[Tensor]:
     """The attention weights of every layer on ids [1, T]: one [H, T, T] a layer, rows sum to 1."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
-    made: dict[nn.Module, Tensor] = {}
+    inputs: dict[nn.Module, Tensor] = {}
 
-    def keep(module: nn.Module, _: Any, output: Tensor) -> None:
-        made[module] = output
+    def keep(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+        inputs[layer] = given[0]
 
-    hooks = [p.register_forward_hook(keep) for layer in layers for p in (layer.q_proj, layer.k_proj)]
+    hooks = [layer.register_forward_pre_hook(keep) for layer in layers]
     try:
         model(ids)
     finally:
         for hook in hooks:
             hook.remove()
-    return [weights_of(layer, made[layer.q_proj], made[layer.k_proj]) for layer in layers]
+    return [weights_of(layer, inputs[layer]) for layer in layers]
 
 
-def weights_of(layer: Attention, q: Tensor, k: Tensor) -> Tensor:
-    """[H, T, T] from a layer's projected queries [1, T, H D] and keys [1, T, K D], for tokens 0..T-1."""
-    q_BTHD, k_BTKD = (x.unflatten(-1, (-1, layer.head_dim)) for x in (q, k))
-    if layer.q_norm is not None and layer.k_norm is not None:
-        q_BTHD, k_BTKD = layer.q_norm(q_BTHD), layer.k_norm(k_BTKD)
-    q_BHTD, k_BKTD = q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2)
+def weights_of(layer: Attention, x_BTM: Tensor) -> Tensor:
+    """[H, T, T] of a layer for tokens 0..T-1 that enter it as x [1, T, M]."""
+    q_BHTD, (k_BKTD, _) = layer.queries(x_BTM), layer.keys_values(x_BTM)
+    tokens = Tokens.range(x_BTM.shape[1])
+    rotation = layer.rotary(tokens, x_BTM.dtype)
+    if rotation is not None:
+        q_BHTD, k_BKTD = rotation.apply(q_BHTD), rotation.apply(k_BKTD)
     assert isinstance(layer.mixer, SoftmaxMixer)
-    count = q.shape[1]
-    if isinstance(layer.positions, Rotary):
-        length = torch.tensor([count]) if layer.positions.length_dependent else None
-        at = torch.arange(count)[None]
-        q_BHTD, k_BKTD = (layer.positions.rotate(x, at, length) for x in (q_BHTD, k_BKTD))
-    tokens = Tokens.range(count)
     made = attention_weights(
         q_BHTD,
         k_BKTD,

@@ -2,7 +2,6 @@
 
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from headway.models import Decoder, cost
 from headway.patterns import Window, visible
 from headway.report import size, table
 from headway.tokens import Tokens
+from headway_lab.profiling import in_turn
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,7 @@ def time_window(
     }
     with torch.inference_mode():
         outs = {name: run() for name, run in runs.items()}  # the first call of each also warms up
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(repeats):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - start)
+        seconds = in_turn(runs, repeats)
     difference = float((outs["masked"] - outs["ours"]).abs().max())
     median = {name: statistics.median(values) for name, values in seconds.items()}
     return Timing(tokens, window, heads, repeats, **median, difference=difference)
