@@ -61,8 +61,7 @@ def saved_figure(path: Path, width: float = 8.0, height: float = 4.5) -> Iterato
 
 
 def pattern_text(pattern: Pattern, count: int, tokens: Tokens | None = None, unicode: bool = True) -> str:
-    """The picture of a pattern for a terminal: a row per query, a column per key, `■` (or #) where it is
-    seen."""
+    """The picture of a pattern for a terminal: a row per query, a column per key, `■` (or #) for an allowed pair."""
     picture = draw(pattern, count, tokens)
     if not unicode:
         return picture
@@ -73,8 +72,7 @@ def pattern_text(pattern: Pattern, count: int, tokens: Tokens | None = None, uni
 
 
 def parts_of(pattern: Pattern) -> list[Pattern]:
-    """What is joined by | at the top, which pictures show in colours of their own; the pattern itself
-    otherwise."""
+    """The parts of a union, which have colours of their own in pictures; any other pattern itself."""
     return list(pattern.parts) if isinstance(pattern, Or) else [pattern]
 
 
@@ -89,8 +87,8 @@ def draw_patterns(
     """Paint patterns side by side on `figure`, at most four a row: queries down, keys to the right.
 
     The parts of a union have a colour each (the first part that allows a pair colours it); `PerHead`
-    patterns get a panel per head. `tokens` says which tokens are global; below each panel stands the share
-    of pairs allowed.
+    patterns get a panel per head. `tokens` marks global tokens; the share of allowed pairs is printed below each
+    panel.
     """
     tokens = Tokens.range(count) if tokens is None else tokens
     names = [str(pattern) for pattern in patterns] if titles is None else list(titles)

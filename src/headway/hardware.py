@@ -90,9 +90,9 @@ def memory_available() -> int:
 
 
 def peak_rss() -> int:
-    """The most memory that this process has ever held, in bytes.
+    """The peak resident memory of this process, in bytes.
 
-    Linux is asked for the program's own: getrusage hands the peak of the starting process down to it.
+    On Linux from /proc: getrusage inherits the peak of the process that started this one.
     """
     own = _kilobytes(STATUS, "VmHWM")
     if own is not None:
@@ -179,7 +179,7 @@ def _kilobytes(path: Path, name: str) -> int | None:
 
 
 def _group(v2: str, v1: str) -> int | None:
-    """A number of bytes of the control group, by its name in either version; None where it says "max", or nothing."""
+    """A number of bytes of the control group, by its name in either version; None where it is "max" or absent."""
     for folder, name in zip(GROUPS, (v2, v1), strict=True):
         text = _read(folder / name).strip()
         if text.isdigit():

@@ -1,6 +1,6 @@
-"""How alike two vectors are: by their dot product, or by its part that ignores their lengths.
+"""Similarity of vectors: dot product and cosine.
 
-All work along the last axis, and leading axes broadcast. Half precision is computed in float32 and rounded
+All functions work along the last axis, and leading axes broadcast. Half precision is computed in float32 and rounded
 once.
 """
 

@@ -79,8 +79,8 @@ def test_cached_equals_full_up_to_rounding_and_notices_a_wrong_cache(monkeypatch
     assert trust.cached_equals_full(model, ids, torch.float64).difference > 1e-3
 
 
-def test_the_ring_stays_and_the_full_layer_grows() -> None:
-    rows = trust.ring_stays(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
+def test_the_cache_sizes_and_the_full_layer_grows() -> None:
+    rows = trust.cache_sizes(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
     assert [row.tokens for row in rows] == [8, 16, 32, 64]
     assert [row.growing for row in rows] == [8, 16, 32, 64]
     assert rows[0].ring == 8
@@ -88,7 +88,7 @@ def test_the_ring_stays_and_the_full_layer_grows() -> None:
     per_slot = 2 * 2 * 8 * 8  # keys and values, kv heads, dims, bytes of float64
     assert [row.nbytes for row in rows] == [per_slot * (row.ring + row.tokens) for row in rows]
     assert [row.nbytes_growing for row in rows] == [per_slot * 2 * row.tokens for row in rows]
-    assert "slots, windowed layer" in trust.held_table(rows)
+    assert "slots, windowed layer" in trust.cache_table(rows)
 
 
 def test_the_window_is_timed_against_an_equal_result() -> None:

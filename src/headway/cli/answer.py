@@ -1,4 +1,4 @@
-"""`headway answer MODEL QUESTION [CONTEXT]`: the stretch of a text that answers a question."""
+"""`headway answer MODEL QUESTION [CONTEXT]`: the span of a text that answers a question."""
 
 from typing import Annotated
 
@@ -22,8 +22,8 @@ def command(
     context: Annotated[
         str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="so many answers")] = 1,
-    longest: Annotated[int, typer.Option("--longest", min=1, help="tokens of an answer, at most")] = 30,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of answers")] = 1,
+    longest: Annotated[int, typer.Option("--longest", min=1, help="most tokens of an answer")] = 30,
     stride: Annotated[
         int, typer.Option("--stride", min=1, help="tokens from one window of a long text to the next")
     ] = 128,
@@ -32,8 +32,8 @@ def command(
         typer.Option(
             "--no-answer",
             metavar="THRESHOLD",
-            help="also weigh that the text holds none: it stands before the answers whose scores are not more than its "
-            "own plus THRESHOLD, a difference of logits (0 is even) [default: there is one]",
+            help="also consider that there is no answer: it precedes the answers whose scores do not exceed its "
+            "own by THRESHOLD, a difference of logits (0 is even) [default: there is an answer]",
         ),
     ] = None,
     batch_size: BatchSizeOption = 32,

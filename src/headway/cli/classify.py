@@ -1,4 +1,4 @@
-"""`headway classify MODEL [TEXT]...`: labels of texts, of pairs of texts, or of stretches of texts."""
+"""`headway classify MODEL [TEXT]...`: labels of texts, of pairs of texts, or of spans of texts."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ def command(
         bool, typer.Option("--pairs", help="each line is two texts with a tab between them")
     ] = False,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="so many labels of each text [default: all]")
+        int | None, typer.Option("--top-k", min=1, help="number of labels of each text [default: all]")
     ] = None,
     cut: TruncateOption = False,
     batch_size: BatchSizeOption = 32,
@@ -37,7 +37,7 @@ def command(
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
 ) -> None:
-    """Label texts with their probabilities; with a model that labels tokens, the stretches that it labels."""
+    """Label texts with their probabilities; with a model that labels tokens, the spans that it labels."""
     set_threads(threads)
     from headway.api import Classifier, Tagger, load
     from headway.api.loading import wrong_task
@@ -78,5 +78,5 @@ def command(
 def _pair(i: int, line: str) -> tuple[str, str]:
     first, tab, second = line.partition("\t")
     if not tab:
-        raise DataError(f"text {i + 1} has no tab, which stands between the two texts of a pair")
+        raise DataError(f"text {i + 1} has no tab between the two texts of a pair")
     return first, second

@@ -1,4 +1,4 @@
-"""`headway fill-mask MODEL [TEXT]...`: words for masked places."""
+"""`headway fill-mask MODEL [TEXT]...`: words for masks."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ def command(
     model: ModelArgument,
     texts: TextsArgument = None,
     file: FileOption = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="so many words for each place")] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of words for each mask")] = 5,
     batch_size: BatchSizeOption = 32,
     dtype: DtypeOption = None,
     json: JsonOption = False,

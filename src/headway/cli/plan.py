@@ -162,7 +162,7 @@ def _reasons(pattern: str, layer: object) -> list[str]:
 
 
 def _ranges(layers: tuple[int, ...]) -> str:
-    """0-31, or 0,2,4..30: numbers as short as they can be said."""
+    """0-31, or 0,2,4..30: numbers, abbreviated."""
     if len(layers) == 1:
         return str(layers[0])
     steps = {b - a for a, b in pairwise(layers)}

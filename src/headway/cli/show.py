@@ -1,4 +1,4 @@
-"""`headway show PATTERN`: a pattern drawn, counted, and what follows from it."""
+"""`headway show PATTERN`: a pattern drawn, and its properties."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,7 @@ def command(
     out: Annotated[Path | None, typer.Option("--out", help="file for the picture")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw an attention pattern and say what follows from it: pairs, density, reach, cache, receptive field.
+    """Draw an attention pattern and report its properties: pairs, density, reach, cache, receptive field.
 
     Patterns are Full() Causal() Window.last(n) Window.around(n) Window(before, after, step) Sink(n)
     GlobalKeys() GlobalQueries() Global() PerHead(a, b, ..), joined by & and |.
@@ -58,7 +58,7 @@ def command(
 
 
 def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
-    """What follows from a pattern, in JSON's types."""
+    """The properties of a pattern, in JSON's types."""
     from headway.patterns import pairs
 
     count = tokens.count

@@ -1,4 +1,4 @@
-"""`headway tokenize TOKENIZER TEXT`: which pieces a text is cut into, with their ids and places."""
+"""`headway tokenize TOKENIZER TEXT`: the tokens of a text, with their ids and offsets."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Pieces, ids, token types and places of a text, within the tokenizer's own template."""
+    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template."""
     from headway.text import Tokenizer
 
     read = Tokenizer.load(tokenizer)

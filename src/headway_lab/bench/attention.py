@@ -61,9 +61,9 @@ def scaling() -> tuple[int, ...]:
 
 
 def attention(request: Request, say: Say) -> Iterator[Row]:
-    """Row by row, as they are measured; `say` hears of progress and of what is left out."""
+    """Row by row, as they are measured; `say` gets progress and what is left out."""
     begin, threads = time.monotonic(), torch.get_num_threads()
-    told: set[str] = set()
+    reported: set[str] = set()
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         tuned = _tuned(stack, say) if request.tuned else None
@@ -78,9 +78,9 @@ def attention(request: Request, say: Say) -> Iterator[Row]:
                     return
                 say(f"{case.label(direction)} {dtype}, {count} {'thread' if count == 1 else 'threads'}")
                 row = _row(case, dtype, direction, request, tuned)
-                for note in (note for note in row.notes if note not in told):
+                for note in (note for note in row.notes if note not in reported):
                     say(f"  {note}")
-                told |= set(row.notes)
+                reported |= set(row.notes)
                 longest = max(longest, time.monotonic() - started)
                 yield row
 

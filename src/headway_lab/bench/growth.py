@@ -42,7 +42,7 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """One pattern at growing lengths. `peers` says up to which length each is measured."""
+    """One pattern at growing lengths. `peers`: the longest length at which each is measured."""
 
     name: str
     pattern: Pattern

@@ -110,7 +110,7 @@ def without_gradient(call: Call) -> Side:
 
 
 def fastest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
-    """The call that is fastest when run as `run` says, of two tries each after a warm-up."""
+    """The call whose `run(call)` is fastest, of two tries each after a warm-up."""
     best: tuple[float, int] = (float("inf"), 0)
     for number, call in enumerate(calls):
         whole = run(call)

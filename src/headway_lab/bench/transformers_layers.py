@@ -86,8 +86,8 @@ def _layer(
     q, k, v = (
         _split(linear(x, *_weights(project)), heads) for project in (layer.query, layer.key, layer.value)
     )
-    said = tokens if count else None
-    out = attend(q, k, v, pattern, q_tokens=said, k_tokens=said, backend=backend)
+    marked = tokens if count else None
+    out = attend(q, k, v, pattern, q_tokens=marked, k_tokens=marked, backend=backend)
     whole = out.transpose(1, 2).flatten(2)
     if count:
         whole[:, :count] = _global_rows(x[0], layer, count)

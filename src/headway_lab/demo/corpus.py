@@ -18,7 +18,7 @@ LEFT_OUT = frozenset(
     ("test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages",
      "lib-dynload", "__pycache__", "turtledemo")
 )  # fmt: skip
-HELD_OUT_SHARE = 16  # one top-level name in so many
+HELD_OUT_SHARE = 16  # one in 16 top-level names
 LEAST_BYTES = 20_000
 
 
@@ -80,8 +80,8 @@ def own_text(path: Path) -> Corpus:
     if len(text.encode()) < LEAST_BYTES:
         raise DataError(f"--data {path}: {len(text.encode())} bytes are too few; give {LEAST_BYTES} or more")
     cut = text.find("\n", len(text) * 9 // 10) + 1 or len(text) * 9 // 10
-    train, held = Document(path.name, "", text[:cut]), Document(path.name, "", text[cut:])
-    return Corpus(str(path), "the last tenth is held out", (train,), (held,))
+    train, rest = Document(path.name, "", text[:cut]), Document(path.name, "", text[cut:])
+    return Corpus(str(path), "the last tenth is held out", (train,), (rest,))
 
 
 def _split(source: str, documents: list[Document], how: str) -> Corpus:
@@ -90,7 +90,7 @@ def _split(source: str, documents: list[Document], how: str) -> Corpus:
         raise DataError(f"{source}: {total} bytes in {len(documents)} files are too few; give {LEAST_BYTES}")
     held = [document for document in documents if is_held_out(document.group)]
     train = [document for document in documents if not is_held_out(document.group)]
-    if not held or not train:  # a handful of files: no hash is kind to all of them
+    if not held or not train:  # a handful of files, none or all of which the hash selects
         last = documents[-1].group
         held = [document for document in documents if document.group == last]
         train = [document for document in documents if document.group != last]

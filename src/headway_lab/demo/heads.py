@@ -87,7 +87,7 @@ def looks(maps: list[Tensor]) -> list[Look]:
 
 
 def striking(found: list[Look]) -> str:
-    """One line for the head that stands out in each way of looking."""
+    """One line for the most extreme head in each way of looking."""
     rows = []
     for what, name, form in (
         ("looks most at the token itself", "itself", "{:.0%} of its weight"),

@@ -1,4 +1,4 @@
-"""Act 2: a tokenizer and a small model trained on real text, and what they are worth beside compressors."""
+"""Act 2: a tokenizer and a small model trained on real text, compared with compressors."""
 
 import json
 import time
@@ -61,7 +61,7 @@ class Baselines:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the model made of the prompt after `seconds` of training."""
+    """The model's continuation of the prompt after `seconds` of training."""
 
     seconds: float
     step: int
@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass
 class Learned:
-    """What act 2 leaves behind."""
+    """The results of act 2."""
 
     result: TrainResult
     baselines: Baselines
@@ -198,7 +198,7 @@ def comparison(learned: Learned, corpus: Corpus) -> str:
 
 
 def verdict(learned: Learned) -> str:
-    """Below gzip or not, said either way."""
+    """Below gzip or not, stated either way."""
     own, base = learned.bits_per_byte, learned.baselines
     if learned.below_gzip:
         than_xz = "and below xz" if own < base.xz else "but not below xz"

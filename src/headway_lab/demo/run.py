@@ -45,20 +45,19 @@ def demo(
     say: Say,
     unicode: bool = True,
 ) -> dict[str, Any]:
-    """Run the three acts, saying what is found as it is found; returns what `out`/demo.json then holds.
+    """Run the three acts, reporting through `say`; returns the content of `out`/demo.json.
 
     Args:
-        out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png,
-        patterns.png, bits.png,
-            heads.png, samples.txt, text/ (what was trained on and what was held
-            out) and demo.json. What an earlier demo left there is replaced.
+        out: the folder that is written: a Hugging Face model folder with metrics.jsonl, loss.png, patterns.png,
+            bits.png, heads.png, samples.txt, text/ (trained on and held out) and demo.json. The files of an earlier
+            demo are replaced.
         data: a text file or a folder of them; Python's standard library unless given.
         seconds: of act 2.
         quick: a small model on a small part of the text, to see that everything runs.
-        say: where lines go. unicode: whether it can print the pictures' marks.
+        say: prints a line. unicode: whether it can print the pictures' marks.
     Raises:
-        ConfigError, DataError: an `out` that holds something else, a `data` that is no text.
-        Interrupted: Ctrl-C; what was trained is saved, everything else is tidied away.
+        ConfigError, DataError: an `out` with other files in it, a `data` that is no text.
+        Interrupted: Ctrl-C; the training state is saved, everything else is removed.
     """
     began = time.monotonic()
     corpus = own_text(data) if data is not None else standard_library()
@@ -144,11 +143,11 @@ def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, sa
 
     window = min(p.reach[0] + 1 for p in spec.patterns if p.reach[0] is not None)
     say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
-    held = trust.ring_stays(model, window)
-    say(trust.held_table(held))
+    sizes = trust.cache_sizes(model, window)
+    say(trust.cache_table(sizes))
 
-    sizes = {"tokens": 2048, "window": 128, "repeats": 1} if quick else {}
-    timing = trust.time_window(**sizes)
+    toy = {"tokens": 2048, "window": 128, "repeats": 1} if quick else {}
+    timing = trust.time_window(**toy)
     shape = f"{timing.tokens} tokens, {timing.heads} heads of 64, float32, forward"
     say(f"\na causal window of {timing.window} over {shape}:\n")
     say(str(timing))
@@ -158,7 +157,7 @@ def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, sa
     )
     return {
         "cached_equals_full": plain(equal),
-        "ring": plain(held),
+        "ring": plain(sizes),
         "window": {**plain(timing), "ratio": timing.ratio},
     }
 

@@ -48,8 +48,8 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> Equal
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the caches hold after `tokens` tokens: slots of one windowed and of one full layer, bytes of all
+class CacheSize:
+    """The caches after `tokens` tokens: slots of one windowed and of one full layer, bytes of all
     layers, and bytes that all layers would have if every one of them grew."""
 
     tokens: int
@@ -60,13 +60,13 @@ class Held:
 
 
 @torch.inference_mode()
-def ring_stays(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[Held]:
-    """Decode to `times` windows and look into the caches at 1, 2, 4, .. windows."""
+def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[CacheSize]:
+    """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
     model = model.eval()
     spec, cache = model.spec, model.make_cache(1)
     marks = [window * 2**i for i in range(times.bit_length()) if 2**i <= times]
     noise = torch.Generator().manual_seed(0)
-    seen, held = 0, []
+    seen, sizes = 0, list[CacheSize]()
     while seen < marks[-1]:
         step = min(chunk, min(mark for mark in marks if mark > seen) - seen)
         model(
@@ -78,12 +78,14 @@ def ring_stays(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> 
             rest = [layer.slots for layer in cache.layers if layer.bound is None]
             element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
             nbytes = element * (sum(rings) + sum(rest))
-            held.append(Held(seen, max(rings), max(rest, default=None), nbytes, element * spec.layers * seen))
-    return held
+            sizes.append(
+                CacheSize(seen, max(rings), max(rest, default=None), nbytes, element * spec.layers * seen)
+            )
+    return sizes
 
 
-def held_table(rows: list[Held]) -> str:
-    """`ring_stays` for a terminal."""
+def cache_table(rows: list[CacheSize]) -> str:
+    """`cache_sizes` for a terminal."""
     columns = (
         "tokens",
         "slots, windowed layer",
@@ -97,7 +99,7 @@ def held_table(rows: list[Held]) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in seconds of one attention call each way, with what they have to do with each other."""
+    """Median seconds of one attention call each way, and the largest difference of the results."""
 
     tokens: int
     window: int

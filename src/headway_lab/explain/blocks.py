@@ -82,7 +82,7 @@ def run() -> Report:
 
 
 def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Report:
-    """The verdict: whether LLaMA's block ends below that of 2017; and what each rung says."""
+    """The verdict: whether LLaMA's block ends below that of 2017; and what each rung changes."""
     table = rows(runs, BUDGET)
     apart, (first, *_, last) = gaps(table), runs.values()
     whole = gap(losses(last), losses(first))

@@ -38,7 +38,7 @@ def run() -> Report:
 
 def model(spec: ModelSpec) -> Decoder:
     """A small decoder with weights large enough that attention decides; scores are computed whole ("dense"),
-    so that what is counted is what the formula says."""
+    so that the counted operations are those of the formula."""
     decoder = build(spec, seed=SEED, backend="dense").eval()
     assert isinstance(decoder, Decoder)
     source = torch.Generator().manual_seed(SEED)
@@ -98,7 +98,7 @@ def again(decoder: Decoder, new: Tensor, cache: DecoderCache) -> float:
 
 
 def attention_flops(flops: float, tokens: int) -> float:
-    """What is left of a step's operations beside the products with weights: those of `tokens` tokens, and the
+    """A step's operations without the products with weights: those of `tokens` tokens, and the
     output layer for one."""
     return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 

@@ -98,8 +98,8 @@ def gaps(table: Sequence[Row]) -> dict[str, Gap]:
 
 
 def stated(claims: Mapping[str, bool]) -> str:
-    """Each claim with what this run says of it."""
-    return "; ".join(f"{claim}: {'seen' if held else 'not seen'}" for claim, held in claims.items())
+    """Each claim with its result in this run."""
+    return "; ".join(f"{claim}: {'seen' if holds else 'not seen'}" for claim, holds in claims.items())
 
 
 def listed(found: Mapping[str, Gap]) -> str:

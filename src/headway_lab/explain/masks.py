@@ -80,7 +80,7 @@ def run() -> Report:
 def measure(pattern: Pattern) -> Seen:
     """Gradient norms |d (w_i . y_i) / d x_j| [N, N] for random w, and which outputs change when token j does.
 
-    The query side is held fixed, so that a token's own query does not count as seeing itself."""
+    The query side is fixed, so that a token's own query does not count as seeing itself."""
     noise = torch.Generator().manual_seed(SEED)
     tokens = _tokens()
     x = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)

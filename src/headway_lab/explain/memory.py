@@ -53,7 +53,7 @@ class LiveBytes(TorchDispatchMode):
             storage = t.untyped_storage() if isinstance(t, Tensor) else None
             if storage is not None and storage._cdata not in given:
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._live = {at: held for at, held in self._live.items() if not held[0].expired()}
+        self._live = {at: kept for at, kept in self._live.items() if not kept[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._live.values()))
         return out
 

@@ -1,6 +1,6 @@
 """A task that only positions solve, and a layer small enough to be trained in a second.
 
-Each target is the token that stands `offset` places before. One attention layer without anything else sees
+Each target is the token `offset` places before. One attention layer without anything else sees
 which symbols there are, and where only through the angles that its queries and keys are rotated by.
 
 Legend: B rows, T tokens, V symbols, H heads, D per head, M = H D.
@@ -26,9 +26,9 @@ class Layer(nn.Module):
 
     Args:
         heads: H; the width and so the number of parameters stay the same.
-        rotary: how queries and keys are turned, and values where it says so.
+        rotary: how queries and keys are rotated, and values with `values=True`.
         offsets: how many targets there are.
-        back: the output at m is turned back by R_m^T.
+        back: the output at m is rotated back by R_m^T.
     """
 
     def __init__(self, heads: int, rotary: Rotary, offsets: int, back: bool = False) -> None:
@@ -39,7 +39,7 @@ class Layer(nn.Module):
         self.guess = nn.Linear(WIDTH, offsets * SYMBOLS)
 
     def turned(self, ids: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v [B, H, T, D] of ids [B, T] that stand at start, start + 1, ..."""
+        """q, k, v [B, H, T, D] of ids [B, T] at positions start, start + 1, ..."""
         x, position = self.embed(ids), torch.arange(start, start + ids.shape[1])
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projections)
@@ -85,7 +85,7 @@ def sample(rows: int, noise: torch.Generator) -> Tensor:
 
 
 class NameTokens(Objective[Layer, Tensor]):
-    """Fresh random rows, drawn from `seed`: name the tokens that stand `offsets` places before."""
+    """Fresh random rows, drawn from `seed`: name the tokens `offsets` places before."""
 
     def __init__(self, offsets: tuple[int, ...], seed: int) -> None:
         self.offsets, self.noise = offsets, torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Where the norm stands, and what that does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
+"""The place of the norm, and what it does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What the choice of rotary frequencies does: decay, what scores can say, and what can be learned.
 
-(Su et al. 2021, section 3.3; that almost any smooth monotone choice decays is said of it by its author.)
+(Su et al. 2021, section 3.3; its author states that almost any smooth monotone choice decays.)
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Linear attention with rotary positions: what a turned denominator does. (Su et al. 2021, section 3.3.)"""
+"""Linear attention with rotary positions: what a rotated denominator does. (Su et al. 2021, section 3.3.)"""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def run() -> Report:
 
 
 def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """PAIRS queries and keys from N(0, 1) [PAIRS, D], and how far apart each two stand: 1..FARTHEST."""
+    """PAIRS queries and keys from N(0, 1) [PAIRS, D], and the distance of each pair: 1..FARTHEST."""
     noise = random.Random(seed)
     q, k, apart = [], [], []
     for _ in range(PAIRS):
@@ -86,7 +86,7 @@ def context_weights(form: str) -> tuple[Tensor, Tensor]:
 
 def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Weights [N, KEYS] of the values, and denominators over those without rotation [N], for queries and keys [N, D]
-    that stand `apart` tokens from one another."""
+    `apart` tokens from one another."""
     assert form in FORMS
     plain = torch.stack([(phi(q) * phi(k)).sum(-1) for k in keys], -1)
     turned = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)

@@ -63,7 +63,7 @@ def swapped_form(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
 def half_split_form(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
     """[Y1 Y2] * cos [C C] + [-Y2 Y1] * sin [C C], C [T, d/2] the angles.
 
-    Printed with C alone, whose d/2 columns do not fit the d columns of Y; C stands there twice.
+    Printed with C alone, whose d/2 columns do not fit the d columns of Y; C is meant twice.
     """
     half = angles(position, x.shape[-1], theta)
     twice = torch.cat((half, half), -1)

@@ -58,7 +58,7 @@ def without_drift(run: Run) -> float:
 
 
 def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float]) -> Report:
-    """The verdict: neither the loss nor the frequencies changed by what can be told. `drift` [seeds, layers, d/2]."""
+    """The verdict: neither the loss nor the frequencies changed noticeably. `drift` [seeds, layers, d/2]."""
     fixed, trained = losses(runs["fixed"]), losses(runs["trained"])
     apart, kept = gap(trained, fixed), gap(trained, back)
     head_dim = 2 * drift.shape[-1]
@@ -107,7 +107,7 @@ def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float
 
 
 def draw(figure: Any, report: Report) -> None:
-    """Left: drift of each frequency beside the frequency. Right: what it turns over a row."""
+    """Left: each frequency and its drift. Right: the angle gained over a row."""
     figure.set_size_inches(9.5, 3.6)
     left, right = figure.subplots(1, 2)
     pair = report.column("pair")

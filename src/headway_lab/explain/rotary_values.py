@@ -1,4 +1,4 @@
-"""Why values are not turned: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
+"""Why values are not rotated: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -97,7 +97,7 @@ def moved(values: str, shift: int) -> tuple[float, float]:
 
 
 def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Tensor:
-    """Causal attention with queries and keys turned, and values as `VALUES` says."""
+    """Causal attention with rotated queries and keys, and values as in `VALUES`."""
     rotary, back = VALUES[values]
     v = rotary.rotate(v, position) if rotary.values else v
     out = attend(rotary.rotate(q, position), rotary.rotate(k, position), v, Causal(), backend="dense")
