@@ -1,10 +1,12 @@
-"""docs/architecture.md names files, classes and functions that are there."""
+"""docs/architecture.md names files, classes and functions that are there; docs/api.md says what docstrings say."""
 
 import ast
 import re
 from pathlib import Path
 
 import pytest
+
+from tests import public_names
 
 TESTS = Path(__file__).parent
 TEXT = (TESTS.parent / "docs" / "architecture.md").read_text()
@@ -34,3 +36,7 @@ def test_what_is_named_is_there(file: str, name: str) -> None:
     root = TESTS if Path(file).name.startswith(("test_", "paged")) else SOURCES
     assert (root / file).exists()
     assert not name or name in top_level(root / file)
+
+
+def test_the_page_of_public_names_is_as_it_would_be_written_now() -> None:
+    assert public_names.PAGE.read_text() == public_names.page(), "run python -m tests.public_names"

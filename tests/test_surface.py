@@ -1,6 +1,7 @@
 """The surface is frozen: names, commands, and what importing them costs. To grow it, decide so here."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import headway
 from headway.cli import commands
+from tests import public_names
 
 NAMES = [
     "ALiBi",
@@ -85,6 +87,12 @@ def imported_by(code: str) -> tuple[set[str], float]:
 def test_the_public_names_are_frozen() -> None:
     assert sorted(headway.__all__) == sorted(NAMES)
     assert set(NAMES) <= set(dir(headway))
+
+
+def test_the_public_names_of_every_package_are_those_of_the_page() -> None:
+    """A name that is there stays; who adds one runs `python -m tests.public_names`."""
+    found = {name: public_names.names_of(importlib.import_module(name)) for name in public_names.MODULES}
+    assert public_names.listed() == found
 
 
 @pytest.mark.parametrize("name", NAMES)
