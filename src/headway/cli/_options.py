@@ -1,20 +1,28 @@
-"""Arguments and options that several commands have, each stated once. Imports nothing heavy."""
+"""Arguments and options that several commands have, each stated once. Imports nothing heavy.
 
+A command whose first parameter is a dataclass of them has these, besides its own:
+
+    @with_options
+    def command(run: TextsRun, top_k: Annotated[int, typer.Option("--top-k")] = 5) -> None: ...
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from headway.cli._shared import read_texts, set_threads
+
+T = TypeVar("T")
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
 ]
 FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
 TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
-TextsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TEXT", help="texts; from standard input, one a line, when there are none"),
-]
-
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
     int | None,
@@ -39,7 +47,6 @@ KvCacheOption = Annotated[
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
 
-FileOption = Annotated[Path | None, typer.Option("--file", help="texts, one a line (.gz may be read)")]
 BatchSizeOption = Annotated[
     int, typer.Option("--batch-size", min=1, help="rows computed at once; changes no result")
 ]
@@ -53,3 +60,58 @@ RowOption = Annotated[
 LimitOption = Annotated[
     int | None, typer.Option("--limit", min=1, help="evaluate only the first N tokens of the text")
 ]
+
+
+def with_options(function: Callable[..., T]) -> Callable[..., T]:
+    """A command: the function's first parameter, a dataclass, becomes the arguments and options of its fields. Its
+    arguments come before the function's own, its options after them."""
+    first, *own = inspect.signature(function).parameters.values()
+    shared = inspect.signature(first.annotation).parameters
+
+    def command(**given: Any) -> T:
+        return function(first.annotation(**{name: given.pop(name) for name in shared}), **given)
+
+    def is_argument(parameter: inspect.Parameter) -> bool:
+        return isinstance(parameter.annotation.__metadata__[0], typer.models.ArgumentInfo)
+
+    arguments = [p for p in shared.values() if is_argument(p)]
+    options = [p for p in shared.values() if not is_argument(p)]
+    parameters = [*arguments, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *options]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun:
+    """A model of any task, and how it is computed."""
+
+    model: ModelArgument
+    dtype: DtypeOption = None
+    threads: ThreadsOption = None
+    backend: BackendOption = "auto"
+
+    def load(self, task: str | None = None, **more: Any) -> Any:
+        """`headway.load` with these options."""
+        set_threads(self.threads)
+        from headway.api import load
+
+        return load(self.model, task=task, dtype=self.dtype, backend=self.backend, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsRun(ModelRun):
+    """A model and the texts that it reads."""
+
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="texts; from standard input, one a line, when there are none"),
+    ] = None
+    file: Annotated[Path | None, typer.Option("--file", help="texts, one a line (.gz may be read)")] = None
+    batch_size: BatchSizeOption = 32
+    json: JsonOption = False
+
+    def read(self) -> list[str]:
+        """The texts. Raises DataError when there are none."""
+        return read_texts(self.texts, self.file)

@@ -1,12 +1,10 @@
 """What the commands of `headway surgery` share: arguments and options, measuring, reports. Imports nothing heavy."""
 
-import inspect
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -106,21 +104,6 @@ class MeasuredRun(Run):
             columns = ("pool", "seed", "nats per token", "bits per byte")
             cells = [(r.pool, r.seed, r.loss, r.bits_per_byte) for r in rows]
             print(f"\n  right after, without training:\n{table(columns, cells)}\n  {order}")
-
-
-def operation(function: Callable[..., None]) -> Callable[..., None]:
-    """A command: the function's first parameter, a `Run` of some kind, becomes that kind's arguments and options."""
-    first, *own = inspect.signature(function).parameters.values()
-    shared = inspect.signature(first.annotation).parameters
-
-    def command(**given: Any) -> None:
-        function(first.annotation(**{name: given.pop(name) for name in shared}), **given)
-
-    parameters = [*(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *shared.values()]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
 
 
 def operation_text(done: "Operation") -> str:

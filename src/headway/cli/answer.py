@@ -4,20 +4,14 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import (
-    BackendOption,
-    BatchSizeOption,
-    DtypeOption,
-    JsonOption,
-    ModelArgument,
-    ThreadsOption,
-)
-from headway.cli._shared import print_json, read_prompt, set_threads
+from headway.cli._options import BatchSizeOption, JsonOption, ModelRun, with_options
+from headway.cli._shared import print_json, read_prompt
 from headway.report import table
 
 
+@with_options
 def command(
-    model: ModelArgument,
+    run: ModelRun,
     question: Annotated[str, typer.Argument(metavar="QUESTION")],
     context: Annotated[
         str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
@@ -37,16 +31,10 @@ def command(
         ),
     ] = None,
     batch_size: BatchSizeOption = 32,
-    dtype: DtypeOption = None,
     json: JsonOption = False,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
 ) -> None:
     """Find the answer to a question in a text, with its place and probability."""
-    set_threads(threads)
-    from headway.api import load
-
-    answerer = load(model, task="answer", dtype=dtype, backend=backend)
+    answerer = run.load("answer")
     text = read_prompt() if context is None or context == "-" else context
     found = answerer.answer(
         question,

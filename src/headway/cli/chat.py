@@ -5,19 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import BackendOption, DtypeOption, KvCacheOption, ModelArgument, ThreadsOption
-from headway.cli._shared import note, read_stdin, set_threads
-from headway.cli.generate import (
-    MinPOption,
-    NewTokensOption,
-    PenaltyOption,
-    SeedOption,
-    StopOption,
-    TemperatureOption,
-    TopKOption,
-    TopPOption,
-    sentence,
-)
+from headway.cli._options import with_options
+from headway.cli._shared import note, read_stdin
+from headway.cli.generate import SamplingRun, sentence
 from headway.errors import DataError, HeadwayError
 
 if TYPE_CHECKING:
@@ -26,47 +16,20 @@ if TYPE_CHECKING:
 HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
 
 
+@with_options
 def command(
-    model: ModelArgument,
+    run: SamplingRun,
     system: Annotated[str | None, typer.Option("--system", help="what the model is told first")] = None,
-    max_new_tokens: NewTokensOption = None,
-    temperature: TemperatureOption = 0.8,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    min_p: MinPOption = 0.0,
-    repetition_penalty: PenaltyOption = 1.0,
-    seed: SeedOption = 0,
-    stop: StopOption = None,
-    kv_cache_dtype: KvCacheOption = "auto",
-    dtype: DtypeOption = None,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
 ) -> None:
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr."""
-    set_threads(threads)
-    from headway.api import load
-
-    lm = load(model, task="causal-lm", dtype=dtype, backend=backend)
+    lm = run.load("causal-lm")
     if lm.tokenizer is None or lm.tokenizer.chat_template is None:
         raise DataError(
-            f"{model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
-            f"model was not trained to talk; continue a text with: headway generate {model}"
+            f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
+            f"model was not trained to talk; continue a text with: headway generate {run.model}"
         )
-    talk(
-        lm,
-        system,
-        {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-            "stop": stop or [],
-            "kv_cache_dtype": kv_cache_dtype,
-        },
-    )
+    talk(lm, system, {**run.options, "temperature": temperature})
 
 
 def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:

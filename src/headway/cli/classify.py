@@ -4,26 +4,15 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import (
-    BackendOption,
-    BatchSizeOption,
-    DtypeOption,
-    FileOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    ThreadsOption,
-    TruncateOption,
-)
-from headway.cli._shared import print_json, read_texts, set_threads
+from headway.cli._options import TextsRun, TruncateOption, with_options
+from headway.cli._shared import print_json
 from headway.errors import DataError
 from headway.report import table
 
 
+@with_options
 def command(
-    model: ModelArgument,
-    texts: TextsArgument = None,
-    file: FileOption = None,
+    run: TextsRun,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="each line is two texts with a tab between them")
     ] = False,
@@ -31,28 +20,22 @@ def command(
         int | None, typer.Option("--top-k", min=1, help="number of labels of each text [default: all]")
     ] = None,
     cut: TruncateOption = False,
-    batch_size: BatchSizeOption = 32,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
 ) -> None:
     """Label texts with their probabilities; with a model that labels tokens, the spans that it labels."""
-    set_threads(threads)
-    from headway.api import Classifier, Tagger, load
+    from headway.api import Classifier, Tagger
     from headway.api.loading import wrong_task
 
-    labeller = load(model, dtype=dtype, backend=backend)
+    labeller = run.load()
     if not isinstance(labeller, Classifier | Tagger):
-        raise wrong_task(model, labeller.spec, "classify")
-    given = read_texts(texts, file)
+        raise wrong_task(run.model, labeller.spec, "classify")
+    given = run.read()
     if isinstance(labeller, Tagger):
         if pairs or cut or top_k is not None:
             raise typer.BadParameter(
                 "this model labels tokens: --pairs, --cut and --top-k are for labels of texts"
             )
-        spans = labeller.tag(given, batch_size=batch_size)
-        if json:
+        spans = labeller.tag(given, batch_size=run.batch_size)
+        if run.json:
             print_json([{"text": text, "spans": own} for text, own in zip(given, spans, strict=True)])
             return
         rows = [
@@ -63,8 +46,8 @@ def command(
         print(table(("text", "place", "label", "probability", "covers"), rows))
         return
     both = [_pair(i, line) for i, line in enumerate(given)] if pairs else given
-    found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=batch_size)
-    if json:
+    found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
+    if run.json:
         print_json([{"text": text, "labels": own} for text, own in zip(given, found, strict=True)])
         return
     labels = [

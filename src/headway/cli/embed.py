@@ -1,28 +1,17 @@
 """`headway embed MODEL [TEXT]...`: one vector for each text."""
 
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
-from headway.cli._options import (
-    BackendOption,
-    BatchSizeOption,
-    DtypeOption,
-    FileOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    ThreadsOption,
-    TruncateOption,
-)
-from headway.cli._shared import print_json, read_texts, set_threads
+from headway.cli._options import TextsRun, TruncateOption, with_options
+from headway.cli._shared import print_json
 from headway.report import table
 
 
+@with_options
 def command(
-    model: ModelArgument,
-    texts: TextsArgument = None,
-    file: FileOption = None,
+    run: TextsRun,
     pool: Annotated[
         str | None,
         typer.Option("--pool", help="first | mean, over a text's tokens [default: the folder's, or mean]"),
@@ -35,27 +24,19 @@ def command(
         bool, typer.Option("--similarity", help="print the cosines between the texts instead of vectors")
     ] = False,
     cut: TruncateOption = False,
-    batch_size: BatchSizeOption = 32,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
 ) -> None:
     """Print one vector for each text, its numbers on one line, from any encoder."""
     if pool not in (None, "first", "mean"):
         raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
-    set_threads(threads)
-    from headway.api import load
     from headway.similarity import normalize
 
-    how = cast(Literal["first", "mean"] | None, pool)
-    embedder = load(model, task="embed", pool=how, unit=unit, dtype=dtype, backend=backend)
-    given = read_texts(texts, file)
-    vectors = embedder.embed(given, batch_size=batch_size, cut=cut).double()
+    embedder = run.load("embed", pool=pool, unit=unit)
+    given = run.read()
+    vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()
     if similarity:
         unit_vectors = normalize(vectors)
         cosines = (unit_vectors @ unit_vectors.T).tolist()
-        if json:
+        if run.json:
             print_json({"texts": given, "cosines": cosines})
             return
         numbers = range(1, len(given) + 1)
@@ -65,7 +46,7 @@ def command(
         ]
         print(table(("", *map(str, numbers), "text"), rows))
         return
-    if json:
+    if run.json:
         print_json({"texts": given, "head": embedder.spec.head, "vectors": vectors.tolist()})
         return
     for vector in vectors.tolist():

@@ -1,40 +1,55 @@
 """`headway generate MODEL PROMPT`: continue a text."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import (
-    BackendOption,
-    DtypeOption,
-    JsonOption,
-    KvCacheOption,
-    ModelArgument,
-    ThreadsOption,
-)
-from headway.cli._shared import note, print_json, read_prompt, set_threads
+from headway.cli._options import JsonOption, KvCacheOption, ModelRun, with_options
+from headway.cli._shared import note, print_json, read_prompt
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.api import Options
     from headway.generate import Beams, Generation
 
-NewTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-new-tokens",
-        "-n",
-        min=0,
-        help="at most so many [default: 128, or what the context has room for]",
-    ),
-]
-TemperatureOption = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")]
-TopKOption = Annotated[int, typer.Option("--top-k", help="0 is no filter")]
-TopPOption = Annotated[float, typer.Option("--top-p", help="1 is no filter")]
-MinPOption = Annotated[float, typer.Option("--min-p", help="0 is no filter")]
-PenaltyOption = Annotated[float, typer.Option("--repetition-penalty", help="1 is none")]
-SeedOption = Annotated[int, typer.Option("--seed", help="equal seeds give equal text")]
-StopOption = Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")]
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRun(ModelRun):
+    """A language model, and how its tokens are chosen."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            min=0,
+            help="at most so many [default: 128, or what the context has room for]",
+        ),
+    ] = None
+    top_k: Annotated[int, typer.Option("--top-k", help="0 is no filter")] = 0
+    top_p: Annotated[float, typer.Option("--top-p", help="1 is no filter")] = 1.0
+    min_p: Annotated[float, typer.Option("--min-p", help="0 is no filter")] = 0.0
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="1 is none")] = 1.0
+    seed: Annotated[int, typer.Option("--seed", help="equal seeds give equal text")] = 0
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")] = None
+    kv_cache_dtype: KvCacheOption = "auto"
+
+    @property
+    def options(self) -> "Options":
+        """As `LanguageModel.generate` takes them."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": self.seed,
+            "stop": self.stop or [],
+            "kv_cache_dtype": self.kv_cache_dtype,
+        }
+
+
 BeamsOption = Annotated[
     int | None,
     typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
@@ -57,27 +72,21 @@ NBestOption = Annotated[
 ]
 
 
+@with_options
 def command(
-    model: ModelArgument,
+    run: SamplingRun,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="PROMPT", help="the text to continue; from standard input when missing or -"),
     ] = None,
     prompt_option: Annotated[str | None, typer.Option("--prompt", help="the same, as an option")] = None,
-    max_new_tokens: NewTokensOption = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", "-t", help="0 is greedy [default: 0.8; with --beams 0]")
     ] = None,
-    top_k: TopKOption = 0,
-    top_p: TopPOption = 1.0,
-    min_p: MinPOption = 0.0,
-    repetition_penalty: PenaltyOption = 1.0,
     beams: BeamsOption = None,
     length_penalty: LengthPenaltyOption = None,
     early_stopping: EarlyStoppingOption = None,
     n_best: NBestOption = None,
-    seed: SeedOption = 0,
-    stop: StopOption = None,
     special: Annotated[
         bool, typer.Option("--special", help="control tokens in the prompt are no text")
     ] = False,
@@ -85,7 +94,6 @@ def command(
         bool, typer.Option("--beyond-context", help="go on past the trained context")
     ] = False,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="no cache: slow, the same text")] = True,
-    kv_cache_dtype: KvCacheOption = "auto",
     prefill_chunk: Annotated[
         int | None, typer.Option("--prefill-chunk", min=1, help="read the prompt so many tokens at a time")
     ] = None,
@@ -96,10 +104,7 @@ def command(
             help="print as it comes, or at the end [default: as it comes; beams at the end]",
         ),
     ] = None,
-    dtype: DtypeOption = None,
     json: JsonOption = False,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
 ) -> None:
     """Continue a prompt. The new text goes to stdout, what it took to stderr."""
     if prompt is not None and prompt_option is not None:
@@ -112,26 +117,17 @@ def command(
         raise ConfigError(
             "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
         )
-    set_threads(threads)
-    from headway.api import load
     from headway.generate.loop import collect
 
-    lm = load(model, task="causal-lm", dtype=dtype, backend=backend)
+    lm = run.load("causal-lm")
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
     usual = 0.8 if search is None else 0.0
     options: Options = {
-        "max_new_tokens": max_new_tokens,
+        **run.options,
         "temperature": usual if temperature is None else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
         "beams": search,
-        "seed": seed,
-        "stop": stop or [],
         "beyond_context": beyond_context,
         "use_cache": cache,
-        "kv_cache_dtype": kv_cache_dtype,
         "prefill_chunk": prefill_chunk,
     }
     asked = prompt if ids is None else ids

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli._options import with_options
 from headway.cli._shared import application, note, print_json
-from headway.cli._surgery import MeasuredRun, Run, lengthened_text, operation
+from headway.cli._surgery import MeasuredRun, Run, lengthened_text
 
 if TYPE_CHECKING:
     from headway.surgery import Pooled
@@ -16,7 +17,7 @@ app = application("Change what a model computes, and report what that costs and 
 
 
 @app.command()
-@operation
+@with_options
 def gqa(
     run: MeasuredRun,
     kv_heads: Annotated[int, typer.Option("--kv-heads", help="key/value heads of the new model")],
@@ -67,7 +68,7 @@ def gqa(
 
 
 @app.command()
-@operation
+@with_options
 def window(
     run: MeasuredRun,
     keys: Annotated[int, typer.Option("--window", min=1, help="keys that a query sees, itself included")],
@@ -100,7 +101,7 @@ def window(
 
 
 @app.command()
-@operation
+@with_options
 def context(
     run: MeasuredRun,
     method: Annotated[str, typer.Option("--method", help="linear, ntk, yarn, llama3, dynamic")],
@@ -125,7 +126,7 @@ def context(
 
 
 @app.command()
-@operation
+@with_options
 def longformer(
     run: Run,
     context: Annotated[

@@ -6,26 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import (
-    BackendOption,
-    BatchSizeOption,
-    DtypeOption,
-    FileOption,
-    JsonOption,
-    ModelArgument,
-    TextsArgument,
-    ThreadsOption,
-)
-from headway.cli._shared import note, print_json, read_texts, set_threads
+from headway.cli._options import TextsRun, with_options
+from headway.cli._shared import note, print_json
 
 if TYPE_CHECKING:
     from headway.generate import Generation
 
 
+@with_options
 def command(
-    model: ModelArgument,
-    texts: TextsArgument = None,
-    file: FileOption = None,
+    run: TextsRun,
     beams: Annotated[
         int, typer.Option("--beams", min=1, help="texts that are followed at once; 1 is greedy")
     ] = 4,
@@ -48,37 +38,30 @@ def command(
         typer.Option("--reference", help="right translations, one a line: BLEU is printed instead of texts"),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="write the translations to this file")] = None,
-    batch_size: BatchSizeOption = 32,
-    dtype: DtypeOption = None,
-    json: JsonOption = False,
-    threads: ThreadsOption = None,
-    backend: BackendOption = "auto",
 ) -> None:
     """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
     if n_best > beams:
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
-    set_threads(threads)
-    from headway.api import load
     from headway.api.bleu import bleu
     from headway.checkpoints import atomic_write
     from headway.data.pairs import read_lines
 
-    translator = load(model, task="translate", dtype=dtype, backend=backend)
-    given = read_texts(texts, file)
+    translator = run.load("translate")
+    given = run.read()
     wanted = read_lines(reference) if reference is not None else None
     if wanted is not None and len(wanted) != len(given):
         raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")
     begun = time.perf_counter()
     found = translator.translate(
         given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
+        batch_size=run.batch_size,
     )  # fmt: skip
     seconds = time.perf_counter() - begun
     best = [one.text for one in found]
     score = bleu(best, wanted) if wanted is not None else None
     if out is not None:
         atomic_write(out, "".join(f"{' '.join(text.splitlines())}\n" for text in best))
-    if json:
+    if run.json:
         said = {"score": score.score, "signature": score.signature} if score is not None else None
         rows = [_row(text, one) for text, one in zip(given, found, strict=True)]
         print_json({"translations": rows, "mean_score": _mean(found), "bleu": said, "seconds": seconds})
