@@ -53,7 +53,7 @@ def test_what_cannot_be_filled(masked: tuple[Path, Any]) -> None:
     filler = headway.load(masked[0], task="fill-mask")
     with pytest.raises(DataError, match=r"text 1 has no \[MASK\]"):
         filler.fill_mask(["a [MASK]", "the cat"])
-    with pytest.raises(ConfigError, match=r"top_k must lie in 1\.\."):
+    with pytest.raises(ConfigError, match=r"top_k must be in 1\.\."):
         filler.fill_mask("a [MASK]", top_k=0)
     with pytest.raises(DataError, match="no texts"):
         filler.fill_mask([])
@@ -123,7 +123,7 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
     ("change", "match"),
     [
         ({CLS: True, MEAN: True}, f"pooling by {CLS} and {MEAN}"),
-        ({"pooling_mode_max_tokens": True}, "pooling by pooling_mode_max_tokens; what is read is one of"),
+        ({"pooling_mode_max_tokens": True}, "pooling by pooling_mode_max_tokens; supported is one of"),
         ({}, "pooling by nothing"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_folder_for_another_purpose(tmp_path: Path) -> None:
         ("bert", {"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction"),
         ("bert", {"hiden_size": 48}, 'did you mean "hidden_size"'),
         ("roberta", {"pad_token_id": None}, "begin behind row"),
-        ("roberta", {"pad_token_id": 19}, "must lie in 0..18; got 19"),
+        ("roberta", {"pad_token_id": 19}, "must be in 0..18; got 19"),
         ("roformer", {"rotary_value": "yes"}, "must be true or false"),
         ("roformer", {"headway": {"family": "bert"}}, "not of model_type 'roformer'"),
     ],

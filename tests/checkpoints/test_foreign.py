@@ -151,14 +151,14 @@ def test_params_that_contradict_or_are_unknown(tmp_path, meta_spec):
         return read_pickled(tmp_path / "m.pth", layout="meta", allow_pickle=True, heads=heads)
 
     with pytest.raises(
-        CheckpointError, match=r"number of heads is not in the tensors: put params\.json beside"
+        CheckpointError, match=r"number of heads is not in the tensors: put params\.json into its folder"
     ):
         read()
     with pytest.raises(CheckpointError, match="5 heads do not fit"):
         read(heads=5)
-    with pytest.raises(CheckpointError, match=r"4 heads were asked for, but params.json says 3"):
+    with pytest.raises(CheckpointError, match=r"4 heads were asked for, but params.json has 3"):
         read(heads=4, n_heads=3)
-    with pytest.raises(CheckpointError, match="says n_layers 3, but the tensors say 2"):
+    with pytest.raises(CheckpointError, match="has n_layers 3, but the tensors have 2"):
         read(n_heads=3, n_layers=3)
     with pytest.raises(CheckpointError, match=r"unknown key 'n_head'.*did you mean .n_heads"):
         read(n_head=3)

@@ -132,7 +132,7 @@ def test_pickled_tensors_are_mapped_where_they_lie(tmp_path):
     del stored["t"]
     torch.save(stored, tmp_path / "x.pth")
     found = open_tensors(tmp_path / "x.pth", allow_pickle=True)
-    assert all(entry.held is None for entry in found.entries.values())
+    assert all(entry.value is None for entry in found.entries.values())
     for name, value in stored.items():
         target = torch.empty_like(value)
         found.copy_into(name, target.detach())

@@ -300,7 +300,7 @@ def test_what_transformers_cannot_say_it_is_not_given(
         ({"attention_window": [4, None]}, "every layer of a longformer has an attention_window"),
         ({"attention_window": None}, "every layer of a longformer has an attention_window"),
         ({"pad_token_id": None}, 'positions of a longformer begin behind row "pad_token_id"'),
-        ({"pad_token_id": 41}, "must lie in 0..40; got 41"),
+        ({"pad_token_id": 41}, "must be in 0..40; got 41"),
         ({"attention_mode": "sliding_chunks_no_overlap"}, "accepted is 'longformer'"),
         ({"attention_windows": 4}, "attention_window"),
         ({"architectures": ["LongformerForMultipleChoice"]}, "is not one of model_type 'longformer'"),

@@ -160,12 +160,12 @@ def test_a_part_that_is_missing_between_others_is_named(tmp_path):
         ({"n_heads": "8"}, "n_heads must be a positive whole number, got 8"),
         ({"n_heads": 0}, "n_heads must be a positive whole number, got 0"),
         ({"n_heads": True}, "n_heads must be a positive whole number, got True"),
-        ({"n_layers": 10**9}, "says n_layers 1000000000, but the tensors say 2"),
+        ({"n_layers": 10**9}, "has n_layers 1000000000, but the tensors have 2"),
         ({"norm_eps": -1.0}, "norm_eps must be a number above 0"),
         ({"norm_eps": [1]}, "norm_eps must be a number above 0"),
         ({"use_scaled_rope": 1}, "use_scaled_rope must be true or false"),
-        ({"vocab_size": 25}, "says vocab_size 25, but the tensors say 24"),
-        ({"n_kv_heads": 4}, "says n_kv_heads 4, but the tensors say 8"),
+        ({"vocab_size": 25}, "has vocab_size 25, but the tensors have 24"),
+        ({"n_kv_heads": 4}, "has n_kv_heads 4, but the tensors have 8"),
     ],
 )
 def test_params_that_cannot_be_are_named(tmp_path, params, message):

@@ -62,5 +62,5 @@ def test_back_to_sliding_window():
         Causal() & Sink(1),
         PerHead(Causal(), Causal()),
     ):
-        with pytest.raises(ConfigError, match="sliding_window cannot say it"):
+        with pytest.raises(ConfigError, match="sliding_window cannot express it"):
             last_keys(odd)

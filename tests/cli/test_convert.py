@@ -93,7 +93,7 @@ def test_sources_that_are_nothing(tmp_path, capsys):
     assert run(["convert", str(tmp_path / "no"), str(tmp_path / "x")]) == 1
     assert "there is no file or folder" in capsys.readouterr().err
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="not a format that headway can tell"):
+    with pytest.raises(CheckpointError, match="no format that headway detects"):
         convert(tmp_path / "x.gguf", tmp_path / "y")
 
 

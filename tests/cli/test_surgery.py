@@ -136,7 +136,7 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
         (["gqa", "m", "n", "--kv-heads", "2", "--heads", "2"], 2, "--heads"),
         (["gqa", "x", "n", "--kv-heads", "2"], 1, "x is not there: a model is a folder"),
         (["gqa", "m", "n", "--kv-heads", "2", "--text", "no.txt"], 1, "no.txt: no such file or folder"),
-        (["gqa", "m", "m", "--kv-heads", "2"], 1, "m exists; choose another name, or say --overwrite"),
+        (["gqa", "m", "m", "--kv-heads", "2"], 1, "m exists; choose another name, or use --overwrite"),
         (["window", "m", "n", "--window", "0"], 2, "--window"),
         (["window", "m", "n", "--window", "4", "--sinks", "-1"], 2, "--sinks"),
         (["window", "m", "n", "--window", "4", "--layers", "2"], 1, "layers '2': '2' is neither a layer nor"),

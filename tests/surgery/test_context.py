@@ -112,7 +112,7 @@ def test_partial_rotary_stretches_what_turns():
     ("positions", "message"),
     [
         (NoPositions(), r"NoPositions\(\), not rotary: there are no frequencies to rescale"),
-        (Learned(16), "a trained table of 16 rows, and nothing says what row 16 would be"),
+        (Learned(16), "a trained table of 16 rows, and row 16 is undefined"),
         (
             Rotary(pairing="halves", scaling=LinearScaling(2.0)),
             r"rescaled already, by LinearScaling\(factor=2.0\); begin with",

@@ -114,7 +114,7 @@ def test_transformers_computes_what_the_report_measured(source, tmp_path):
 def test_what_is_there_is_not_replaced_unasked(source, tmp_path):
     folder = load_folder(source)
     operate(folder, tmp_path / "n", to_2)
-    with pytest.raises(CheckpointError, match="exists; choose another name, or say --overwrite"):
+    with pytest.raises(CheckpointError, match="exists; choose another name, or use --overwrite"):
         operate(folder, tmp_path / "n", to_2)
     operate(folder, tmp_path / "n", lambda spec, state: pool_heads(spec, state, 1), overwrite=True)
     assert load_folder(tmp_path / "n").spec.kv_heads == 1

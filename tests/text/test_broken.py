@@ -88,7 +88,9 @@ def test_vocab_json_and_merges_txt(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the cls token '<s>' is not in vocab.json"):
         load(good, "a b\n", "RobertaTokenizer")
     merges.unlink()
-    with pytest.raises(DataError, match=r"merges.txt, which says how its pieces are made, is not beside it"):
+    with pytest.raises(
+        DataError, match=r"merges.txt, with the rules that make its pieces, is not in the folder"
+    ):
         Tokenizer.load(vocabulary)
 
 

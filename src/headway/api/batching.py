@@ -21,7 +21,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class PaddedBatch:
     """`numbers` of the texts, ids and types [B, T] (types None where the model has but one), and tokens."""
 
     numbers: list[int]
@@ -30,14 +30,14 @@ class Rows:
     tokens: Tokens
 
 
-def rows(
+def padded_batches(
     texts: Sequence[Encoded],
     spec: ModelSpec,
     *,
     limit: int | None = None,
     batch_size: int = BATCH,
     device: torch.device | str = "cpu",
-) -> Iterator[Rows]:
+) -> Iterator[PaddedBatch]:
     """The texts in batches of like length, padded on the right.
 
     Where a pattern has global tokens, they are those of the task (`mark_global`). Raises ConfigError for a text of
@@ -51,17 +51,17 @@ def rows(
                 f"text {i} has {len(text.ids)} tokens, and this model reads {limit}; give less of it, or cut=True "
                 "(--cut) to read its beginning only"
             )
-    globally = any(map(reads_globals, spec.patterns))
+    has_globals = any(map(reads_globals, spec.patterns))
     numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
     for at in range(0, len(numbers), batch_size):
         part = numbers[at : at + batch_size]
         longest = max(len(texts[i].ids) for i in part)
         tokens = Tokens.from_lengths([len(texts[i].ids) for i in part], longest)
-        if globally:
-            asked = [texts[i].texts for i in part] if spec.head.task == "answer" else None
-            tokens = mark_global(tokens, spec.head.task, asked)
+        if has_globals:
+            of_pair = [texts[i].texts for i in part] if spec.head.task == "answer" else None
+            tokens = mark_global(tokens, spec.head.task, of_pair)
         types = [texts[i].token_types for i in part]
-        yield Rows(
+        yield PaddedBatch(
             part,
             _padded([texts[i].ids for i in part], longest).to(device),
             _padded(types, longest).to(device) if spec.token_types > 1 else None,
@@ -70,7 +70,7 @@ def rows(
 
 
 def token_limit(spec: ModelSpec) -> int | None:
-    """The longest row that the model was made for."""
+    """The longest row that the model supports."""
     limits = [n for n in (spec.context_limit, spec.trained_context) if n is not None]
     return min(limits, default=None)
 
@@ -87,10 +87,10 @@ def shortened(text: Encoded, limit: int) -> Encoded:
     gone: set[int] = set()
     for _ in range(over):
         gone.add((slots[0] if len(slots[0]) > len(slots[1]) else slots[1]).pop())
-    return chosen(text, [i for i in range(len(text.ids)) if i not in gone])
+    return select(text, [i for i in range(len(text.ids)) if i not in gone])
 
 
-def chosen(text: Encoded, slots: Sequence[int]) -> Encoded:
+def select(text: Encoded, slots: Sequence[int]) -> Encoded:
     """These slots of a text, in this order."""
     return Encoded(
         [text.ids[i] for i in slots],

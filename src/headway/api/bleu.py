@@ -1,4 +1,4 @@
-"""BLEU, as `sacrebleu` computes it: comparable between papers, for its signature says how (Post 2018)."""
+"""BLEU, as `sacrebleu` computes it: comparable between papers by its signature (Post 2018)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.errors import DataError, HeadwayError
 
 @dataclass(frozen=True)
 class Bleu:
-    """`score` in 0..100 (Papineni et al. 2002); `signature` says tokenization, case, smoothing and version."""
+    """`score` in 0..100 (Papineni et al. 2002); `signature` has tokenization, case, smoothing and version."""
 
     score: float
     signature: str

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from headway.api.batching import BATCH, rows, shortened, token_limit
+from headway.api.batching import BATCH, padded_batches, shortened, token_limit
 from headway.checkpoints.folder import save_folder
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, ModelSpec, cost
@@ -34,7 +34,7 @@ class Candidate:
 
 
 class TextEncoder:
-    """An encoder and its tokenizer: the last states of texts. Its subclasses say what is made of them.
+    """An encoder and its tokenizer: the last states of texts. Its subclasses add a head.
 
     Attributes:
         model: the `Encoder`, in evaluation mode.   tokenizer: None when the folder has none.
@@ -66,7 +66,7 @@ class TextEncoder:
         `Classifier.classify`."""
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
-            for batch in rows(
+            for batch in padded_batches(
                 self._read(texts, cut), self.spec, limit=self.limit, batch_size=batch_size, device=self.device
             ):
                 hidden = self.model.hidden(batch.ids, tokens=batch.tokens, types=batch.types)
@@ -83,7 +83,7 @@ class TextEncoder:
 
     @property
     def config_keys(self) -> Mapping[str, Any]:
-        """What config.json has to say beyond the spec."""
+        """Keys of config.json that are not in the spec."""
         return {}
 
     @property
@@ -120,7 +120,9 @@ class TextEncoder:
         found: dict[int, Tensor] = {}
         a_token = self.spec.head.task not in ("classify", "embed")
         with torch.inference_mode():
-            for batch in rows(texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device):
+            for batch in padded_batches(
+                texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device
+            ):
                 out = self.model(batch.ids, tokens=batch.tokens, types=batch.types)
                 for i, one in zip(batch.numbers, out, strict=True):
                     found[i] = one[: len(texts[i].ids)] if a_token else one
@@ -159,7 +161,7 @@ class MaskedLM(TextEncoder):
         tokenizer = self.need_tokenizer()
         mask, vocab = tokenizer.need("mask"), self.spec.vocab
         if not 1 <= top_k <= vocab:
-            raise ConfigError(f"top_k must lie in 1..{vocab}, the vocabulary, got {top_k}")
+            raise ConfigError(f"top_k must be in 1..{vocab}, the vocabulary, got {top_k}")
         read = self._read(texts, special=True)
         for i, one in enumerate(read):
             if mask not in one.ids:

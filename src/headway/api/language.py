@@ -177,7 +177,7 @@ class LanguageModel:
         """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing.
 
         Raises CheckpointError where `folder` holds anything, unless `overwrite`: then nothing of a model that is there
-        stays beside this one."""
+        remains."""
         save_folder(
             folder, self.model, tokenizer=self.tokenizer, generation=self.generation, overwrite=overwrite
         )

@@ -15,7 +15,7 @@ from headway.api.classification import INDEPENDENT, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.question_answering import Answerer
-from headway.api.sentence_embedding import Sentences, read_sentences
+from headway.api.sentence_embedding import SentenceConfig, read_sentence_config
 from headway.api.translator import Translator
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
@@ -115,7 +115,7 @@ def load(
         "classify"    Classifier      an encoder with a classifier
         "tag"         Tagger          an encoder with a classifier of tokens
         "answer"      Answerer        an encoder with a head for answers
-        "embed"       Embedder        any encoder; a folder of sentence-transformers says how
+        "embed"       Embedder        any encoder; pooled as a folder of sentence-transformers declares
         "states"      TextEncoder     any encoder
 
     Args:
@@ -127,7 +127,7 @@ def load(
         revision: of a Hub id: branch, tag or commit.
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
-            given as the folder says, and "mean" and False where it says nothing.
+            given, the folder's own, or "mean" and False.
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
     """
     if task is not None and task not in TASKS:
@@ -140,23 +140,27 @@ def load(
         raise ConfigError(f"load: revision {revision!r} is for ids of the Hub, but {source} is a folder here")
     wanted = _dtype(dtype)
     where = torch.device("cpu" if device is None else device)
-    said = read_sentences(current_folder(path)) if task in (None, "embed") else None
-    path = path if said is None else said.model
+    sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
+    path = path if sentences is None else sentences.model
     folder = load_folder(path, allow_pickle=allow_pickle)
-    task = task or ("embed" if said is not None else made_for(folder.spec))
+    task = task or ("embed" if sentences is not None else task_of(folder.spec))
     if task != "embed" and (pool is not None or unit is not None):
         raise ConfigError(f'load: pool and unit are for task="embed", and the task is {task!r}')
-    if task != made_for(folder.spec) and (task not in ("embed", "states") or folder.spec.causal):
+    if task != task_of(folder.spec) and (task not in ("embed", "states") or folder.spec.causal):
         raise wrong_task(source, folder.spec, task)
-    head = _head(folder.spec, task, said)
+    head = _head(folder.spec, task, sentences)
     if pool is not None:
         head = replace(head, pool=pool)
     if unit is not None:
         head = replace(head, unit=unit)
     if head != folder.spec.head:
         folder = load_folder(path, allow_pickle=allow_pickle, head=head)
-    if said is not None and said.longest is not None and said.longest < folder.spec.trained_context:
-        folder = replace(folder, spec=replace(folder.spec, trained_context=said.longest))
+    if (
+        sentences is not None
+        and sentences.longest is not None
+        and sentences.longest < folder.spec.trained_context
+    ):
+        folder = replace(folder, spec=replace(folder.spec, trained_context=sentences.longest))
     _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
@@ -164,19 +168,19 @@ def load(
     if tokenizer is not None:
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend)
-    return _face(task, model, tokenizer, folder)
+    return _wrapped(task, model, tokenizer, folder)
 
 
-def made_for(spec: ModelSpec) -> str:
-    """The task of `TASKS` that a spec was saved for."""
+def task_of(spec: ModelSpec) -> str:
+    """The task of `TASKS` that a spec is for."""
     if spec.encoder is not None:
         return "translate"
     return "causal-lm" if spec.causal else HEADS.get(spec.head.task, spec.head.task)
 
 
 def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
-    """The error that says what a model is, what `task` needs, and what to do."""
-    own = made_for(spec)
+    """The error for a model that `task` cannot use: what it is, what is needed, what to do."""
+    own = task_of(spec)
     kind = TASKS[own]
     return ConfigError(
         f"{source} is {kind.model} ({spec.family}), and {task!r} needs {TASKS[task].model}; use it with "
@@ -184,16 +188,16 @@ def wrong_task(source: str | Path, spec: ModelSpec, task: str) -> ConfigError:
     )
 
 
-def _head(spec: ModelSpec, task: str, said: Sentences | None) -> Head:
+def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
     """The head that a task needs."""
     if task == "states":
         return Head("states")
-    if task != "embed" or (said is None and spec.head.task == "embed"):
+    if task != "embed" or (sentences is None and spec.head.task == "embed"):
         return spec.head
-    return Head("embed", pool="mean") if said is None else said.head
+    return Head("embed", pool="mean") if sentences is None else sentences.head
 
 
-def _face(
+def _wrapped(
     task: str,
     model: Model,
     tokenizer: Tokenizer | MarianTokenizer | None,
@@ -211,8 +215,8 @@ def _face(
         return Classifier(model, tokenizer, independent=several)
     if task == "embed":
         return Embedder(model, tokenizer)
-    faces: dict[str, type[TextEncoder]] = {"fill-mask": MaskedLM, "tag": Tagger, "answer": Answerer}
-    return faces.get(task, TextEncoder)(model, tokenizer)
+    classes: dict[str, type[TextEncoder]] = {"fill-mask": MaskedLM, "tag": Tagger, "answer": Answerer}
+    return classes.get(task, TextEncoder)(model, tokenizer)
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

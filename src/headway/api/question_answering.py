@@ -1,4 +1,4 @@
-"""Answers that stand in a text (Devlin et al. 2019, sections 4.2 and 4.3).
+"""Answers inside a text (Devlin et al. 2019, sections 4.2 and 4.3).
 
 Legend: N tokens of the context, over all windows.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.api.batching import BATCH, chosen
+from headway.api.batching import BATCH, select
 from headway.api.encoders import TextEncoder
 from headway.errors import ConfigError, DataError
 from headway.text import Encoded
@@ -44,7 +44,7 @@ class Answerer(TextEncoder):
         no_answer: float | None = None,
         batch_size: int = BATCH,
     ) -> list[Answer]:
-        """The `top_k` likeliest answers, the best first, none inside another's place twice.
+        """The `top_k` likeliest answers, the best first; each stretch of the context at most once.
 
         A stretch from token i to token j has the probability p(begins at i) p(ends at j), each a softmax over the
         tokens of the context (over those of all windows). A context that is longer than the model reads is cut into
@@ -55,9 +55,9 @@ class Answerer(TextEncoder):
 
             s_null = S_C + E_C, the least of all windows      s(i, j) = S_i + E_j, i <= j
 
-        and stretches for which s(i, j) > s_null + t stand before it, the others after it (Devlin et al. 2019, section
+        and stretches for which s(i, j) > s_null + t rank before it, the others after it (Devlin et al. 2019, section
         4.3, for SQuAD v2.0; the least of the windows as in their code). t is chosen on held-out questions: log
-        p(no answer) - log p(the best stretch) is what it is compared with. C then takes part in both softmaxes.
+        p(no answer) - log p(the best stretch) is what to compare it with. C then takes part in both softmaxes.
 
         longest: tokens of an answer, at most.
         Raises DataError for a context without tokens; ConfigError when the question leaves no room for it, for a
@@ -118,7 +118,7 @@ def windows(pair: Encoded, limit: int | None, stride: int) -> list[Encoded]:
         )
     before, after = list(range(context[0])), list(range(context[-1] + 1, len(pair.ids)))
     starts: Sequence[int] = range(0, len(context) - room + stride, stride)
-    return [chosen(pair, [*before, *context[at : at + room], *after]) for at in starts]
+    return [select(pair, [*before, *context[at : at + room], *after]) for at in starts]
 
 
 def _check_null(threshold: float, part: Encoded) -> None:

@@ -1,4 +1,4 @@
-"""What a folder of sentence-transformers says beside its model: how a text's vector is made of its tokens' states.
+"""Folders of sentence-transformers: how a text's vector is made of its tokens' states.
 
 modules.json               the steps: Transformer, Pooling, Normalize
 1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
@@ -25,18 +25,18 @@ POOLS: dict[str, Literal["first", "mean"]] = {
 
 
 @dataclass(frozen=True)
-class Sentences:
-    """`head`: what makes the vector.   model: the folder of the encoder.   longest: tokens of a text, if it says so."""
+class SentenceConfig:
+    """head: pools and normalizes.   model: the encoder's folder.   longest: most tokens of a text, None if open."""
 
     head: Head
     model: Path
     longest: int | None
 
 
-def read_sentences(folder: Path) -> Sentences | None:
-    """What the folder says; None where it is not of sentence-transformers.
+def read_sentence_config(folder: Path) -> SentenceConfig | None:
+    """The configuration of a folder; None where it is not of sentence-transformers.
 
-    Raises ConfigError for a step or a pooling that is not known: the vectors would not be the model's.
+    Raises ConfigError for an unknown step or pooling, which would give other vectors.
     """
     if not (folder / MODULES).is_file():
         return None
@@ -46,18 +46,18 @@ def read_sentences(folder: Path) -> Sentences | None:
     kinds = [kind for kind, _ in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
-            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; what is read is Transformer and Pooling, "
-            "then perhaps Normalize"
+            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; supported are Transformer and Pooling, "
+            "optionally with Normalize behind"
         )
     pooling = folder / steps[1][1] / "config.json"
     model = folder / steps[0][1]
     more = _object(model / "sentence_bert_config.json")
     if more.get("do_lower_case"):
         raise ConfigError(
-            f"{model / 'sentence_bert_config.json'}: do_lower_case is said beside the tokenizer; put it into the "
+            f"{model / 'sentence_bert_config.json'}: do_lower_case is unsupported here; put it into the "
             "tokenizer's own normalizer"
         )
-    return Sentences(
+    return SentenceConfig(
         Head("embed", pool=_pool(_object(pooling), pooling), unit="Normalize" in kinds),
         model,
         more.get("max_seq_length"),
@@ -70,7 +70,7 @@ def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
         chosen.append(config["pooling_mode"])
     if len(chosen) != 1 or chosen[0] not in POOLS:
         raise ConfigError(
-            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; what is read is one of {', '.join(POOLS)}"
+            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; supported is one of {', '.join(POOLS)}"
         )
     return POOLS[chosen[0]]
 

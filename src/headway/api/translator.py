@@ -49,7 +49,7 @@ class Translator:
 
     Attributes:
         model: the `EncoderDecoder`, in evaluation mode.   tokenizer: of both sides; None when the folder has none.
-        generation: the content of generation_config.json; `headway.generate.translate` says which of it decides.
+        generation: the content of generation_config.json; `headway.generate.translate` lists the keys that are used.
     """
 
     def __init__(

@@ -116,7 +116,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
 
 
 def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
-    """Write a folder that `load_model` and transformers read, as a whole, in one step: `Saving` says how.
+    """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
 
     Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,
     its tokenizer included, and its other files stay."""
@@ -126,7 +126,7 @@ def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
 class Saving(TypedDict, total=False):
     """How a model is saved.
 
-    tokenizer: saved along; the ids that begin and end a text are its own unless `generation` says others.
+    tokenizer: saved too; the ids that begin and end a text are its own unless `generation` has others.
     generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
     config: more keys of config.json.
     dtype: of the stored weights; None keeps theirs.
@@ -194,7 +194,7 @@ def check_target(target: str | Path, overwrite: bool) -> None:
     if overwrite or not there.exists() or (there.is_dir() and not any(there.iterdir())):
         return
     raise CheckpointError(
-        f"{target} exists; choose another name, or say --overwrite (overwrite=True) to replace what is there: "
+        f"{target} exists; choose another name, or use --overwrite (overwrite=True) to replace what is there: "
         f"{_described(there)}"
     )
 
@@ -224,5 +224,5 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What old folders, without a generation_config.json, say of it."""
+    """The content of generation_config.json for old folders, which have none."""
     return {key: config[key] for key in (*TOKEN_IDS, START, *OF_TARGETS) if config.get(key) is not None}

@@ -46,7 +46,7 @@ class RotaryFacts:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that `headway inspect` says.
+    """Everything that `headway inspect` reports.
 
     Attributes:
         kind: "decoder", "encoder" or "encoder-decoder".
@@ -54,7 +54,7 @@ class Inspection:
         context_limit: the longest row that runs at all.
         kv_bytes_per_token: of what decoding keeps of a token, in the dtype that the model runs in; None where nothing
             is kept that grows with the text: in encoders, and with linear attention.
-        memory_bytes_per_token: of what it keeps of a token of the source, beside an encoder; None without one.
+        memory_bytes_per_token: of what an encoder-decoder caches of a token of the source; None without an encoder.
         unused: names of stored tensors that this model does not need.
         transformers: whether it can load the folder's model.
     """

@@ -15,19 +15,19 @@ from headway.checkpoints.storage.reading import read_json
 class TokenizerFiles:
     """The tokenizer of a folder, file by file: what `save_folder` and `save_state` take.
 
-    With `context`, the longest row that it allows is made so long where it says one."""
+    With `context`, its `model_max_length` becomes that, where it has one."""
 
     folder: Folder
     context: int | None = None
 
     @property
     def bos(self) -> int | None:
-        """Id that begins a text, as generation_config.json says."""
+        """Id that begins a text, by generation_config.json."""
         return self.folder.generation.get("bos_token_id")
 
     @property
     def eos(self) -> int | None:
-        """Id that ends a text, as generation_config.json says."""
+        """Id that ends a text, by generation_config.json."""
         return self.folder.generation.get("eos_token_id")
 
     def save(self, folder: Path) -> None:

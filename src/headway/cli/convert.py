@@ -52,9 +52,7 @@ def command(
             help="tokenizer to save along: a folder, tokenizer.json, SentencePiece .model, llama2.c .bin"
         ),
     ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="query heads, where no params.json says them")
-    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="query heads, without a params.json")] = None,
     norm_eps: Annotated[
         float | None, typer.Option(help="eps of the norms of a pickle [default: 1e-5]")
     ] = None,
@@ -68,7 +66,7 @@ def command(
 
     The logits of source and target are compared in float32 and bfloat16 before DST takes its name; if they
     differ, the exit code is 1 and DST stays as it was. With --dtype, the source is compared with its numbers
-    rounded to it, and what that rounding alone changes is said.
+    rounded to it, and the change by that rounding alone is printed.
     """
     import torch
 

@@ -83,7 +83,7 @@ def text(found: "Inspection") -> str:
         misfit = "" if t.get("fits", True) else f" (DOES NOT FIT: the embedding has {spec.vocab:,} rows)"
         lines.append(f"  tokenizer      {known}{misfit}; {'a' if t['chat_template'] else 'no'} chat template")
     ends = {k.removesuffix("_token_id"): v for k, v in found.generation.items() if k.endswith("_token_id")}
-    lines.append("  token ids      " + (", ".join(f"{k} {v}" for k, v in ends.items()) or "not said"))
+    lines.append("  token ids      " + (", ".join(f"{k} {v}" for k, v in ends.items()) or "none"))
     return "\n".join(lines)
 
 

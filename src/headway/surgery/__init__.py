@@ -9,7 +9,7 @@ from headway.surgery.compare import Pooled, compare_pools, verdict
 from headway.surgery.context import METHODS, Method, stretch_context
 from headway.surgery.heads import POOLS, Pool, kept_by_mean, pool_heads
 from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
-from headway.surgery.operation import Operation, Position, Side, Text, operate, row_length
+from headway.surgery.operation import Measurement, Operation, Position, Text, operate, row_length
 from headway.surgery.windows import open_layers, parse_layers, put_window
 
 __all__ = [
@@ -17,12 +17,12 @@ __all__ = [
     "POOLS",
     "Difference",
     "Lengthened",
+    "Measurement",
     "Method",
     "Operation",
     "Pool",
     "Pooled",
     "Position",
-    "Side",
     "Text",
     "compare_pools",
     "kept_by_mean",

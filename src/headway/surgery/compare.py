@@ -46,7 +46,7 @@ def compare_pools(
 
 
 def verdict(rows: Sequence[Pooled]) -> str:
-    """Whether mean < first < random in loss, for every seed; if not, what the table says instead."""
+    """Whether mean < first < random in loss, for every seed; if not, the order in the table."""
     spans = {pool: [r.loss for r in rows if r.pool == pool] for pool in EXPECTED}
     if all(max(spans[a]) < min(spans[b]) for a, b in pairwise(EXPECTED)):
         return "mean < first < random, for every seed"

@@ -26,10 +26,10 @@ from headway.positions import (
 Method = Literal["linear", "ntk", "yarn", "llama3", "dynamic"]
 METHODS: Mapping[Method, str] = MappingProxyType(
     {
-        "linear": "every frequency / factor: no angle is new, but neighbours are told apart less",
-        "ntk": "a larger base: the fastest pair stays, the slowest turns / factor",
-        "yarn": "pairs that turn often stay, slow ones turn / factor, and scores are sharpened",
-        "llama3": "by wavelength: short waves stay, long ones turn / factor",
+        "linear": "every frequency / factor: no angle is new, but neighbouring positions differ less",
+        "ntk": "a larger base: the fastest pair stays, the slowest rotates / factor",
+        "yarn": "fast pairs stay, slow ones rotate / factor, and scores are sharpened",
+        "llama3": "by wavelength: short waves stay, long ones rotate / factor",
         "dynamic": "the base grows with each row's own length: rows within the trained context stay as they are",
     }
 )
@@ -105,7 +105,7 @@ def _checked(positions: PositionScheme) -> Rotary:
     """`positions`, when they are rotary and their frequencies are theta^(-2i/d), as every method takes them to be."""
     if not isinstance(positions, Rotary):
         why = (
-            f"they are a trained table of {positions.size} rows, and nothing says what row {positions.size} would be"
+            f"they are a trained table of {positions.size} rows, and row {positions.size} is undefined"
             if isinstance(positions, Learned)
             else "there are no frequencies to rescale"
         )
@@ -119,6 +119,6 @@ def _checked(positions: PositionScheme) -> Rotary:
         found = "trained" if positions.trainable else f"of schedule {positions.schedule!r}"
         raise ConfigError(
             f"stretch_context: this model's frequencies are {found}, and {', '.join(METHODS)} rescale those of a "
-            "theta; nothing says how to stretch these"
+            "theta; there is no rule to stretch these"
         )
     return positions

@@ -84,7 +84,7 @@ def pool_heads(
 
 
 def kept_by_mean(spec: ModelSpec, state: Mapping[str, Tensor], kv_heads: int) -> float:
-    """The share of the squared key and value weights that lies in the groups' means: n |mean|^2 / sum |W_j|^2.
+    """The share of the squared key and value weights that the groups' means keep: n |mean|^2 / sum |W_j|^2.
 
     1 where the heads of every group are equal, 1 / n where they have nothing in common (orthogonal, of one size), less
     where they oppose each other."""

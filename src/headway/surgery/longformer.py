@@ -42,8 +42,8 @@ def make_longformer(
         q', k', v'  the projections of global tokens begin as copies of q, k, v
 
     Rows of up to w / 2 + 1 tokens see what they saw, so what is computed of them does not change, whichever of them are
-    global. Without the copies, at random, the model would lose what it knows; with them it still has to learn what lies
-    beyond S (the paper: 65 000 steps of masked language modelling).
+    global. Without the copies, at random, the model would lose what it knows; with them it still has to learn the
+    positions beyond S (the paper: 65 000 steps of masked language modelling).
 
     A table without a row for padding (BERT's) is given one, of zeros, which no token reads: then transformers has a
     class for the result (`Learned.offset`). Schemes without a table (rotary, relative) are left as they are.
@@ -100,7 +100,7 @@ def make_longformer(
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The largest difference of an output on one row, in absolute value, beside the largest output before."""
+    """The largest difference of an output on one row, and the largest output before, in absolute value."""
 
     tokens: int
     marked: bool

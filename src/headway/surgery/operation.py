@@ -66,7 +66,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class Measurement:
     """A model before or after.
 
     Attributes:
@@ -117,8 +117,8 @@ class Operation:
     dtype: str
     context: int
     tokens: int
-    before: Side
-    after: Side
+    before: Measurement
+    after: Measurement
     probe: int
     probed: int
     difference: float
@@ -141,7 +141,7 @@ def operate(
 
     Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
     read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
-    tokens up to which rows say nothing of what the change does: rows must be longer.
+    tokens up to which the change has no effect: rows must be longer.
 
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
     or a text that is too short to show anything; and what `change` raises.
@@ -154,7 +154,7 @@ def operate(
     ids = _probe(folder.spec, text, context)
     # What a model refuses is not what it computes: the old one is asked for rows that only the new one takes.
     old = fill(replace(folder.spec, max_context=None), folder.tensors)
-    was, logits_before = _look(old, text, context, ids)
+    was, logits_before = _measure(old, text, context, ids)
     del old
     found: list[tuple[TextEvaluation | None, Tensor]] = []
     save_state(
@@ -166,7 +166,7 @@ def operate(
         keep_pairing=True,
         overwrite=overwrite,
         before_publishing=lambda path: found.append(
-            _look(load_model(path, dtype=torch.float32), text, context, ids)
+            _measure(load_model(path, dtype=torch.float32), text, context, ids)
         ),
     )
     ((now, logits_after),) = found
@@ -180,8 +180,8 @@ def operate(
         dtype=str(dtype).removeprefix("torch."),
         context=context,
         tokens=0 if was is None else was.tokens,
-        before=_side(folder.spec, was, context, dtype),
-        after=_side(spec, now, context, dtype),
+        before=_measurement(folder.spec, was, context, dtype),
+        after=_measurement(spec, now, context, dtype),
         probe=len(ids),
         probed=logits_before.shape[0],
         difference=float((logits_after - logits_before).abs().max()),
@@ -226,7 +226,7 @@ def _check_length(text: Text | None, context: int, beyond: int) -> None:
     if longest <= beyond:
         raise DataError(
             f"surgery: {text.file.path}: the longest document has {longest} tokens, and the change begins beyond "
-            f"{beyond}: before and after would say nothing of it; give a longer text"
+            f"{beyond}: before and after would be equal; give a longer text"
         )
 
 
@@ -238,15 +238,17 @@ def _probe(spec: ModelSpec, text: Text | None, context: int) -> Tensor:
 
 
 @torch.no_grad()
-def _look(
+def _measure(
     model: Decoder, text: Text | None, context: int, ids: Tensor
 ) -> tuple[TextEvaluation | None, Tensor]:
     logits: Tensor = model(ids[None], logits_for=slice(-PROBED, None))[0]
     return None if text is None else text.evaluate(model, context), logits
 
 
-def _side(spec: ModelSpec, found: TextEvaluation | None, context: int, dtype: torch.dtype) -> Side:
-    return Side(
+def _measurement(
+    spec: ModelSpec, found: TextEvaluation | None, context: int, dtype: torch.dtype
+) -> Measurement:
+    return Measurement(
         parameters=cost.parameter_count(spec),
         kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype),
         kv_bytes_stored=cost.kv_bytes_stored(spec, context, dtype),

@@ -1,8 +1,8 @@
-"""What bytes each token stands for.
+"""The bytes of each token.
 
 Decoding is `b"".join(bytes of the tokens).decode("utf-8", "replace")`: a homomorphism from token sequences to
 bytes, so that decoding one token at a time equals decoding all at once, also for byte sequences that are not
-UTF-8 and for characters whose bytes lie in several tokens.
+UTF-8 and for characters whose bytes are in several tokens.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from headway.text.tokenizer_config import decoded, parsed, short
 from headway.text.vocabulary import LARGEST_ID
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
-# the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit stands alone.
+# the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is apart.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -54,7 +54,7 @@ class Style:
     Attributes:
         kinds: model types and tokenizer classes of this style, in lower case without signs.
         special: special tokens by role, unless a config names others.
-        split: the pre-tokenizer; its argument says whether a text begins with a space.
+        split: makes the pre-tokenizer; its argument is whether a text begins with a space.
         normalizer: of the text, if any.
         template: <s> a </s> and <s> a </s></s> b </s> (RoBERTa's); the others have none.
     """
@@ -175,7 +175,7 @@ def build(
             trim_offsets=bool(config.get("trim_offsets", True)), add_prefix_space=space,
         )  # fmt: skip
     there = sorted({name for name in names.values() if name in vocabulary}, key=vocabulary.__getitem__)
-    # a mask stands for a word with its leading space
+    # a mask replaces a word with its leading space
     backend.add_special_tokens(
         [AddedToken(n, special=True, normalized=False, lstrip=n == names.get("mask")) for n in there]
     )

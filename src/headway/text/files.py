@@ -1,4 +1,4 @@
-"""The files of a tokenizer, as they lie in Hugging Face folders."""
+"""The files of a tokenizer in Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SENTENCEPIECE_OTHERS = {"albert", "xlnet", "pegasus", "fnet", "bigbird", "rember
 
 @dataclass(frozen=True)
 class Found:
-    """What the files say; None where they say nothing. `names`: special tokens by role, "bos" and "eos" too;
+    """What the files declare; None where they declare nothing. `names`: special tokens by role, "bos" and "eos" too;
     `file`: the one with the vocabulary."""
 
     file: Path
@@ -47,7 +47,7 @@ class Found:
 
 
 def find(path: Path) -> Found:
-    """Reads a folder or one tokenizer file; a file's companions beside it are read, too."""
+    """Reads a folder or one tokenizer file; the other files of its folder are read, too."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; a tokenizer was to be read from it")
     if path.is_file():
@@ -75,15 +75,15 @@ def _read(file: Path, folder: Path) -> Found:
         refuse_impostor(file, opened.read(512))
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
     config = read_config(folder / "tokenizer_config.json") if file.suffix != ".bin" else {}
-    said = {**read_config(folder / "special_tokens_map.json"), **config} if file.suffix != ".bin" else {}
+    declared = {**read_config(folder / "special_tokens_map.json"), **config} if file.suffix != ".bin" else {}
     with naming(file):
         backend, names = reader(file, config)
     built = reader is not _json
     if built and file.suffix != ".bin":
-        _add_declared(backend, folder, config, said, file)
+        _add_declared(backend, folder, config, declared, file)
     for role in ("bos", "eos", *ROLES):
-        if f"{role}_token" in said:
-            value = said[f"{role}_token"]
+        if f"{role}_token" in declared:
+            value = declared[f"{role}_token"]
             names[role] = value["content"] if isinstance(value, dict) else value
     if file.suffix != ".bin":
         model = {**read_json(folder / "config.json"), **read_json(folder / "generation_config.json")}
@@ -108,7 +108,7 @@ def _classless() -> dict[str, Any]:
 
 def kind(folder: Path, config: dict[str, Any]) -> str:
     """The kind of tokenizer that a folder names, in lower case without signs: the class in `tokenizer_config.json`,
-    else the model type in `config.json`; "" when neither says one."""
+    else the model type in `config.json`; "" without either."""
     model = read_json(folder / "config.json")
     for name in (config.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")):
         if name and name not in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"):
@@ -140,7 +140,7 @@ def _sentencepiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     if which in SENTENCEPIECE_OTHERS:
         raise DataError(
             f"{file}: a SentencePiece model of kind {which!r}, whose ids are not those of the file; the "
-            "tokenizer.json of the same model is read: put it beside"
+            "tokenizer.json of the same model is supported: put it into the folder"
         )
     spec = sentencepiece.read_model(file)
     backend = sentencepiece.build(spec, sentinels=config.get("extra_ids", 100) if which in T5 else 0)
@@ -165,7 +165,7 @@ def _wordpiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     if which in wordpiece.OTHERS:
         raise DataError(
             f"{file}: a vocab.txt of kind {which!r} is cut by rules other than BERT's; the tokenizer.json of the same "
-            "model is read: put it beside"
+            "model is supported: put it into the folder"
         )
     vocabulary = wordpiece.read_vocabulary(file)
     names = {role: content(config.get(f"{role}_token", name)) for role, name in wordpiece.NAMES.items()}
@@ -176,7 +176,7 @@ def _wordpiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
 def _bytelevel(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     merges = file.with_name("merges.txt")
     if not merges.is_file():
-        raise DataError(f"{file}: merges.txt, which says how its pieces are made, is not beside it")
+        raise DataError(f"{file}: merges.txt, with the rules that make its pieces, is not in the folder")
     vocabulary = bytelevel.read_vocabulary(file)
     style = bytelevel.style_of(kind(file.parent, config), vocabulary, file)
     pairs = bytelevel.read_merges(merges, vocabulary)
@@ -202,9 +202,9 @@ def content(value: Any) -> str:
 
 
 def _add_declared(
-    backend: Backend, folder: Path, config: dict[str, Any], said: dict[str, Any], file: Path
+    backend: Backend, folder: Path, config: dict[str, Any], declared: dict[str, Any], file: Path
 ) -> None:
-    """Adds the tokens that stand beside a vocabulary: those with ids first, each at its id, then the named ones."""
+    """Adds the tokens that a folder declares: those with ids first, each at its id, then the named ones."""
     listed = {int(i): token for i, token in config.get("added_tokens_decoder", {}).items()}
     for name, i in read_added(folder / "added_tokens.json").items():
         listed.setdefault(i, {"content": name, "special": False})
@@ -220,7 +220,7 @@ def _add_declared(
                 f"{file}: the folder puts the added token {name!r} at id {i}, but it falls on "
                 f"{backend.token_to_id(name)}: the vocabulary is not the one that it was added to"
             )
-    more = said.get("additional_special_tokens") or said.get("extra_special_tokens") or []
+    more = declared.get("additional_special_tokens") or declared.get("extra_special_tokens") or []
     for token in more if isinstance(more, list) else []:
         if backend.token_to_id(content(token)) is None:
             backend.add_special_tokens([AddedToken(content(token), special=True, normalized=False)])

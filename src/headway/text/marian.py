@@ -49,7 +49,7 @@ class MarianTokenizer:
                     file = "target_vocab.json" if separate and side == "target" else "vocab.json"
                     raise DataError(
                         f"{where}: the {role} token {name[:80]!r} is not in the {side} vocabulary, {file}; its name is "
-                        "that of tokenizer_config.json, if it says one"
+                        "that of tokenizer_config.json, if it has one"
                     )
         self._backends = {side: _backend(spm[side], f"{where}/{side}.spm") for side in SIDES}
         self.unk, self.eos, self.pad = (vocabularies["target"][self._names[role]] for role in roles)
@@ -172,7 +172,7 @@ def _backend(data: bytes, name: str) -> Backend:
 
 
 def _pieces(cut: Encoding, text: str) -> list[str]:
-    """The pieces of a cut text; what a SentencePiece model does not know stands for itself, for `vocab.json` may."""
+    """The pieces of a cut text; one that the SentencePiece model lacks is kept as it is: `vocab.json` may have it."""
     places = zip(cut.tokens, cut.offsets, strict=True)
     return [text[start:end] if piece == "<unk>" else piece for piece, (start, end) in places]
 

@@ -75,7 +75,7 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
     for role, i in (("unk", unk), ("bos", max(bos, 0)), ("eos", max(eos, 0))):
         if not 0 <= i < len(pieces):
             raise DataError(
-                f"{path}: the SentencePiece model says that {role} is id {i:,}, but it has {len(pieces)} pieces: it is "
+                f"{path}: the SentencePiece model has {role} at id {i:,}, but it has {len(pieces)} pieces: it is "
                 "damaged, or cut short"
             )
     if not all(map(isfinite, scores)):
@@ -176,7 +176,7 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
 
 
 def digits(score: float) -> float:
-    """A score with the 9 digits that tell float32 numbers apart: JSON readers give these back exactly, so that a saved
+    """A score with the 9 digits that identify a float32: JSON readers give these back exactly, so that a saved
     tokenizer is the same one."""
     return float(f"{score:.9g}")
 

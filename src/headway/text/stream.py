@@ -24,9 +24,9 @@ class StreamDecoder:
     """Text of a growing token sequence.
 
     Law: `"".join(push(i) for i in ids) + flush() == tokenizer.decode(ids)`, and no delta ends inside a
-    character: bytes that may still become one are held back until the next tokens (or `flush`) decide.
+    character: bytes that may still become one are kept until the next tokens (or `flush`) decide.
 
-    `after`: tokens that already stand before the stream (a prompt). Nothing of them is emitted; they decide
+    `after`: tokens before the stream (a prompt). Nothing of them is emitted; they decide
     whether a SentencePiece tokenizer's leading space belongs to the text.
     `special`: show special tokens (BOS, EOS, chat markers) as text; by default they contribute nothing.
     """
@@ -47,7 +47,7 @@ class StreamDecoder:
         return self._advance(final=False)
 
     def flush(self) -> str:
-        """What was held back: bytes that never became a character, as U+FFFD. The stream is then at its
+        """The bytes that were kept and never became a character, as U+FFFD. The stream is then at its
         end."""
         if self._of_bytes:
             return self._utf8.decode(b"", final=True)

@@ -18,7 +18,7 @@ class Encoded:
     """A text, or two, as a model reads them; one entry a token in each list.
 
     ids: token ids, those of the template included.
-    token_types: 0 for the first text and what belongs to it, 1 for the second where the template says so (BERT).
+    token_types: 0 for the first text and what belongs to it, 1 for the second where the template has types (BERT).
     offsets: (start, end) in characters of the token's own text, end excluded; None for tokens of the template.
     texts: 0 or 1, the text that a token is from; None for tokens of the template.
     """
@@ -49,7 +49,7 @@ class Template:
 
     @staticmethod
     def of(backend: Backend) -> Template:
-        """What the tokenizer's post-processor says. Raises DataError for two templates in a row."""
+        """The template of a tokenizer's post-processor. Raises DataError for two templates in a row."""
         found = [t for t in map(_read, _steps(backend)) if t is not None]
         if len(found) > 1:
             raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
@@ -102,7 +102,7 @@ class Template:
         return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
     def parts(self, texts: Sequence[Sequence[int]], *, bos: bool, eos: bool) -> list[Part]:
-        """The parts around `texts`; without `bos` nothing stands before the first, without `eos` nothing after the
+        """The parts around `texts`; without `bos` nothing is before the first, without `eos` nothing after the
         last. What a text begins with already is not put before it again."""
         parts = self.single if len(texts) == 1 else self.pair
         places = _slots(parts)

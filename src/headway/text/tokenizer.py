@@ -25,7 +25,7 @@ Text = str | tuple[str, str]  # one text, or a pair
 class Tokenizer(Vocabulary):
     """A `tokenizers.Tokenizer` with three promises of its own.
 
-    - BOS stands at the beginning exactly once, when the tokenizer is one that begins texts with it.
+    - BOS is at the beginning exactly once, where the tokenizer begins texts with it.
     - The text of a special token inside a user's text (`"</s>"`) is text: it becomes a control token only
       when `special=True` is asked for, or when a chat template (not a message) wrote it.
     - Decoding is a homomorphism: decoding token by token gives what decoding all at once gives.
@@ -59,7 +59,7 @@ class Tokenizer(Vocabulary):
         if ends_with_eos is not None and self.eos is not None:
             template = template.ending(self.eos, ends_with_eos)
         if template != Template.of(backend):
-            backend.post_processor = template.processor(backend)  # so that what is saved says the same
+            backend.post_processor = template.processor(backend)  # so that it is saved, too
         self.template = template
         self.begins_with_bos = self.bos is not None and template.prefix[:1] == (self.bos,)
         self.config = dict(config or {})
@@ -96,7 +96,7 @@ class Tokenizer(Vocabulary):
         )
 
     def _described(self, token: int) -> str | dict[str, Any]:
-        """A special token's name, or an object where it takes the space beside it (RoBERTa's mask)."""
+        """A special token's name, or an object where it absorbs a space next to it (RoBERTa's mask)."""
         added = self.backend.get_added_tokens_decoder()[token]
         if not (added.lstrip or added.rstrip):
             return self.token(token)
@@ -119,9 +119,9 @@ class Tokenizer(Vocabulary):
     ) -> list[int]:
         """Ids of `text`, or of `text` and `pair`, within this tokenizer's template.
 
-        `bos`: begin as the template says (BOS, [CLS]), once; False puts nothing before.
-        `eos`: end as the template says (EOS, [SEP]); None is as `bos`; False leaves the end open, for a text that a
-        model is to continue.
+        `bos`: begin with the template's tokens (BOS, [CLS]), once; False puts nothing before.
+        `eos`: end with the template's tokens (EOS, [SEP]); None is as `bos`; False leaves the end open, for a text that
+        a model is to continue.
         `special`: the text of a special token becomes that token. The default keeps a user's text text.
         """
         one = text if pair is None else (text, pair)
@@ -190,7 +190,7 @@ class Tokenizer(Vocabulary):
     def render_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """Ids of a conversation, through the tokenizer's chat template; no string lies between.
+        """Ids of a conversation, through the tokenizer's chat template; without a string in between.
 
         Control tokens come from the template alone: `"</s>"` inside a message stays five characters. BOS is
         what the template writes, so training and generation see the same ids.

@@ -1,4 +1,4 @@
-"""What stands beside a vocabulary, checked when it is read: tokenizer_config.json, special_tokens_map.json,
+"""The files next to a vocabulary, validated when read: tokenizer_config.json, special_tokens_map.json,
 added_tokens.json, and the chat template."""
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def parsed(file: Path, **how: Any) -> Any:
-    """What a JSON file holds. Raises DataError for what is not JSON, for what is nested too deep, and for text that no
-    UTF-8 can say."""
+    """What a JSON file holds. Raises DataError for what is not JSON, for what is nested too deep, and for text that
+    UTF-8 cannot encode."""
     try:
         value = json.loads(decoded(file), **how)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{file}: a text in it has a lone surrogate, which no UTF-8 can say: {error.reason}"
+            f"{file}: a text in it has a lone surrogate, which UTF-8 cannot encode: {error.reason}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file}: not JSON: {error}") from None
@@ -177,7 +177,7 @@ def refuse_impostor(file: Path, head: bytes) -> None:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Put the file's name before an error that is raised inside and does not say it: ours, or one of the `tokenizers`
+    """Put the file's name before an error that is raised inside and does not name it: ours, or one of the `tokenizers`
     library, which raises many types for what it refuses."""
     try:
         yield
@@ -186,8 +186,8 @@ def naming(file: Path) -> Iterator[None]:
             raise
         raise DataError(f"{file}: {error}") from error
     except Exception as error:
-        said = str(error).split("\n")[0][:300] or type(error).__name__
-        raise DataError(f"{file}: the tokenizers library refuses it: {said}") from error
+        first = str(error).split("\n")[0][:300] or type(error).__name__
+        raise DataError(f"{file}: the tokenizers library refuses it: {first}") from error
 
 
 def short(value: Any) -> str:

@@ -101,7 +101,7 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that tell tokenizers apart: sha256 of what decides ids."""
+        """32 bytes that identify the tokenizer: sha256 of all that decides ids."""
         return hashlib.sha256(self.backend.to_str().encode()).digest()
 
     def require_fits(self, embedding_rows: int) -> None:
@@ -114,7 +114,7 @@ class Vocabulary:
             )
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
-        """Rows of the embedding that stand for no token (padding of the vocabulary): never to be sampled."""
+        """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
         return [*self._gaps, *range(self.vocab_size, embedding_rows)]
 
     @cached_property
@@ -145,7 +145,7 @@ class Vocabulary:
 
     @cached_property
     def table(self) -> ByteTable | None:
-        """What bytes each token stands for, for byte-level and SentencePiece tokenizers."""
+        """The bytes of each token, of byte-level and SentencePiece tokenizers."""
         return byte_table(self.backend)
 
     def text_bytes(self, token: int, *, special: bool) -> bytes | None:

@@ -1,4 +1,4 @@
-"""BERT's `vocab.txt`: one WordPiece a line; RoFormer's and WoBERT's with words among them are told apart."""
+"""BERT's `vocab.txt`: one WordPiece a line; vocabularies with words (RoFormer, WoBERT) are recognized."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def rules(vocabulary: Mapping[str, int], config: Mapping[str, Any], path: Path) -> Rules:
-    """What `tokenizer_config.json` says; where it is silent about case, a vocabulary with capital letters keeps
+    """The rules of `tokenizer_config.json`; where it has none for case, a vocabulary with capital letters keeps
     them, and one without is lower-cased. Raises DataError for what cannot be done."""
     if config.get("do_basic_tokenize") is False:
         raise DataError(

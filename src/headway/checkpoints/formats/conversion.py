@@ -105,7 +105,7 @@ def convert(
     """Write `source` as a folder at `target`, and compare their logits before it takes that name.
 
     Args:
-        frm: "auto" tells the format from the file.
+        frm: the format; "auto" detects it from the file.
         to_pairing: rotary pairing of the result: "halves", "adjacent" or explicit pairs.
         kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
         dtype: stored dtype of the result; None keeps the source's.
@@ -188,7 +188,7 @@ def _open(
         raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
     if not source.exists():
         raise CheckpointError(f"there is no file or folder {source}")
-    frm = _tell(source, allow_pickle) if frm == "auto" else frm
+    frm = _detect(source, allow_pickle) if frm == "auto" else frm
     if frm == "hf":
         folder = load_folder(source, allow_pickle=allow_pickle)
 
@@ -215,7 +215,7 @@ def _open(
     return _Source(frm, model.spec, model.state(), logits, generation=generation)
 
 
-def _tell(source: Path, allow_pickle: bool) -> Format:
+def _detect(source: Path, allow_pickle: bool) -> Format:
     if source.is_dir():
         meta_files = not (source / "config.json").exists() and any(source.glob("consolidated.*.pth"))
         return "meta" if meta_files else "hf"
@@ -228,8 +228,8 @@ def _tell(source: Path, allow_pickle: bool) -> Format:
         if any(".attn.q_proj." in name for name in names):
             return "torchtune"
     raise CheckpointError(
-        f"{source} is not a format that headway can tell (a Hugging Face folder, llama2.c's .bin, a pickle of Meta or "
-        f"torchtune); say --from {', '.join(FORMATS[1:])}"
+        f"{source} is no format that headway detects (a Hugging Face folder, llama2.c's .bin, a pickle of Meta or "
+        f"torchtune); use --from {', '.join(FORMATS[1:])}"
     )
 
 

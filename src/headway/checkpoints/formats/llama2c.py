@@ -89,7 +89,7 @@ def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
         or layers > MOST["layer"]
         or dim // heads > MOST["head_dim"]
     ):
-        raise CheckpointError(f"{path} is not a llama2.c file of version 0: its header says {header}")
+        raise CheckpointError(f"{path} is not a llama2.c file of version 0: its header is {header}")
     with naming(path):
         return ModelSpec(
             family="llama", vocab=abs(vocab), width=dim, layers=layers, heads=heads, kv_heads=kv_heads,

@@ -61,7 +61,7 @@ TORCHTUNE: Mapping[str, str] = MappingProxyType(
     }
 )
 _DERIVED = ("rope.freqs",)
-# what params.json may say; sizes that the tensors have too are checked by them
+# the keys of params.json; sizes are checked against the tensors
 _PARAMS: Mapping[str, Any] = MappingProxyType(
     {
         **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
@@ -149,11 +149,11 @@ def read_pickled(
     norm_eps: float | None = None,
 ) -> MetaModel:
     """A LLaMA of Meta (`layout` "meta") or torchtune: one pickled file, or a folder of Meta's with
-    consolidated.00.pth, consolidated.01.pth, ...; with Meta's params.json beside it, if any.
+    consolidated.00.pth, consolidated.01.pth, ...; with Meta's params.json in the same folder, if any.
 
     Sizes are read off the tensors; the head count cannot be: it comes from params.json or from `heads`.
-    `norm_eps` is params.json's or 1e-5 (LLaMA 2's) unless given. A file that is one of several parts stands
-    for all of them. Raises CheckpointError for what is missing or contradicts itself.
+    `norm_eps` is params.json's or 1e-5 (LLaMA 2's) unless given. A file that is one of several parts means
+    all of them. Raises CheckpointError for what is missing or contradicts itself.
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
@@ -161,10 +161,10 @@ def read_pickled(
     if not files:
         raise CheckpointError(f"{folder} holds no consolidated.00.pth")
     params = _params(folder / "params.json")
-    said = params.get("n_heads")
-    if heads is not None and said is not None and heads != said:
-        raise CheckpointError(f"{path}: {heads} heads were asked for, but params.json says {said}")
-    heads = heads if heads is not None else said
+    stated = params.get("n_heads")
+    if heads is not None and stated is not None and heads != stated:
+        raise CheckpointError(f"{path}: {heads} heads were asked for, but params.json has {stated}")
+    heads = heads if heads is not None else stated
     stored = open_shards(files, heads=heads, kv_heads=params.get("n_kv_heads"), allow_pickle=allow_pickle)
     names = TORCHTUNE if layout == "torchtune" else {theirs: theirs for theirs in META.values()}
     where = files[0] if len(files) == 1 else folder / "consolidated.*.pth"
@@ -173,7 +173,7 @@ def read_pickled(
 
 
 def _params(path: Path) -> dict[str, Any]:
-    """What params.json says, checked; nothing where there is none."""
+    """The values of params.json, validated; {} where there is none."""
     params = read_json(path) if path.exists() else {}
     for key, value in params.items():
         if key not in _PARAMS:
@@ -198,7 +198,7 @@ def _spec(
 ) -> ModelSpec:
     if heads is None:
         raise CheckpointError(
-            f"{path}: the number of heads is not in the tensors: put params.json beside it, or say --heads"
+            f"{path}: the number of heads is not in the tensors: put params.json into its folder, or use --heads"
         )
     shapes = {name: form.shape for name, form in forms(w).items()}
     layers = max((int(name.split(".")[1]) for name in shapes if name.startswith("layers.")), default=-1) + 1
@@ -215,7 +215,7 @@ def _spec(
     for field, size in (("dim", width), ("n_layers", layers), ("vocab_size", vocab)):
         if params.get(field) not in (None, -1, size):
             raise CheckpointError(
-                f"{path}: params.json says {field} {params[field]}, but the tensors say {size}"
+                f"{path}: params.json has {field} {params[field]}, but the tensors have {size}"
             )
     query, key = (shapes[f"layers.0.attention.{n}.weight"][0] for n in ("wq", "wk"))
     if query % heads or key % max(query // heads, 1) or not query or not key:
@@ -226,7 +226,7 @@ def _spec(
     head_dim = query // heads
     if params.get("n_kv_heads", key // head_dim) * head_dim != key:
         raise CheckpointError(
-            f"{path}: params.json says n_kv_heads {params['n_kv_heads']}, but the tensors say {key // head_dim}"
+            f"{path}: params.json has n_kv_heads {params['n_kv_heads']}, but the tensors have {key // head_dim}"
         )
     theta, context = float(params.get("rope_theta", 10000.0)), int(params.get("max_seq_len", 2048))
     scaling = None
@@ -234,8 +234,8 @@ def _spec(
         factor = float(params.get("rope_scaling_factor", 8.0))
         scaling = Llama3(factor, 1.0, float(params.get("rope_high_freq_factor", 4.0)), 8192)
         context = 131072
-    beside = path.with_name("params.json")
-    with naming(beside if params else path):
+    parameters = path.with_name("params.json")
+    with naming(parameters if params else path):
         return ModelSpec(
             family="llama", vocab=vocab, width=width, layers=layers, heads=heads, kv_heads=key // head_dim,
             head_dim=head_dim, hidden=shapes["layers.0.feed_forward.w1.weight"][0], patterns=(Causal(),) * layers,

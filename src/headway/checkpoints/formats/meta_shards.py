@@ -1,4 +1,4 @@
-"""Meta's model-parallel files, consolidated.00.pth, consolidated.01.pth, ...: one model again, read where it lies.
+"""Meta's model-parallel files, consolidated.00.pth, consolidated.01.pth, ...: joined to one model lazily.
 
 fairscale's layers split a matrix [out, in] of torch (`fairscale.nn.model_parallel.layers`):
 
@@ -8,7 +8,7 @@ fairscale's layers split a matrix [out, in] of torch (`fairscale.nn.model_parall
     VocabParallelEmbedding   rows, axis 0         tok_embeddings of LLaMA 3
     norms, rope.freqs        whole in every part
 
-With more parts than kv heads, every kv head lies in several parts that follow one another.
+With more parts than kv heads, every kv head is in several consecutive parts.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _kv_parts(
     if heads is None or width % heads:
         raise CheckpointError(
             f"{files[0]}: the number of heads is not in the tensors, and {width} rows are not {heads} heads: "
-            "put params.json beside it, or say --heads"
+            "put params.json into its folder, or use --heads"
         )
     rows, head_dim = parts[0].forms[name].shape[0], width // heads
     kv_heads = heads if kv_heads is None else kv_heads

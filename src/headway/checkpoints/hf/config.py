@@ -95,14 +95,14 @@ def _layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _written(layout: Layout, spec: ModelSpec) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """A layout's config of a spec, the facts to keep beside it, and what is lost all the same: nothing where the config
-    expresses the spec."""
+    """A layout's config of a spec, the facts to store with it, and the fields that are lost nevertheless: none where
+    the config expresses the spec."""
     try:
         config = layout.config(spec)
         back = spec_from_config(config)
     except Inexpressible as error:
         return {}, {}, [str(error)]
-    except ConfigError as error:  # what cannot be there, such as no token types
+    except ConfigError as error:  # a value that the family does not allow, such as no token types
         return {}, {}, [f"spec ({str(error).removeprefix('config.json: ')})"]
     differ = [f.name for f in fields(ModelSpec) if f.init and getattr(spec, f.name) != getattr(back, f.name)]
     facts = {name: getattr(spec, name) for name in FACTS if name in differ}

@@ -15,7 +15,7 @@ OURS = "headway"
 """The `model_type` of a folder that transformers could only misread, and the key of facts that it has no key for."""
 
 FieldMap = Mapping[str, str | tuple[str, ...]]
-"""Field of `ModelSpec` -> its key, or several keys that must agree. Where one key stands for several fields, it is
+"""Field of `ModelSpec` -> its key, or several keys that must agree. Where one key is that of several fields, it is
 written from the first."""
 
 SIZES: FieldMap = {
@@ -27,9 +27,9 @@ SIZES: FieldMap = {
     "activation": "hidden_act",
     "init_std": "initializer_range",
 }
-"""What most families name alike."""
+"""Keys that most families share."""
 DECODER: FieldMap = {**SIZES, "attention_dropout": "attention_dropout", "tied": "tie_word_embeddings"}
-"""What most newer decoders name alike."""
+"""Keys that most newer decoders share."""
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""
@@ -56,7 +56,7 @@ def _value(given: ConfigReader, kind: Any, key: str | tuple[str, ...]) -> Any:
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
-    """The keys of a table; what they cannot say is noticed by reading them again."""
+    """The keys of a table; reading them again shows what they cannot express."""
     found: dict[str, Any] = {}
     for field, key in keys.items():
         for name in names({field: key}):
@@ -79,8 +79,8 @@ def one_number(given: ConfigReader, *keys: str) -> float:
     """The number that all these keys have. Raises ConfigError where they differ, since a spec has one for all."""
     values = {key: given.number(key) for key in keys}
     if len(set(values.values())) > 1:
-        said = ", ".join(f"{key} {value}" for key, value in values.items())
-        raise ConfigError(f"config.json: {said}: headway has one number for these; make them equal")
+        given_values = ", ".join(f"{key} {value}" for key, value in values.items())
+        raise ConfigError(f"config.json: {given_values}: headway has one number for these; make them equal")
     return next(iter(values.values()))
 
 

@@ -1,6 +1,6 @@
-"""The key "headway" of `config.json`: facts that transformers has no word for.
+"""The key "headway" of `config.json`: facts that transformers has no key for.
 
-In a folder of a known family it holds a few facts beside the family's own keys (`FACTS`). In a folder of
+In a folder of a known family it adds a few facts to the family's own keys (`FACTS`). In a folder of
 model_type "headway", which transformers refuses rather than misreads, it holds the whole spec, field by
 field.
 """
@@ -52,8 +52,7 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts beside a known family's keys. Raises ConfigError for one that is not known or of another
-    type."""
+    """The facts in a known family's config. Raises ConfigError for one that is unknown or of another type."""
     facts = config.get(OURS)
     if facts is None:
         return {}
@@ -104,7 +103,7 @@ def _spec(facts: Mapping[str, Any]) -> ModelSpec:
 
 
 def own_config(spec: ModelSpec) -> dict[str, Any]:
-    """The `config.json` of a spec that no family of transformers can say."""
+    """The `config.json` of a spec that no family of transformers can express."""
     values = {f.name: _write(getattr(spec, f.name)) for f in fields(ModelSpec) if f.init}
     return {
         "architectures": [

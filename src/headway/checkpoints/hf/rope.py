@@ -6,7 +6,7 @@ agree.
     rope_parameters {"rope_theta", "rope_type"}     5.0 on
 
 The meaning is that of transformers 5.23 (`modeling_rope_utils`), except that it warns where this raises:
-unknown keys, a YaRN factor that contradicts the two context lengths, two places that say different things.
+unknown keys, a YaRN factor that contradicts the two context lengths, two places that contradict each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAINED = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class RopeKind:
-    """One `rope_type`: its keys, and the scaling that it means. `trained` says which number anchors it."""
+    """One `rope_type`: its keys, and the scaling that it means."""
 
     scaling: type[Scaling] | None
     required: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ _NAMES = {kind.scaling: name for name, kind in KINDS.items()}
 
 @dataclass(frozen=True)
 class Rope:
-    """What a config says of positions: the rotation, and the tokens per row that it is meant to serve.
+    """The positions of a config: the rotation, and the tokens per row that it is meant to serve.
 
     The context before scaling, where a scaling is anchored at it, is the scaling's own `trained_context`.
     """

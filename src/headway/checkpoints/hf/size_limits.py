@@ -32,10 +32,10 @@ def check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path) -> None:
     names and shapes of such a model cannot be listed."""
     if spec.layers > len(tensors):
         raise CheckpointError(
-            f"{path}: config.json says {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
+            f"{path}: config.json has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
         )
     if cost.parameter_count(spec) >= 2**60:
         raise CheckpointError(
-            f"{path}: config.json says {cost.parameter_count(spec):.3g} parameters, but the weights are "
+            f"{path}: config.json has {cost.parameter_count(spec):.3g} parameters, but the weights are "
             f"{tensors.nbytes:,} bytes"
         )

@@ -4,7 +4,7 @@
     1        0.1.0        kinds Linear and LinearAttention, now LinearScaling and LinearAttentionSpec;
                           tensors self_attn.turns.drift, now self_attn.rotary.frequency_offset
 
-The format stands in the key "headway" of a config.json of that model_type. The optimizer's file of a training
+The format is in the key "headway" of a config.json of that model_type. The optimizer's file of a training
 checkpoint has the names of parameters, too.
 """
 

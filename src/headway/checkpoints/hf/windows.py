@@ -20,7 +20,7 @@ class Convention:
     """One foreign meaning: `sides(w)` gives (before, after) in other positions, None where there is no
     bound."""
 
-    says: str
+    meaning: str
     sides: Callable[[int], tuple[int, int]]
     even: bool = False
     least: int = 1
@@ -63,22 +63,25 @@ def from_foreign(convention: str, value: object) -> Pattern:
         return Causal()
     if isinstance(value, bool) or not isinstance(value, int) or value < rule.least:
         raise ConfigError(
-            f"{key} must be a whole number of at least {rule.least} ({rule.says}) or null for no window, got {value!r}"
+            f"{key} must be a whole number of at least {rule.least} ({rule.meaning}) or null for no window, "
+            f"got {value!r}"
         )
     if rule.even and value % 2:
-        raise ConfigError(f"{key} must be even ({rule.says}), got {value}")
+        raise ConfigError(f"{key} must be even ({rule.meaning}), got {value}")
     return Window(*rule.sides(value))
 
 
 def last_keys(pattern: Pattern) -> int | None:
-    """w when the pattern says "the last w keys, itself included", None when it says "all before"; else
+    """w where the pattern is the last w keys, itself included; None where it is all before; else
     ConfigError.
 
-    These two are all that `sliding_window` of transformers can say.
+    `sliding_window` of transformers can express no others.
     """
     bounds = interval(pattern)
     if bounds is None or bounds[1] != 0:
-        raise ConfigError(f"{pattern} is neither Causal() nor Window.last(w): sliding_window cannot say it")
+        raise ConfigError(
+            f"{pattern} is neither Causal() nor Window.last(w): sliding_window cannot express it"
+        )
     return last_keys_if_any(pattern)
 
 

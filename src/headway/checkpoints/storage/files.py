@@ -2,7 +2,7 @@
 
     atomic_write(path, data)                  # data: bytes, str, or a function that is given `put(bytes)`
     with atomic_folder(path) as folder: ...   # fill `folder`; on success it *is* `path`, else nothing changed
-    current_folder(path)                      # where the last complete save of `path` lies: read this
+    current_folder(path)                      # the folder with the last complete save of `path`
 
 Order of a save: write a temporary sibling, fsync every file and folder in it, rename, fsync the parent. At
 every moment `current_folder(path)` is either the whole previous folder or the whole new one. A folder that
@@ -31,7 +31,7 @@ Writer = Callable[[Put], None]
 
 
 def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
-    """Write one file so that `path` holds either what it held before or all of `data`, whatever fails.
+    """Write one file so that `path` has either its previous content or all of `data`, whatever fails.
 
     `data` is bytes, text (UTF-8), or a function that is called with `put`, which takes each piece of bytes.
     Raises CheckpointError for an error of the system (disk full, no permission), naming it.

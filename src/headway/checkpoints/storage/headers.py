@@ -5,7 +5,7 @@
     values     one after another, without gaps
 
 (huggingface/safetensors, README, "Format".) Memory is bounded by the length of the header, which is bounded by
-`LONGEST`, whatever the file says.
+`LONGEST`, whatever the file claims.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Entry(Form):
-    """What a file says of one tensor: its form, and where its values begin, in row-major order.
+    """One tensor in the header of a file: its form, and where its values begin, in row-major order.
 
-    `held` is the value itself, of the rare file that cannot be mapped."""
+    `value` is the tensor itself, of the rare file that cannot be mapped."""
 
     file: Path
     at: int
-    held: Tensor | None = field(default=None, repr=False, compare=False)
+    value: Tensor | None = field(default=None, repr=False, compare=False)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -87,7 +87,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _damaged(path, "__metadata__ must map names to text")
-    spans = {name: _span(path, name, said) for name, said in header.items()}
+    spans = {name: _span(path, name, entry) for name, entry in header.items()}
     at = 0
     for name, (form, begin, end) in sorted(spans.items(), key=lambda item: item[1][1:]):
         if begin != at or end - begin != form.nbytes:
@@ -126,10 +126,10 @@ def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:
     raise CheckpointError(f"{path} is damaged: {fault}; copy or download it again")
 
 
-def _span(path: Path, name: str, said: Any) -> tuple[Form, int, int]:
-    if not isinstance(said, dict) or said.keys() != {"dtype", "shape", "data_offsets"}:
-        _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(said)[:80]}")
-    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        _damaged(path, f"{name[:80]!r} must have dtype, shape and data_offsets, and has {str(entry)[:80]}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     for what, numbers in (("shape", shape), ("data_offsets", offsets)):
         whole = isinstance(numbers, list) and all(type(n) is int and 0 <= n < LARGEST for n in numbers)
         if not whole or (what == "data_offsets" and len(numbers) != 2):

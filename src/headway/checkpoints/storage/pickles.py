@@ -1,7 +1,7 @@
 """Pickles of torch.save, read only when asked for, only as tensors, and mapped like any other file.
 
 The archive is a zip file of uncompressed records; unpickling it on the device "meta" gives every shape and the
-place of every storage without reading one, so its values are read later, where they lie. Archives of torch
+place of every storage without reading one, so its values are mapped later. Archives of torch
 before 1.6 are not zip files and are read whole.
 """
 
@@ -30,7 +30,7 @@ def looks_pickled(path: Path) -> bool:
 
 
 def pickle_refused(path: Path) -> CheckpointError:
-    """What is said of a pickle that nobody asked for."""
+    """The error for a pickle where pickles are not allowed."""
     return CheckpointError(
         f"{path} is a pickle (torch.save), not a safetensors file, and opening it can run code. If you trust "
         "where it comes from, pass allow_pickle=True (--allow-pickle): it is then read with weights_only"
@@ -67,11 +67,11 @@ def read_pickle(path: Path) -> dict[str, Entry]:
 
 def _tensors(path: Path, device: str) -> dict[str, Tensor]:
     try:
-        with open_regular(path) as file:  # a file, not a name: torch.load goes by the suffix of a name
+        with open_regular(path) as file:  # a file, not a name: torch.load looks at the suffix of a name
             value = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many types for a bad archive
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} cannot be read as tensors only: {said}") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} cannot be read as tensors only: {first}") from error
     for wrapper in _WRAPPERS:
         if isinstance(value, dict) and isinstance(value.get(wrapper), dict):
             value = value[wrapper]
@@ -83,7 +83,7 @@ def _tensors(path: Path, device: str) -> dict[str, Tensor]:
 
 
 def _plain_archive(path: Path) -> bool:
-    """Whether a file is a zip archive whose storages can be read where they lie."""
+    """Whether a file is a zip archive whose storages can be mapped."""
     with open_regular(path) as file:
         if not file.read(4).startswith(b"PK\x03\x04"):
             return False

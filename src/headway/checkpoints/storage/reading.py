@@ -84,7 +84,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path, but: tuple[type[HeadwayError], ...] = ()) -> Iterator[None]:
-    """Put the file's name before a HeadwayError that is raised inside and does not say it, and bound its length; those
+    """Put the file's name before a HeadwayError that is raised inside and does not name it, and bound its length; those
     of the kinds `but` name a file already."""
     try:
         yield

@@ -45,8 +45,8 @@ class Tensors(LazyTensors):
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
         entry = self.entries[name]
-        if entry.held is not None:
-            return entry.held
+        if entry.value is not None:
+            return entry.value
         if not entry.nbytes:
             return torch.empty(entry.shape, dtype=entry.dtype)
         if (values := self._maps.get(entry.file)) is None:
@@ -56,11 +56,11 @@ class Tensors(LazyTensors):
         return _flat(values, entry, entry.at, entry.nbytes).view(entry.shape)
 
     def copy_into(self, name: str, target: Tensor) -> None:
-        """Copy one value into `target`, in pieces that are mapped and let go: the file takes up no memory."""
+        """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
         self.check_name(name)
         entry = self.entries[name]
         assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
-        if entry.held is not None or not target.is_contiguous():
+        if entry.value is not None or not target.is_contiguous():
             target.copy_(self[name])
             return
         flat = target.view(-1)
@@ -78,7 +78,7 @@ class Tensors(LazyTensors):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that the values lie in."""
+        """The files that hold the values."""
         return tuple(dict.fromkeys(entry.file for entry in self.entries.values()))
 
     @property

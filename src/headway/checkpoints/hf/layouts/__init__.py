@@ -1,4 +1,4 @@
-"""The families as they lie in the Hugging Face folder: data, one file each, found by being here."""
+"""The families of the Hugging Face folder as data: one file each, found by looking through this package."""
 
 from __future__ import annotations
 

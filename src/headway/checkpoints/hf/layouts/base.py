@@ -30,7 +30,7 @@ class Layout:
         architectures: class of transformers -> the kind of head that it has; the first is written.
         keys: fields of the spec that are keys of `config.json`.
         encoder_keys: those of the encoder's own, which go before; None unless the family is of encoder-decoders.
-        translated: other keys that `read` looks at, beside those of `defaults`.
+        translated: further keys that `read` uses; those of `defaults` need not be listed.
         only: keys that change nothing at these values, and are refused at others.
         harmless: keys that change nothing that this family computes, whatever they are.
         defaults: what transformers takes for a key that is absent.

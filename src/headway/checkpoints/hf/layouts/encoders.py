@@ -86,7 +86,7 @@ LM_HEAD = {
     "out": "lm_head.decoder",
     "bias": "lm_head.bias",
 }
-"""Where the parts of the masked-lm head stand: in BERT, and in RoBERTa."""
+"""Names of the parts of the masked-lm head: in BERT, and in RoBERTa."""
 
 
 def encoder_layout(
@@ -101,8 +101,8 @@ def encoder_layout(
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     **own: Any,
 ) -> Layout:
-    """The layout of one of them: `name` is what its classes begin with, `masked` says where the parts of its masked-lm
-    head stand, `own` are fields of `Layout` that are other in it."""
+    """The layout of one of them: `name` is what its classes begin with, `masked` names the parts of its masked-lm head,
+    `own` are the fields of `Layout` that differ."""
     usual: dict[str, Any] = {
         "architectures": {f"{name}{ending}": kind for ending, kind in CLASSES.items()},
         "only": ONLY,
@@ -162,7 +162,7 @@ def read_table(given: ConfigReader, family: str) -> dict[str, Any]:
     if type(pad) is not int or not 0 <= pad < rows - 1:
         raise ConfigError(
             f'config.json: positions of a {family} begin behind row "pad_token_id" of a table of {rows} rows '
-            f"(max_position_embeddings), so it must lie in 0..{rows - 2}; got {pad!r}"
+            f"(max_position_embeddings), so it must be in 0..{rows - 2}; got {pad!r}"
         )
     size = rows - pad - 1
     return {"positions": Learned(size, offset=pad + 1), "trained_context": size}

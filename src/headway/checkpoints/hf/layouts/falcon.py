@@ -66,7 +66,7 @@ def _blocks(given: ConfigReader, heads: int) -> dict[str, Any]:
     order = ("parallel" if norms == 2 else "joint") if parallel else "pre"
     if new:
         return {"order": order, "kv_heads": given.whole("num_kv_heads", heads)}
-    if given.flag("multi_query"):  # transformers does not look at num_kv_heads then; 7B's says 71
+    if given.flag("multi_query"):  # transformers ignores num_kv_heads then; 7B's is 71
         return {"order": order, "kv_heads": 1}
     if given.whole("num_kv_heads", heads) != heads:
         raise ConfigError(
@@ -80,7 +80,7 @@ def _slopes(heads: int, head_dim: int, size: int) -> LinearBias:
     """Falcon's ALiBi: (q k + slope j) / sqrt(D), with slope and j, and then their product, rounded to bfloat16. (So
     computes the attention "sdpa" of transformers 5.23; its "eager" adds the bias twice.)
 
-    Raises ConfigError where that rounding bends the line, which no slope can say."""
+    Raises ConfigError where that rounding makes the bias nonlinear, which no slope expresses."""
     slopes = torch.tensor(alibi_slopes(heads)).bfloat16()[:, None]
     at = torch.arange(size)
     if not torch.equal((slopes * at).double(), slopes.double() * at):

@@ -66,7 +66,7 @@ DEFAULTS = {
 
 
 def read_gpt2(given: ConfigReader, kind: str) -> dict[str, Any]:
-    """What the table does not say of GPT-2 and GPTBigCode."""
+    """The fields of GPT-2 and GPTBigCode that are not in the table."""
     size = given.whole("n_positions")
     if given.get("n_ctx") not in (None, size):
         raise ConfigError(

@@ -34,7 +34,7 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     if given.get("num_key_value_heads") not in (None, kv_heads):
         raise ConfigError(
             f"config.json: num_key_value_heads is {given.get('num_key_value_heads')}, but multi_query "
-            f"{given.flag('multi_query')} makes it {kv_heads}, which is what transformers goes by: drop it"
+            f"{given.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
         )
     return {**fields, "kv_heads": kv_heads}
 

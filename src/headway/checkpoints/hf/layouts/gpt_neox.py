@@ -1,5 +1,5 @@
 """GPT-NeoX, and Pythia, as `transformers` stores them (Black et al. 2022, section 2.1): a part of each head is turned,
-and attention and feed-forward stand side by side behind norms of their own."""
+and attention and feed-forward are parallel, each behind its own norm."""
 
 from __future__ import annotations
 

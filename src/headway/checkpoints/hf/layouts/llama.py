@@ -154,7 +154,7 @@ def _write_windows(spec: ModelSpec, windows: Windows) -> dict[str, Any]:
         return keys
     if windows == "late":
         keys["use_sliding_window"] = keys["sliding_window"] is not None
-        # readers that do not know layer_types go by this; it says the same where windows come last
+        # for readers without layer_types: equal in meaning where the layers with windows come last
         keys["max_window_layers"] = next((i for i, w in enumerate(each) if w is not None), len(each))
     return {**keys, "layer_types": [LAYER_TYPES[0] if w is None else LAYER_TYPES[1] for w in each]}
 
@@ -169,7 +169,7 @@ def _layout(
     head_dim: bool = True,
     heads_divide: bool = False,
 ) -> Layout:
-    """One of them: `biases` are the keys that switch biases on; `head_dim` says whether transformers has that key for
+    """One of them: `biases` are the keys that switch biases on; `head_dim` is whether transformers has that key for
     this family, `heads_divide` whether it insists on a width that is a multiple of the heads."""
     keys = {**KEYS, **(biases or {})}
     return Layout(

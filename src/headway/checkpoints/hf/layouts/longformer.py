@@ -36,7 +36,7 @@ GLOBAL = {
 
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     return {
-        **read_encoder(given, kind, masked="gelu"),  # whatever hidden_act says
+        **read_encoder(given, kind, masked="gelu"),  # hidden_act does not apply here
         **read_table(given, "longformer"),
         "patterns": _patterns(given.get("attention_window"), given.whole("num_hidden_layers")),
     }

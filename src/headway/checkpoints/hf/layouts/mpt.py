@@ -34,7 +34,7 @@ NAMES = {
     "post_attention_layernorm": "norm_2",
 }
 ATTENTION = {
-    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, whatever is said here
+    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys
     "attn_type": ("multihead_attention",),
     "alibi": (True,),
     "alibi_bias_max": (8,),
@@ -46,7 +46,7 @@ ATTENTION = {
 }
 
 RUN = ("attn_impl", "model_type", "architectures", "label2id", "is_encoder_decoder")
-"""Keys of `attn_config` that say how it is computed, or that every config of transformers has."""
+"""Keys of `attn_config` that choose a kernel, or that every config of transformers has."""
 
 
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ MPT = Layout(
         "resid_pdrop": (0, None),
         "emb_pdrop": (0, None),
     },
-    # how LLM Foundry trained and ran them; a table of positions there is not beside ALiBi
+    # how LLM Foundry trained and ran them; with ALiBi there is no table of positions
     harmless=(
         "learned_pos_emb",
         "init_device",

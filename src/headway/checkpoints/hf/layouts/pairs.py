@@ -82,12 +82,12 @@ DEFAULTS = {
 
 
 def read_pair(given: ConfigReader) -> dict[str, Any]:
-    """What the tables do not say of both stacks."""
+    """The fields of both stacks that are not in the tables."""
     return {"embedding_scale": given.whole("d_model") ** 0.5 if given.flag("scale_embedding") else 1.0}
 
 
 def write_pair(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_pair` reads, and what is not as the tables say."""
+    """The keys that `read_pair` reads, and those whose values differ from the tables'."""
     place = spec.positions
     return {
         "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,

@@ -22,7 +22,7 @@ from headway.models import ModelSpec
 
 
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
-    head = read_encoder(given, kind, masked="gelu")  # whatever hidden_act says
+    head = read_encoder(given, kind, masked="gelu")  # hidden_act does not apply here
     return {**head, **read_table(given, "roberta")}
 
 

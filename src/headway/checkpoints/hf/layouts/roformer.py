@@ -55,7 +55,7 @@ def _rules(spec: ModelSpec) -> Sequence[Rule]:
 
 
 def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The sines and cosines of `max_position_embeddings` positions that transformers keeps beside its weights, and
+    """The sines and cosines of `max_position_embeddings` positions that transformers stores with its weights, and
     makes where they are absent; here, nothing."""
     if spec.trained_context * spec.head_dim > LARGEST_TABLE:
         return {}

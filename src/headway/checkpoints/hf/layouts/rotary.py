@@ -1,4 +1,4 @@
-"""Rotary positions in the configs of families that are not of LLaMA's form, of which some turn a share of each head."""
+"""Rotary positions in `config.json` of families that may rotate a share of each head only."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def rope_parameters(given: ConfigReader) -> Mapping[str, Any]:
 
 
 def read_partial(given: ConfigReader, share: float, head_dim: int, **more: Any) -> Rope:
-    """Rotary positions that turn a share of each head, unless `rope_parameters` say another; `more` are keys of a
+    """Rotary positions that rotate a share of each head, unless `rope_parameters` give another; `more` are keys of a
     config that `read_rope` knows."""
     config: dict[str, Any] = {**given.config, **more}
     parameters = rope_parameters(given)
     share = ConfigReader(parameters, {}).number(PARTIAL, share)
     if share > 1:
-        raise ConfigError(f"config.json: {share:g} of each head is to be turned, and at most 1 can be")
+        raise ConfigError(f"config.json: {share:g} of each head is to be rotated, and at most 1 can be")
     config["rope_parameters"] = {k: v for k, v in parameters.items() if k != PARTIAL} or None
     rope = read_rope(config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)
     dims = int(head_dim * share)

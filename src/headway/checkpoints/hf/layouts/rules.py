@@ -42,7 +42,7 @@ class TensorNames:
     """How one family names its tensors.
 
     Attributes:
-        rules: how tensors correspond, for a spec; one with "#" stands for all layers.
+        rules: how tensors correspond, for a spec; one with "#" applies to every layer.
         prefix: what the model's own tensors begin with, and do not where the head is "states" or "embed".
         aliases: theirs -> theirs: second names of tied tensors, which may be there and must then be equal. Where
             nothing is tied and an alias is a tensor of its own, the other name is the one that is not needed.
@@ -156,7 +156,7 @@ def decoder_names(
 def ends(
     spec: ModelSpec, embedding: str, norm: str, leaves: Sequence[str] = WB, head: str = "lm_head"
 ) -> list[Rule]:
-    """What stands around a decoder's layers: embedding, last norm and output layer."""
+    """A decoder's tensors outside of its layers: embedding, last norm and output layer."""
     return [
         same("model.embed_tokens.weight", f"{embedding}.weight"),
         *sublayers("model.", "", {"norm": norm}, leaves),

@@ -57,21 +57,21 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
 
 
 def _projection(given: ConfigReader) -> tuple[str, bool]:
-    """The activation and whether it gates. Raises ConfigError for those that are not known, or said twice and
-    differently."""
-    said = given.text("feed_forward_proj")
-    if said not in PROJECTIONS:
+    """The activation and whether it gates. Raises ConfigError for an unknown one, and where other
+    keys contradict it."""
+    projection = given.text("feed_forward_proj")
+    if projection not in PROJECTIONS:
         raise ConfigError(
-            f'config.json: "feed_forward_proj" is {said!r}{did_you_mean(said, PROJECTIONS)}; '
+            f'config.json: "feed_forward_proj" is {projection!r}{did_you_mean(projection, PROJECTIONS)}; '
             f"known are {', '.join(PROJECTIONS)}"
         )
-    act = "gelu_new" if said == "gated-gelu" else said.removeprefix("gated-")
-    for key, value in (("is_gated_act", PROJECTIONS[said][1]), ("dense_act_fn", act)):
+    act = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
+    for key, value in (("is_gated_act", PROJECTIONS[projection][1]), ("dense_act_fn", act)):
         if given.get(key) not in (None, value):
             raise ConfigError(
-                f'config.json: "{key}" is {given.get(key)!r}, but "feed_forward_proj" {said!r} means {value!r}'
+                f'config.json: "{key}" is {given.get(key)!r}, but "feed_forward_proj" {projection!r} means {value!r}'
             )
-    return PROJECTIONS[said]
+    return PROJECTIONS[projection]
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:

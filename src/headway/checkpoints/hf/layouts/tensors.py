@@ -39,7 +39,7 @@ def imported(
     """A checkpoint's tensors under our names; with `other_head`, those of the head that it was saved with are not
     needed.
 
-    Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config says, listed
+    Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for tied tensors and constants that differ."""
     tensors = _with_new_names(names, tensors, path)
     found = dict(forms(tensors))
@@ -98,7 +98,7 @@ def left_out(names: TensorNames, tensors: LazyTensors, spec: ModelSpec) -> tuple
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """Our tensors under their names, made when asked for."""
-    # transformers' class is the stack alone where nothing stands on it, and its names have no prefix
+    # without a head, transformers' class is the stack alone, and its names have no prefix
     here = _Resolved(names, spec, spec.head.task not in ("states", "embed") or spec.encoder is not None)
     more = {
         name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
@@ -174,7 +174,7 @@ class _Resolved:
 
     @cached_property
     def constant_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the constants, whatever sizes the config says: none is made."""
+        """Shapes of the constants; none is allocated."""
         with torch.device("meta"):
             return {name: tuple(value.shape) for name, value in self.constants.items()}
 
