@@ -188,7 +188,10 @@ def without(pattern: Pattern, *gone: Kind) -> Pattern:
 
 def interval(pattern: Pattern) -> Bounds | None:
     """(before, after) where a query sees every key within these distances and no other: what Full(), Causal() and
-    windows without dilation, each of which holds distance 0, come to under & and |. None for any other pattern."""
+    windows without dilation, each of which holds distance 0, come to under & and |. None for any other pattern, and
+    for `PerHead`, whose heads may differ."""
+    if isinstance(pattern, PerHead):
+        return None
     plain = (Kind.FULL, Kind.CAUSAL, Kind.WINDOW)
     found = (leaf.primitive for leaf in leaves(pattern))
     return pattern.reach if all(p is not None and p.kind in plain and p.step == 1 for p in found) else None
