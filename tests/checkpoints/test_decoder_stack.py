@@ -19,7 +19,7 @@ from headway.models.cost.planning import Machine, plan
 from headway.positions import LinearBias, Rotary
 from tests.checkpoints.decoders import IDS, MAIN, theirs
 from tests.checkpoints.hf import off
-from tests.models.test_cost import kept
+from tests.models.test_activations import kept, loss_of
 
 OTHERS = ("gpt_bigcode", "falcon", "starcoder2", "gpt_neox", "phi", "bloom", "mpt")
 MACHINE = Machine(name="a machine", memory=2**40, bandwidth=1e11, peak=1e12)
@@ -106,18 +106,17 @@ def test_kept_bytes_are_what_autograd_keeps(change: dict[str, Any], scores: Any,
     size = {"vocab": 97, "width": 40, "layers": 3, "heads": 4, "hidden": 56, "head_dim": 12}
     spec = ModelSpec.of("gpt2", **{**size, "dropout": 0.0, "attention_dropout": 0.0, **change})
     model = build(spec, seed=0, dtype=dtype, backend="dense" if scores == "stored" else "sdpa")
-    found = kept(model, torch.randint(97, (2, 48)))
-    want = sum(cost.activation_bytes(spec, 48, 2, dtype, scores=scores).values())
+    found = kept(lambda: loss_of(model, torch.randint(97, (2, 48)), fused=False), model)
+    want = sum(cost.activation_bytes(spec, 48, 2, dtype, scores=scores, loss="logits").values())
     assert abs(found - want) < 0.01 * want
 
 
-def test_what_is_not_counted_is_noted_in_the_plan() -> None:
+def test_post_norm_is_counted_in_the_plan() -> None:
     spec = replace(catalog.spec("gpt2"), order="post")
-    report = plan(spec, model="x", context=64, machine=MACHINE)
-    assert (report.training, report.checkpointed) == ({}, 0)
-    assert "training memory: activation_bytes is counted for decoders" in report.notes[0]
-    assert "order='post', norm='layer'" in report.notes[0]
-    assert "training holds" not in to_text(report, spec)
+    report = plan(spec, model="x", context=64, dtype=torch.float32, machine=MACHINE)
+    assert report.training == cost.training_bytes(spec, 64)
+    assert report.checkpointed < sum(report.training.values())
+    assert "training holds" in to_text(report, spec)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway.attention import select
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cli import run
 from headway.cli.plan import _ranges
 from headway.models import ModelSpec, build, catalog, cost
@@ -129,6 +130,43 @@ def test_impossible_plans_are_refused() -> None:
     limited = ModelSpec.of_depth(2, 50, max_context=512, context=512)
     with pytest.raises(ValueError, match="takes rows of at most 512 tokens, 4096 were asked for"):
         report_of(limited)
+    with pytest.raises(ValueError, match="source=8 is the length of an encoder-decoder's sources"):
+        report_of(catalog.spec("llama-2-7b"), source=8)
+
+
+def test_row_91_an_encoder_has_a_plan_without_steps() -> None:
+    spec = catalog.spec("bert-base-uncased")
+    report = report_of(spec, context=512)
+    assert (report.kv, report.moved, report.step_flops, report.tokens_per_second) == (0, None, None, None)
+    assert report.prefill_flops == 2 * cost.prefill_flops(spec, 512, logits=512)
+    assert report.training == cost.training_bytes(spec, 512, 2, torch.bfloat16)
+    (layer,) = report.layers
+    assert (layer.slots, layer.cache, layer.decode) == (None, None, None)
+    assert layer.prefill is not None
+
+
+def test_row_91_an_encoder_decoder_has_one_for_its_sources_and_steps() -> None:
+    spec = catalog.spec("transformer-base")
+    report = report_of(spec, context=128, source=256)
+    assert spec.encoder is not None
+    memory = cost.memory_bytes(spec, 256, batch=2)
+    assert report.kv == memory + cost.kv_bytes_stored(spec, 128, batch=2)
+    assert report.moved == cost.weight_bytes_read(spec, batch=2) + memory + cost.kv_bytes_read(
+        spec, 128, batch=2
+    )
+    assert report.step_flops == 2 * cost.decode_flops(spec, 128, 256)
+    assert report.prefill_flops == 2 * cost.prefill_flops(spec, 1, source=256)
+    assert report.training["encoder"] > 0
+    assert [layer.cache is None for layer in (*report.layers, *report.encoder_layers)] == [False, True]
+    assert report_of(spec, context=128) == report_of(spec, context=128, source=128)
+
+
+def test_linear_attention_is_planned_without_backends() -> None:
+    spec = catalog.spec("gpt2").with_linear(LinearAttentionSpec())
+    report = report_of(spec, context=512)
+    assert report.kv == cost.kv_bytes_stored(spec, 512, batch=2) == report.layers[0].kv_stored
+    assert (report.layers[0].prefill, report.layers[0].decode) == (None, None)
+    assert "sums over the keys, of one size at any length" in " ".join(report.notes)
 
 
 @pytest.fixture
@@ -156,6 +194,24 @@ def test_the_command_prints_the_report(
     assert ("native: compiled for this CPU" if native else "not sdpa: it would build a mask") in out
     assert "it fits: 27.99 GiB of 32.00 GiB" in out
     assert "one token is bound by memory" in out
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["transformer-base", "--context", "128", "--source", "256"],
+         ["2 x 256 source and 128 target", "encoder's layers", "one token per row", "source  "]),
+        (["bert-base-uncased"], ["2 x 512 tokens", "encoder's layers", "whole rows"]),
+    ],
+)  # fmt: skip
+def test_the_command_prints_all_kinds(
+    arguments: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", *arguments, "--batch", "2"]) == 0
+    out = capsys.readouterr().out
+    assert [text for text in said if text not in out] == []
+    assert ("tokens/s over 2 rows" in out) == ("--source" in arguments)
 
 
 @pytest.mark.usefixtures("_quick")

@@ -1,5 +1,6 @@
 """`headway plan MODEL`: does it fit, what does it move, how fast, and which kernel and cache each layer gets."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from headway.report import size, table
 if TYPE_CHECKING:
     from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost.planning import Report
+    from headway.models.cost import LayerPlan, Report
 
 
 def command(
@@ -22,6 +23,10 @@ def command(
         int | None, typer.Option("--context", help="tokens per row [default: the trained context]")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", help="rows")] = 1,
+    source: Annotated[
+        int | None,
+        typer.Option("--source", help="tokens per source row of an encoder-decoder [default: as --context]"),
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
     kv_cache_dtype: KvCacheOption = "auto",
     patterns: Annotated[
@@ -56,6 +61,7 @@ def command(
         model=model,
         context=spec.trained_context if context is None else context,
         batch=batch,
+        source=source,
         dtype=DTYPES[dtype],
         kv_dtype=stored,
     )
@@ -88,60 +94,85 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
     """The report for a terminal."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine = report.machine
-    step, first = report.step_seconds, report.prefill_seconds
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
+    sides = (
+        str(report.context)
+        if report.source is None
+        else f"{report.source} source and {report.context} target"
+    )
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
-        f"{report.batch} x {report.context} tokens in {report.dtype}{kv} on {machine.name} "
+        f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
         f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
         f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
         table(("parameters", "number", "bytes"), _parameter_rows(report)),
-        table(
-            ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
-            [
-                (
-                    _ranges(layer.layers),
-                    layer.pattern,
-                    layer.cache.what,
-                    layer.slots,
-                    size(layer.kv_stored),
-                    size(layer.kv_read),
-                    layer.prefill.what,
-                    layer.decode.what,
-                )
-                for layer in report.layers
-            ],
+        _layer_table(report.layers, report.kind),
+        *([_layer_table(report.encoder_layers, "encoder")] if report.encoder_layers else []),
+        "\n".join(
+            line
+            for layer in (*report.layers, *report.encoder_layers)
+            for line in _reasons(layer.pattern, layer)
         ),
-        "\n".join(line for layer in report.layers for line in _reasons(layer.pattern, layer)),
         table(
             ("memory", "bytes"),
             [
                 ("weights", size(report.weights)),
                 ("keys and values", size(report.kv)),
-                ("while reading the prompt", size(report.working)),
+                ("in the first pass", size(report.working)),
                 ("needed", size(report.needed)),
                 ("free on this machine", size(machine.memory)),
                 *_training_rows(report),
             ],
         ),
         f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",
-        table(
-            ("work", "bytes", "GFLOP", "seconds at best"),
-            [
-                ("prompt", "", report.prefill_flops / 1e9, first),
-                ("one token per row", size(report.moved), report.step_flops / 1e9, step),
-            ],
-        ),
-        f"  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
-        + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak"),
+        _work(report),
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
     return "\n\n".join(parts)
 
 
+def _layer_table(layers: Sequence["LayerPlan"], kind: str) -> str:
+    """What each kind of layer gets: an encoder's have no cache."""
+    if kind == "encoder":
+        rows = [(_ranges(layer.layers), layer.pattern, _what(layer.prefill)) for layer in layers]
+        return table(("encoder's layers", "pattern", "whole rows"), rows)
+    return table(
+        ("layers", "pattern", "cache", "slots", "KV stored", "KV read", "prompt", "one token"),
+        [
+            (
+                _ranges(layer.layers),
+                layer.pattern,
+                _what(layer.cache),
+                layer.slots,
+                size(layer.kv_stored),
+                size(layer.kv_read),
+                _what(layer.prefill),
+                _what(layer.decode),
+            )
+            for layer in layers
+        ],
+    )
+
+
+def _what(choice: "Choice | None") -> str:
+    return "sums" if choice is None else choice.what
+
+
+def _work(report: "Report") -> str:
+    """The first pass; and one more token, where there are such steps."""
+    whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
+    rows = [(whole, "", report.prefill_flops / 1e9, report.prefill_seconds)]
+    head, last = ("work", "bytes", "GFLOP", "seconds at best"), ""
+    if report.moved is not None and report.step_flops is not None and report.step_seconds is not None:
+        rows.append(("one token per row", size(report.moved), report.step_flops / 1e9, report.step_seconds))
+        last = (
+            f"\n\n  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
+            + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
+        )
+    return table(head, rows) + last
+
+
 def _training_rows(report: "Report") -> list[tuple[str, str]]:
-    if not report.training:
-        return []
     return [
         ("training holds", size(sum(report.training.values()))),
         ("... with blocks computed again", size(report.checkpointed)),
@@ -155,10 +186,10 @@ def _parameter_rows(report: "Report") -> list[tuple[str, int, str]]:
 
 
 def _reasons(pattern: str, layer: object) -> list[str]:
-    chosen: list[tuple[str, Choice]] = [
+    chosen: list[tuple[str, Choice | None]] = [
         (name, getattr(layer, name)) for name in ("cache", "prefill", "decode")
     ]
-    return [f"  {pattern}: {name} {choice}" for name, choice in chosen]
+    return [f"  {pattern}: {name} {choice}" for name, choice in chosen if choice is not None]
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

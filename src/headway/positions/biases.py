@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
+from headway.heads import Heads
 from headway.positions.schemes import PositionScheme, Sinusoidal
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, alibi_slopes
 
@@ -44,6 +45,19 @@ class Relative(PositionScheme):
         fixed = Sinusoidal().embedding(torch.arange(rows, device="cpu"), head_dim)
         return (RelativeKey(fixed, fixed=True),)
 
+    def saved_bytes(
+        self,
+        heads: Heads,
+        head_dim: int,
+        context: int,
+        batch: int,
+        itemsize: int = 4,
+        scores_stored: bool = False,
+    ) -> int:
+        """Each query's products with all vectors, and which of them each pair reads."""
+        products = itemsize * batch * heads.query_heads * context * (2 * self.clip + 1)
+        return scores_stored * (products + 8 * context**2)
+
 
 @dataclass(frozen=True)
 class T5Bias(PositionScheme):
@@ -66,6 +80,18 @@ class T5Bias(PositionScheme):
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         return (RelativeBias(_fresh(self.buckets, heads), bidirectional, self.max_distance),)
+
+    def saved_bytes(
+        self,
+        heads: Heads,
+        head_dim: int,
+        context: int,
+        batch: int,
+        itemsize: int = 4,
+        scores_stored: bool = False,
+    ) -> int:
+        """The bucket of each pair."""
+        return scores_stored * 8 * context**2
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.heads import Heads
 from headway.positions.pairing import coordinate_pairs
 from headway.positions.rotary import Rotary
 from headway.positions.schemes import PositionScheme
@@ -59,6 +60,19 @@ class SpecialOrthogonal(PositionScheme):
         """The d/2 angles of R_1, largest first."""
         angles: Tensor = torch.linalg.eigvalsh(1j * self.generator(head_dim, offset))
         return angles.flip(0)[: len(angles) // 2]
+
+    def saved_bytes(
+        self,
+        heads: Heads,
+        head_dim: int,
+        context: int,
+        batch: int,
+        itemsize: int = 4,
+        scores_stored: bool = False,
+    ) -> int:
+        """The vectors; a matrix for each position, the two float64 ones that it is the product of, and their powers."""
+        dims, vectors = self.rotated_dims(head_dim), context * batch * (heads.query_heads + heads.kv_heads)
+        return itemsize * vectors * dims + (context * (itemsize + 16) + 7 * RADIX * 8) * dims**2
 
     def rotation(
         self,

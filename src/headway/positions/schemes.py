@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
+from headway.heads import Heads
 from headway.positions.tables import Rotation
 from headway.scores import Score
 
@@ -106,6 +107,23 @@ class PositionScheme:
         offset     what is trained, [trained_numbers(head_dim)], where there is something; gradients reach it
         """
         raise NotImplementedError(f"{self} rotates nothing")
+
+    def saved_bytes(
+        self,
+        heads: Heads,
+        head_dim: int,
+        context: int,
+        batch: int,
+        itemsize: int = 4,
+        scores_stored: bool = False,
+    ) -> int:
+        """What one layer keeps of the scheme for the backward: a trained rotation what it rotates, and where scores are
+        stored a step of theirs what it was given.
+
+        context, batch   tokens of a row, and rows
+        itemsize         bytes of a number of the rotation
+        """
+        return 0
 
     def trained_frequencies(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
         """Radians per position of each pair, float64 [d/2], with what is trained. Raises ConfigError where they

@@ -70,7 +70,7 @@ class RotaryTable(Rotation):
             out = _RotateHalves.apply(rotated, cos, sin)  # type: ignore[no-untyped-call]
         else:
             out = self._rotate(rotated.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
-        return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
+        return out if rest.shape[-1] == 0 else _joined(out, rest)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.cis is not None:
@@ -104,7 +104,12 @@ class MatrixTable(Rotation):
         out = torch.einsum("...tij,...htj->...hti", self.matrix, rotated.to(self.matrix.dtype)).to(
             x_BHTD.dtype
         )
-        return out if rest.shape[-1] == 0 else torch.cat((out, rest), -1)
+        return out if rest.shape[-1] == 0 else _joined(out, rest)
+
+
+def _joined(rotated: Tensor, rest: Tensor) -> Tensor:
+    """[B, H, T, D], with the heads of a token side by side in memory, as projections give them."""
+    return torch.cat((rotated.transpose(1, 2), rest.transpose(1, 2)), -1).transpose(1, 2)
 
 
 def _check(x: Tensor, positions: torch.Size, dims: int) -> None:

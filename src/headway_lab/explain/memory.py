@@ -78,7 +78,7 @@ def predicted(pattern: Pattern, backend: str, length: int) -> dict[str, int]:
     """Bytes kept, by cause."""
     stored = BACKENDS[backend].capabilities.stores_scores
     scores: Literal["stored", "recomputed"] = "stored" if stored else "recomputed"
-    by_cause = cost.activation_bytes(spec_of(pattern), length, scores=scores)
+    by_cause = cost.activation_bytes(spec_of(pattern), length, scores=scores, loss="logits")
     return {
         **{f"{name} (B)": by_cause[name] for name in ("scores", "attention", "norms")},
         "ffn (B)": by_cause["feed-forward"],

@@ -1,12 +1,27 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
-from headway.models.cost.key_values import cache_slots, kv_bytes_per_token, kv_bytes_read, kv_bytes_stored
-from headway.models.cost.operations import attention_pairs, decode_flops, prefill_flops, train_flops
-from headway.models.cost.planning import LayerPlan, Machine, Report, plan
+from headway.models.cost.activations import activation_bytes
+from headway.models.cost.key_values import (
+    cache_slots,
+    kv_bytes_per_token,
+    kv_bytes_read,
+    kv_bytes_stored,
+    memory_bytes,
+)
+from headway.models.cost.operations import (
+    attention_pairs,
+    decode_flops,
+    head_flops,
+    prefill_flops,
+    train_flops,
+)
+from headway.models.cost.planning import plan
 from headway.models.cost.receptive_fields import reach, receptive_field
-from headway.models.cost.training import activation_bytes, training_bytes
+from headway.models.cost.report import LayerPlan, Machine, Report
+from headway.models.cost.training import training_bytes
 from headway.models.cost.weights import (
     matrix_weights,
+    memory_weights,
     parameter_count,
     parameters,
     weight_bytes,
@@ -21,10 +36,13 @@ __all__ = [
     "attention_pairs",
     "cache_slots",
     "decode_flops",
+    "head_flops",
     "kv_bytes_per_token",
     "kv_bytes_read",
     "kv_bytes_stored",
     "matrix_weights",
+    "memory_bytes",
+    "memory_weights",
     "parameter_count",
     "parameters",
     "plan",

@@ -12,7 +12,9 @@ from functools import lru_cache
 
 import torch
 
-from headway.models.cost.weights import matrix_weights
+from headway.attention.linear_attention import choose_form
+from headway.errors import ConfigError
+from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, pairs, visible
 from headway.tokens import Tokens
@@ -23,37 +25,80 @@ def attention_pairs(spec: ModelSpec, n: int) -> int:
     return sum(_pairs(p, n, spec.heads) for p in spec.patterns)
 
 
-def prefill_flops(spec: ModelSpec, n: int, logits: int = 1) -> float:
+def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
     """Operations of a forward pass over a row of n tokens.
 
-        2 n W  +  4 D (pairs of all heads and layers)  +  2 M V logits
+        2 n W  +  4 D (pairs of all heads and layers)  +  P logits
 
-    with W = `matrix_weights`; the pairs cost 2 D for the score and 2 D for the value.
+    with W = `matrix_weights` and P = `head_flops`, 2 M V of a language model; the pairs cost 2 D for the score and 2 D
+    for the value; linear attention has instead what its form costs (`choose_form`). An encoder-decoder adds, with S
+    source tokens: the encoder's own, 2 S `memory_weights`, and 4 D H L n S.
 
     Args:
-        n: tokens.
-        logits: slots whose logits are computed: 1 before decoding, n in training.
+        n: tokens; of an encoder-decoder: of the target.
+        logits: slots that the head is computed for: 1 before decoding, n in training and in an encoder with an output
+            per token; 1 where a head gives one output for a row.
+        source: tokens of the source of an encoder-decoder; n unless given.
+    Raises ConfigError for more slots than such a head has, and a source that there is no encoder for.
     """
-    products = 2.0 * n * matrix_weights(spec)
-    return products + 4.0 * spec.head_dim * attention_pairs(spec, n) + 2.0 * spec.width * spec.vocab * logits
+    if logits != 1 and spec.head.task in ("classify", "embed"):
+        raise ConfigError(
+            f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
+        )
+    own = 2.0 * n * matrix_weights(spec) + _attention_flops(spec, n) + head_flops(spec) * logits
+    if spec.encoder is None:
+        if source is not None:
+            raise ConfigError(
+                f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s"
+            )
+        return own
+    source = n if source is None else source
+    across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * source
+    return own + prefill_flops(spec.encoder, source) + 2.0 * source * memory_weights(spec) + across
 
 
-def train_flops(spec: ModelSpec, context: int) -> float:
-    """Operations per trained token in rows of `context` tokens: 3 prefill_flops(context, context) / context.
+def head_flops(spec: ModelSpec) -> float:
+    """Operations of the head for one slot or row: of its dense layer and of its last matrix."""
+    head, m = spec.head, spec.width
+    inner = spec.columns if head.task == "masked-lm" and head.dense is not None else m
+    outputs = spec.vocab if head.needs_vocab else head.outputs
+    return 2.0 * (m * inner * (head.dense is not None) + inner * outputs)
+
+
+def train_flops(spec: ModelSpec, context: int, source: int | None = None) -> float:
+    """Operations per token in rows of `context` tokens: 3 prefill_flops(context, context) / context.
 
     The backward of a product is two products. What is computed a second time (checkpointed blocks, scores
     that are not stored) is not counted: this is the model's work, whoever does it.
     """
-    return 3.0 * prefill_flops(spec, context, logits=context) / context
+    logits = 1 if spec.head.task in ("classify", "embed") else context
+    return 3.0 * prefill_flops(spec, context, logits, source) / context
 
 
-def decode_flops(spec: ModelSpec, context: int) -> float:
+def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> float:
     """Operations for one more token of a row that then has `context` tokens.
 
-    2 (W + M V)  +  4 D (keys that the last query sees, over all heads and layers)
-    """
-    seen = sum(sum(_seen_by_last(p, context, spec.heads)) for p in spec.patterns)
-    return 2.0 * (matrix_weights(spec) + spec.width * spec.vocab) + 4.0 * spec.head_dim * seen
+        2 (W + M V)  +  4 D (keys that the last query sees, over all heads and layers)
+
+    Linear attention and S source tokens as in `prefill_flops`. Raises ConfigError for an encoder."""
+    must_decode(spec, "decode_flops")
+    across = 0.0
+    if spec.encoder is not None:
+        across = 4.0 * spec.head_dim * spec.heads * spec.layers * (context if source is None else source)
+    if spec.linear is None:
+        own = 4.0 * spec.head_dim * sum(sum(_seen_by_last(p, context, spec.heads)) for p in spec.patterns)
+    else:
+        own = _attention_flops(spec, 1)
+    return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
+
+
+def _attention_flops(spec: ModelSpec, n: int) -> float:
+    """Of scores and values over all pairs that are seen, or of the sums of linear attention."""
+    if spec.linear is None:
+        return 4.0 * spec.head_dim * attention_pairs(spec, n)
+    features, group = spec.linear.features(spec.head_dim), spec.layout.group
+    forms = (choose_form(p, n, n, features, spec.head_dim, group) for p in spec.patterns)
+    return spec.kv_heads * sum(form.flops or 0.0 for form in forms)
 
 
 @lru_cache(maxsize=512)

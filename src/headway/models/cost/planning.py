@@ -1,4 +1,4 @@
-"""What a model will cost on a machine, said before anything runs.
+"""What a model will cost on a machine, computed before anything runs.
 
 Legend: n tokens of a row, B rows.
 """
@@ -6,116 +6,25 @@ Legend: n tokens of a row, B rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
-from headway import attention, hardware
+from headway import attention
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.models.cost.key_values import cache_slots, kv_bytes_read, kv_bytes_stored
+from headway.models.cost.activations import Scores
+from headway.models.cost.key_values import cache_slots, kv_bytes_read, kv_bytes_stored, memory_bytes
 from headway.models.cost.operations import decode_flops, prefill_flops
 from headway.models.cost.receptive_fields import receptive_field
+from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.training import training_bytes
 from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern, parse
-from headway.quantization import row_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product."""
-
-    name: str
-    memory: int
-    bandwidth: float
-    peak: float
-    native: bool = True
-
-    @staticmethod
-    def here(dtype: torch.dtype) -> Machine:
-        """This machine, measured (a second or two)."""
-        return Machine(
-            name=hardware.cpu_name(),
-            memory=hardware.memory_available(),
-            bandwidth=hardware.read_bandwidth(),
-            peak=hardware.gemm_peak(dtype),
-            native=dtype != torch.bfloat16 or hardware.bf16_native(),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerPlan:
-    """Layers that share a pattern: what each of them gets, and what all of them together cost.
-
-    Attributes:
-        pattern: as text. layers: their numbers.
-        slots: slots per row in the cache of one layer. reads: keys that one more token sees in one head.
-        kv_stored, kv_read: bytes in all these layers and rows, held, and read for one more token of each row.
-        cache, prefill, decode: which cache, and which backend for the prompt and for one more token; and why.
-    """
-
-    pattern: str
-    layers: tuple[int, ...]
-    slots: int
-    reads: int
-    kv_stored: int
-    kv_read: int
-    cache: Choice
-    prefill: Choice
-    decode: Choice
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The plan of one model at one context and batch on one machine. Bytes, FLOPs and seconds.
-
-    Attributes:
-        dtype: of weights and products. kv_dtype: of what the caches store.
-        parameters: by place; their sum is what a model card states.
-        weights: bytes. kv: bytes of keys and values, all layers and rows. working: bytes that the prompt's pass
-            needs besides. needed: the three together; fits: needed <= machine.memory.
-        training: bytes that training rows of this shape holds, by cause; checkpointed: their sum when blocks
-            are computed again; empty and 0 where they are not counted, and a note says why.
-        moved: bytes read for one more token of every row. step_flops: operations for that.
-        step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: which of the two.
-        tokens_per_second: of all rows together. prefill_seconds: prefill_flops / peak.
-        notes: what the numbers do not say.
-    """
-
-    model: str
-    family: str
-    context: int
-    batch: int
-    dtype: str
-    kv_dtype: str
-    machine: Machine
-    parameters: dict[str, int]
-    layers: tuple[LayerPlan, ...]
-    weights: int
-    kv: int
-    working: int
-    needed: int
-    fits: bool
-    training: dict[str, int]
-    checkpointed: int
-    moved: int
-    step_flops: float
-    step_seconds: float
-    bound: str
-    tokens_per_second: float
-    prefill_flops: float
-    prefill_seconds: float
-    notes: tuple[str, ...]
-
-    @property
-    def parameter_count(self) -> int:
-        """All trained numbers."""
-        return sum(self.parameters.values())
 
 
 def plan(
@@ -124,133 +33,179 @@ def plan(
     model: str,
     context: int,
     batch: int = 1,
+    source: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
     machine: Machine | None = None,
 ) -> Report:
-    """The report for `batch` rows of `context` tokens (prompt and answer together).
+    """The report for `batch` rows of `context` tokens: prompt and answer of a decoder together; the target of an
+    encoder-decoder, whose sources have `source` tokens (as many unless given); the text of an encoder.
 
     Args:
         spec: the model. model: its name in the report.
         kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
         machine: this one, measured, unless given.
     Raises:
-        ConfigError: context or batch below 1, rows that the model cannot take at all, or a model that is no decoder.
+        ConfigError: context, source or batch below 1, rows that the model cannot take at all, or a source that there
+            is no encoder for.
     """
     if context < 1 or batch < 1:
         raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
-    if not spec.causal or spec.encoder is not None:
-        what = "an encoder-decoder" if spec.causal else "an encoder"
-        raise ConfigError(
-            f"plan: {model} is {what}, and what is planned is a decoder that reads a prompt and writes on, token "
-            "by token; `headway inspect` and `headway models` give its sizes, `cost.prefill_flops` the work of one "
-            "stack"
+    if source is not None and (spec.encoder is None or source < 1):
+        what = (
+            f"{model} is a model of another kind ({spec.kind})"
+            if spec.encoder is None
+            else "a source has 1 token or more"
         )
-    limit = spec.context_limit
-    if limit is not None and context > limit:
-        raise ConfigError(
-            f"plan: {model} takes rows of at most {limit} tokens, {context} were asked for; lower the context"
-        )
+        raise ConfigError(f"plan: source={source} is the length of an encoder-decoder's sources, and {what}")
+    rows = [(spec, context)]
+    if spec.encoder is not None:
+        source = context if source is None else source
+        rows.append((spec.encoder, source))
+    for one, tokens in rows:
+        if one.context_limit is not None and tokens > one.context_limit:
+            raise ConfigError(
+                f"plan: {model} takes rows of at most {one.context_limit} tokens, {tokens} were asked for; lower the "
+                "context"
+            )
     machine = Machine.here(dtype) if machine is None else machine
     kv_dtype = dtype if kv_dtype is None else kv_dtype
-    layers = tuple(
-        _layer_plan(spec, pattern, context, batch, dtype, kv_dtype)
-        for pattern in dict.fromkeys(spec.patterns)
+    layers, *encoder_layers = (_layer_plans(*row, batch, dtype, kv_dtype) for row in rows)
+    memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
+    weights, kv = weight_bytes(spec, dtype), memory + sum(layer.kv_stored for layer in layers)
+    working = max(_working(*row, batch, dtype) for row in rows)
+    scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
+    training, checkpointed = (
+        training_bytes(
+            spec, context, batch, dtype, source=source, scores=scores, gradient_checkpointing=again
+        )
+        for again in (False, True)
     )
-    weights, kv = weight_bytes(spec, dtype), sum(layer.kv_stored for layer in layers)
-    # x and its norm, and the two or three tensors of a feed-forward.
-    working = batch * context * (2 * spec.width + (2 + spec.gated) * spec.hidden) * dtype.itemsize
-    training, checkpointed, uncounted = _training(spec, context, batch, dtype)
-    moved = weight_bytes_read(spec, dtype, batch) + sum(layer.kv_read for layer in layers)
-    step_flops = batch * decode_flops(spec, context)
-    by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
-    step = max(by_memory, by_compute)
-    prefill = batch * prefill_flops(spec, context)
+    first = 1 if spec.encoder is not None else context
+    prefill = batch * prefill_flops(spec, first, _outputs(spec, first), source)
+    moved = step_flops = step = bound = rate = None
+    if spec.kind != "encoder":
+        moved = weight_bytes_read(spec, dtype, batch) + memory + sum(layer.kv_read for layer in layers)
+        step_flops = batch * decode_flops(spec, context, source)
+        by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
+        step = max(by_memory, by_compute)
+        bound, rate = ("memory" if by_memory >= by_compute else "compute"), batch / step
     return Report(
         model=model,
         family=spec.family,
+        kind=spec.kind,
         context=context,
+        source=source,
         batch=batch,
         dtype=str(dtype).removeprefix("torch."),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
         machine=machine,
         parameters=parameters(spec),
         layers=layers,
+        encoder_layers=encoder_layers[0] if encoder_layers else (),
         weights=weights,
         kv=kv,
         working=working,
         needed=weights + kv + working,
         fits=weights + kv + working <= machine.memory,
         training=training,
-        checkpointed=checkpointed,
+        checkpointed=sum(checkpointed.values()),
         moved=moved,
         step_flops=step_flops,
         step_seconds=step,
-        bound="memory" if by_memory >= by_compute else "compute",
-        tokens_per_second=batch / step,
+        bound=bound,
+        tokens_per_second=rate,
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
-        notes=(
-            *uncounted,
-            *_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
-        ),
+        notes=_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
     )
 
 
-def _training(
-    spec: ModelSpec, context: int, batch: int, dtype: torch.dtype
-) -> tuple[dict[str, int], int, list[str]]:
-    """Bytes that training holds, their sum with blocks computed again, and why they are not counted if they are not."""
-    try:
-        whole = training_bytes(spec, context, batch, dtype)
-        again = training_bytes(spec, context, batch, dtype, gradient_checkpointing=True)
-    except ConfigError as error:
-        return {}, 0, [f"training memory: {error}"]
-    return whole, sum(again.values()), []
+def _outputs(spec: ModelSpec, tokens: int) -> int:
+    """Slots that the head is computed for in the first pass."""
+    return tokens if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
+
+
+def _working(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> int:
+    """Bytes of x and its norm, and of the two or three tensors of a feed-forward."""
+    return batch * context * (2 * spec.width + (2 + spec.gated) * spec.hidden) * dtype.itemsize
+
+
+def _backend(
+    spec: ModelSpec,
+    pattern: Pattern,
+    queries: int,
+    keys: int,
+    batch: int,
+    dtype: torch.dtype,
+    *,
+    in_order: bool = True,
+    gradient: bool = False,
+) -> Choice:
+    """The backend of the layers with that pattern."""
+    positions = spec.layer_positions[spec.patterns.index(pattern)]
+    return attention.choose(
+        pattern,
+        queries=queries,
+        keys=keys,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        batch=batch,
+        dtype=dtype,
+        score=positions.scores(spec.heads, spec.head_dim, not spec.causal),
+        dropout=spec.attention_dropout if gradient else 0.0,
+        in_order=in_order,
+        gradient=gradient,
+    )
+
+
+def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> bool:
+    """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
+    if spec.linear is not None:
+        return False
+    kinds = dict.fromkeys(spec.patterns)
+    made = [_backend(spec, p, context, context, batch, dtype, gradient=True) for p in kinds]
+    return any(choice.bytes is not None for choice in made)
+
+
+def _layer_plans(
+    spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> tuple[LayerPlan, ...]:
+    """One for each distinct pattern."""
+    kinds = dict.fromkeys(spec.patterns)
+    return tuple(_layer_plan(spec, pattern, context, batch, dtype, kv_dtype) for pattern in kinds)
 
 
 def _layer_plan(
     spec: ModelSpec, pattern: Pattern, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> LayerPlan:
-    which = tuple(i for i, p in enumerate(spec.patterns) if p == pattern)
-    alone = spec.with_patterns(pattern)
-    share = len(which) / spec.layers
+    found = LayerPlan(
+        pattern=str(pattern),
+        layers=tuple(i for i, p in enumerate(spec.patterns) if p == pattern),
+        prefill=_backend(spec, pattern, context, context, batch, dtype) if spec.linear is None else None,
+    )
+    if spec.kind == "encoder":
+        return found
+    alone, share = spec.with_patterns(pattern), len(found.layers) / spec.layers
     (slots,) = set(cache_slots(alone, context))
     read = kv_bytes_read(alone, context, kv_dtype, batch)
-    per_key = spec.layers * spec.kv_heads * 2 * row_bytes(spec.head_dim, kv_dtype) * batch
-    score = spec.layer_positions[which[0]].scores(spec.heads, spec.head_dim, not spec.causal)
-
-    def backend(queries: int, keys: int, in_order: bool = True) -> Choice:
-        return attention.choose(
-            pattern,
-            queries=queries,
-            keys=keys,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            batch=batch,
-            dtype=dtype,
-            score=score,
-            in_order=in_order,
-        )
-
-    return LayerPlan(
-        pattern=str(pattern),
-        layers=which,
-        slots=slots,
-        reads=round(read / per_key),
-        kv_stored=round(kv_bytes_stored(alone, context, kv_dtype, batch) * share),
-        kv_read=round(read * share),
+    stored = kv_bytes_stored(alone, context, kv_dtype, batch)
+    found = replace(found, slots=slots, kv_stored=round(stored * share), kv_read=round(read * share))
+    if spec.linear is not None:
+        return found
+    return replace(
+        found,
+        reads=round(read / memory_bytes(spec, 1, kv_dtype, batch)),
         cache=choose_cache(pattern),
-        prefill=backend(context, context),
-        decode=backend(1, slots, in_order=slots == context),
+        decode=_backend(spec, pattern, 1, slots, batch, dtype, in_order=slots == context),
     )
 
 
 def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: int) -> tuple[str, ...]:
     notes = []
     chunk = room * context // working
-    if 1 <= chunk < context:
+    if spec.kind == "decoder" and 1 <= chunk < context:
         notes.append(
             f"it fits when prompts are read in chunks of at most {chunk} tokens (any split gives the same result)"
         )
@@ -261,9 +216,12 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: 
         )
     field = receptive_field(spec)
     if field is not None and field + 1 < context:
+        who = "a token" if spec.kind == "encoder" else "the last token"
         notes.append(
-            f"all layers are windows: the last token cannot depend on more than {field + 1} of the {context} tokens"
+            f"all layers are windows: {who} cannot depend on more than {field + 1} of the {context} tokens"
         )
+    if spec.linear is not None:
+        notes.append(f"linear attention ({spec.linear}): sums over the keys, of one size at any length")
     if not machine.native:
         notes.append("this CPU has no bfloat16 products: they save memory and cost time; see --dtype float32")
     notes.append(

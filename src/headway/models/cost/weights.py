@@ -79,16 +79,18 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def matrix_weights(spec: ModelSpec) -> int:
-    """Weights that every token is multiplied with in the blocks: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated.
+    """Weights that every token is multiplied with in a stack: L (M D (2 H + 2 K) + 3 M F), 2 M F not gated; E M more
+    where E is not M; beside an encoder 2 L M D H more, of the queries and outputs of cross-attention. (Its keys and
+    values are of source tokens: `memory_weights`. A second set of projections is for tokens that data mark.)"""
+    m, h, k, d = spec.width, spec.heads, spec.kv_heads, spec.head_dim
+    attention = m * d * (2 * h + 2 * k) + 2 * m * d * h * (spec.encoder is not None)
+    projected = spec.columns * m * (spec.columns != m)
+    return spec.layers * (attention + (2 + spec.gated) * m * spec.hidden) + projected
 
-    Raises ConfigError for an encoder-decoder, whose two sides have tokens of their own."""
-    if spec.encoder is not None:
-        raise ConfigError(
-            "operations and bytes are counted for one stack; ask for those of spec.encoder and of "
-            "replace(spec, encoder=None, shared_embedding=False)"
-        )
-    m, d = spec.width, spec.head_dim
-    return spec.layers * (m * d * (2 * spec.heads + 2 * spec.kv_heads) + (2 + spec.gated) * m * spec.hidden)
+
+def memory_weights(spec: ModelSpec) -> int:
+    """Weights that every last state of an encoder is multiplied with in the decoder: 2 L M D K; 0 without one."""
+    return 2 * spec.layers * spec.width * spec.head_dim * spec.kv_heads * (spec.encoder is not None)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
@@ -97,9 +99,23 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> int:
 
 
 def weight_bytes_read(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16, batch: int = 1) -> int:
-    """Bytes of weights that a step of one token per row reads: everything once, but of an embedding that is
-    not also the output layer only `batch` rows."""
-    rows = 0 if spec.tied else batch
-    rows += batch if spec.positions.rows else 0
-    table = parameters(spec)["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
-    return (parameter_count(spec) - table + rows * spec.width) * dtype.itemsize
+    """Bytes of weights that a step of one token per row reads: everything of a decoder once, but of an embedding that
+    is not also the output layer only `batch` rows; nothing of an encoder, nor what makes keys of its states.
+
+    Raises ConfigError for an encoder, which takes no such steps."""
+    must_decode(spec, "weight_bytes_read")
+    found = parameters(spec)
+    rows = (0 if spec.tied else batch) + (batch if spec.positions.rows else 0)
+    embedding = found["embedding"] - (spec.vocab * spec.width if spec.tied else 0)
+    of_memory = memory_weights(spec) // spec.width * (spec.width + spec.qkv_bias)
+    read = sum(found.values()) - found.get("encoder", 0) - of_memory - embedding + rows * spec.width
+    return read * dtype.itemsize
+
+
+def must_decode(spec: ModelSpec, what: str) -> None:
+    """Raises ConfigError for an encoder."""
+    if spec.kind == "encoder":
+        raise ConfigError(
+            f"{what} is of decoding, token by token, and an encoder reads whole rows at once; "
+            "ask for prefill_flops, activation_bytes or training_bytes"
+        )

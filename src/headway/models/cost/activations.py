@@ -1,0 +1,188 @@
+"""Bytes that a forward pass keeps for the backward, counted from the spec.
+
+Legend: M width, E columns of the embedding, L layers, H query heads, K kv heads, D per head, F width of the
+feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) where it is widened to float32.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import torch
+
+from headway.errors import ConfigError
+from headway.models.spec import ModelSpec
+from headway.nn.cross_entropy import chunk_rows
+
+Scores = Literal["recomputed", "stored"]
+Loss = Literal["fused", "logits"]
+
+
+def activation_bytes(
+    spec: ModelSpec,
+    context: int,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    *,
+    source: int | None = None,
+    scores: Scores = "recomputed",
+    loss: Loss = "fused",
+    gradient_checkpointing: bool = False,
+) -> dict[str, int]:
+    """What a forward pass keeps for the backward, in bytes, by cause.
+
+    Per token:
+
+        norms          each its input, and its result, which the next product keeps (`_norm_bytes`): 2 L + 1 in order
+                       "pre", with the last one; L + 1 in "joint"; L more beside an encoder; one behind an embedding;
+                       2 (H + K) L of D with qk_norm. In "parallel" two norms of a layer keep one input, in "post" the
+                       first layer keeps its own
+        attention      L (e D (2 H + 2 K) + 4 H)     q, k, v, the output, and the logsumexp; of an encoder's states
+                                                     L (2 e D H + 4 H), and L 2 e D K per source token;
+                                                     L e D (2 K + H) more with global projections
+          linear       L (e D H + w (H (2 D + 2) + K D) + ...)        see `_linear_bytes`
+        feed-forward   L 4 e F                       gate, its activation, up, their product
+          not gated    L 2 e F                       up and its activation
+          dropped      L e F                         more with activation_dropout
+                       with ReLU, whose result says its input, e F fewer, unless it is dropped and not gated
+        dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
+        positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
+        head           its dense layer and norm
+        logits         4 V                           the log-probabilities, in float32, with loss "logits";
+                       "fused" (`model(..., targets=)`) has instead, in all, w V E: the gradient of the output matrix;
+                       in an encoder-decoder the log-probabilities of one chunk, w V each
+
+    and, per row of n tokens, only where `scores` are "stored" (backend "dense"):
+
+        scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
+                       attention_dropout; and q, k, v in float32 whatever e is
+
+    All of an encoder beside a decoder stands under "encoder". With `gradient_checkpointing`, one block at a time is
+    computed again: of L layers one counts, and the others keep their input, L e M per token ("inputs"). Parameters,
+    gradients and optimizer come on top (`training_bytes`). The backend "banded" keeps one more copy of the output,
+    e H D.
+
+    Args:
+        context, batch: tokens of a row, and rows; of an encoder-decoder: of the target.
+        source: tokens of a source row of an encoder-decoder; `context` unless given.
+        scores, loss: as above; of a masked-lm head every token counts as a target.
+    Raises ConfigError for a source that there is no encoder for.
+    """
+    e, tokens = dtype.itemsize, context * batch
+    found = _stack_bytes(spec, context, batch, e, scores, gradient_checkpointing)
+    if spec.encoder is not None:
+        source = context if source is None else source
+        below = _stack_bytes(spec.encoder, source, batch, e, scores, gradient_checkpointing)
+        found["encoder"] = sum(below.values())
+        full = 1 if gradient_checkpointing else spec.layers
+        d, w = spec.head_dim, max(e, 4)
+        keys = 2 * e * d + spec.qk_norm * ((w + e) * d + w)
+        found["attention"] += spec.layers * batch * source * spec.kv_heads * keys
+        if scores == "stored":
+            found["scores"] += full * _score_bytes(spec, context, source, batch)
+    elif source is not None:
+        raise ConfigError(
+            f"activation_bytes: source={source} is of an encoder's rows, and this {spec.kind} has none"
+        )
+    found["head"], found["logits"] = _head_bytes(spec, tokens, e, loss)
+    return {name: n for name, n in found.items() if n or name == "scores"}
+
+
+def _stack_bytes(
+    spec: ModelSpec, context: int, batch: int, e: int, scores: Scores, gradient_checkpointing: bool
+) -> Counter[str]:
+    """What a stack keeps, its last states included, without the keys of an encoder's states."""
+    m, h, d, tokens = spec.width, spec.heads, spec.head_dim, context * batch
+    full, cross, w = 1 if gradient_checkpointing else spec.layers, spec.encoder is not None, max(e, 4)
+    sublayers = 2 + cross
+    vectors = (h + spec.kv_heads) + cross * h
+    norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
+    if spec.order == "parallel" and (spec.norm == "layer" or e >= 4):
+        norms -= full * e * m
+    if spec.order == "post":
+        norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
+    else:
+        norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
+    norms += full * spec.qk_norm * vectors * ((w + e) * d + w)
+    if spec.embedding_norm:
+        norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
+    norms += e * spec.columns * (spec.columns != m)
+    found = Counter(norms=tokens * norms)
+    stored = scores == "stored" and spec.linear is None
+    if spec.linear is None:
+        attention = (w if stored else e) * d * (h + 2 * spec.kv_heads) + e * d * h + 4 * h
+        attention += spec.global_projections * e * d * (2 * spec.kv_heads + h)
+    else:
+        attention = _linear_bytes(spec, e)
+    attention += cross * ((w if stored else e) * d * h + e * d * h + 4 * h)
+    found["attention"] = tokens * full * attention
+    found["scores"] = full * _score_bytes(spec, context, context, batch) if stored else 0
+    relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
+    hidden = 4 - relu + drops if spec.gated else 2 - relu + drops * (1 + relu)
+    found["feed-forward"] = tokens * full * hidden * e * spec.hidden
+    if spec.dropout:
+        found["dropout"] = tokens * e * (m * (sublayers * full + spec.final_dropout) + spec.columns)
+    found["positions"] = sum(
+        p.saved_bytes(spec.layout, d, context, batch, w, stored) for p in spec.layer_positions[:full]
+    )
+    if gradient_checkpointing:
+        found["inputs"] = tokens * spec.layers * e * m
+    return found
+
+
+def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
+    """Of the scores of one layer where they are stored."""
+    return queries * keys * ((8 + 4 * bool(spec.attention_dropout)) * spec.heads * batch + 1)
+
+
+def _norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
+    """Of one norm of one token, with its result: "layer" keeps its input, mean and deviation; "rms" its input in
+    float32, the same rounded before the gain, and the root of its mean square."""
+    w = max(e, 4)
+    return (w + 2 * e) * width + w if spec.norm == "rms" else 2 * e * width + 2 * e
+
+
+def _linear_bytes(spec: ModelSpec, e: int) -> int:
+    """Of linear attention for one token, in the chunked form, in w bytes a number: queries and keys with their features
+    (`_feature_numbers`), values, numerators and twice the denominators; and the output."""
+    assert spec.linear is not None
+    assert spec.linear.key_feature is not None
+    h, k, d, w = spec.heads, spec.kv_heads, spec.head_dim, max(e, 4)
+    rotates = spec.positions.marks == "queries and keys"
+    query = _feature_numbers(spec.linear.feature, d, rotates, summed=False)
+    key = _feature_numbers(spec.linear.key_feature, d, rotates, summed=not spec.causal)
+    return w * (h * (query + d + 2) + k * (key + d)) + e * d * h
+
+
+def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
+    """A query or key, and its features for numerator and denominator; those of keys that are `summed` at once for all
+    queries are not kept for the denominator. "cosine" has one for both; a softmax keeps its result alone, rotated and
+    not, and over tokens its powers and their sums, too."""
+    if feature == "cosine":
+        return 2 * d + 2
+    if feature.startswith("softmax"):
+        return d * (1 + rotates + 2 * (feature != "softmax"))
+    return d * (3 - summed)
+
+
+def _head_bytes(spec: ModelSpec, tokens: int, e: int, loss: Loss) -> tuple[int, int]:
+    """(of the head, of the logits). The last states are kept where a product with them follows; a fused loss has their
+    gradient in their place."""
+    head, m, w = spec.head, spec.width, max(e, 4)
+    inner, kept = m, 0
+    if head.task == "masked-lm" and head.dense is not None:
+        inner = spec.columns
+        widened = spec.norm == "rms" and e < 4
+        kept = (head.dense != "relu" or widened) * e * inner + _norm_bytes(spec, inner, e)
+    elif head.task in ("states", "embed", "classify"):
+        kept = -e * m
+    elif head.task == "tag":
+        kept = e * m * bool(spec.dropout)
+    if not head.needs_vocab:
+        return tokens * kept, tokens * 4 * head.outputs if head.task in ("tag", "answer") else 0
+    if loss == "logits":
+        return tokens * kept, tokens * 4 * spec.vocab
+    if spec.encoder is not None:
+        return tokens * kept, min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
+    return tokens * kept, w * spec.vocab * (inner + spec.output_bias)
