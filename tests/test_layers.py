@@ -7,8 +7,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway.models import FAMILIES
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "headway"
 CONTRACTS = {
@@ -116,27 +114,3 @@ def test_what_is_declared_is_imported_and_what_is_imported_is_declared() -> None
     assert declared <= used
     assert used <= declared | optional
     assert set(COME_WITH.values()) <= declared
-
-
-def compared(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every text that is compared with something, or matched, with its line."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare | ast.MatchValue):
-            for part in ast.walk(node):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    yield part.value, node.lineno
-        called = node.func if isinstance(node, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in ("startswith", "endswith"):
-            yield from ((arg.value, node.lineno) for arg in node.args if isinstance(arg, ast.Constant))
-
-
-def test_no_code_asks_for_a_family_by_name() -> None:
-    """What is so in one family stands in its layout, and in its row of the families' table."""
-    own = {PACKAGE / "models" / "families.py", *(PACKAGE / "checkpoints" / "hf" / "layouts").glob("*.py")}
-    wrong = [
-        f"{path.relative_to(PACKAGE).as_posix()}:{line} compares with {text!r}"
-        for path in sorted({*PACKAGE.rglob("*.py")} - own)
-        for text, line in compared(ast.parse(path.read_text()))
-        if text in FAMILIES
-    ]
-    assert not wrong

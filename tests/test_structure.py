@@ -1,25 +1,72 @@
-"""No code outside its own file, its table or the one lowering asks which backend or which leaf of a pattern it is."""
+"""No module imports itself through others; no code asks which backend, family, task or leaf of a pattern it has before
+it, but their own files, their tables and the one lowering."""
 
 import ast
-from collections.abc import Iterator
+import graphlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 from headway.attention import BACKENDS
+from headway.models import FAMILIES
 from headway.patterns import leaves
 from headway.patterns.base import Pattern
+from headway.train.tasks import TASKS
 
 SOURCE = Path(__file__).parents[1] / "src"
-FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {
+    path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))
+}
 LEAVES = {
     name for name, value in vars(leaves).items() if isinstance(value, type) and issubclass(value, Pattern)
 }
 LEAVES -= {"Pattern"}
 OF_LEAVES = {"headway/patterns/leaves.py", "headway/patterns/text.py", "headway/patterns/program.py"}
-OF_BACKENDS = {"headway/attention/select.py"}
+# Where a name may be asked for: its own files and its table; and where the same word names something else.
+OWN = {
+    "backend": ("headway/attention/backends/", "headway/attention/select.py"),
+    "family": (
+        "headway/checkpoints/hf/layouts/",
+        "headway/models/families.py",
+        "headway_lab/bench/",
+    ),  # cases
+    "task": (
+        "headway/train/tasks/",
+        "headway/train/upgrade.py",
+        "headway/models/",
+        "headway/checkpoints/",
+    ),  # heads
+}
+NAMES: Mapping[str, Mapping[str, object]] = {"backend": BACKENDS, "family": FAMILIES, "task": TASKS}
 
 
-def place(path: Path) -> str:
-    return path.relative_to(SOURCE).as_posix()
+def module(place: str) -> str:
+    """headway/nn/block.py is headway.nn.block, headway/nn/__init__.py is headway.nn."""
+    return place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+MODULES = {module(place) for place in TREES}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module of the two packages that is imported anywhere below, in functions and for type checking too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                yield name if name in MODULES else node.module
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module(place): {*imported(tree)} & MODULES for place, tree in TREES.items()}
+    assert (
+        "headway.attention.attend" in graph["headway"]
+    )  # seen, though it is imported for type checking only
+    graphlib.TopologicalSorter(graph).prepare()
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({**graph, "headway.errors": {"headway"}}).prepare()
 
 
 def names(node: ast.AST) -> set[str]:
@@ -28,8 +75,9 @@ def names(node: ast.AST) -> set[str]:
     return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
-def texts(node: ast.AST) -> set[str]:
-    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+def texts(*nodes: ast.AST) -> set[str]:
+    constants = (n.value for node in nodes for n in ast.walk(node) if isinstance(n, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
 
 
 def leaf_matches(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
@@ -46,41 +94,50 @@ def leaf_matches(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
 
 
 def compared_texts(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """The texts that something is compared with: by == and in, in a match, and as keys of what is looked up."""
+    """The texts that something is compared with: by ==, in, startswith and endswith, and in a match."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare) and not is_head(node):
             yield node.lineno, texts(node)
         elif isinstance(node, ast.MatchValue):
             yield node.value.lineno, texts(node)
+        elif isinstance(node, ast.Call) and names(node.func) & {"startswith", "endswith"}:
+            yield node.lineno, texts(*node.args)
+
+
+def is_head(node: ast.Compare) -> bool:
+    """`head.task == ...`: a model's head has a task, too, and masked-lm is one of theirs."""
+    return isinstance(node.left, ast.Attribute) and node.left.attr == "task" and "head" in names(node.left)
 
 
 def test_there_is_something_to_look_for() -> None:
     assert {"Full", "Causal", "Window", "Sink", "GlobalKeys", "GlobalQueries"} == LEAVES
     assert {"dense", "native"} <= set(BACKENDS)
+    assert "llama" in FAMILIES
+    assert "causal-lm" in TASKS
     seen = ast.parse("isinstance(p, Or | leaves.Window)\nmatch p:\n  case Sink(n): pass\nx = type(p) is Full")
     assert [found for _, found in leaf_matches(seen)] == [{"Window"}, {"Full"}, {"Sink"}]
-    assert [found for _, found in compared_texts(ast.parse('a in ("auto", "native")'))] == [
-        {"auto", "native"}
-    ]
+    seen = ast.parse('a in ("x", "y")\nb.startswith("z")\nspec.head.task == "masked-lm"\ntask == "u"')
+    assert sorted(map(sorted, (found for _, found in compared_texts(seen)))) == [["u"], ["x", "y"], ["z"]]
 
 
 def test_leaves_of_patterns_are_asked_for_in_their_file_their_table_and_the_lowering_only() -> None:
     wrong = [
-        f"{place(path)}:{line} asks for {', '.join(sorted(found))}"
-        for path in FILES
-        if place(path) not in OF_LEAVES
-        for line, found in leaf_matches(ast.parse(path.read_text()))
+        f"{place}:{line} asks for {', '.join(sorted(found))}"
+        for place in TREES.keys() - OF_LEAVES
+        for line, found in leaf_matches(TREES[place])
         if found
     ]
     assert not wrong
 
 
-def test_backends_are_compared_by_name_in_the_policy_only() -> None:
+@pytest.mark.parametrize("kind", NAMES)
+def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
+    """What is so for one backend, family or task stands in its own file and in its row of the table."""
     wrong = [
-        f"{place(path)}:{line} compares with {', '.join(sorted(found & set(BACKENDS)))}"
-        for path in FILES
-        if place(path) not in OF_BACKENDS
-        for line, found in compared_texts(ast.parse(path.read_text()))
-        if found & set(BACKENDS) - {path.parent.name, path.stem}
+        f"{place}:{line} compares with {', '.join(sorted(found & NAMES[kind].keys()))}"
+        for place, tree in TREES.items()
+        if not place.startswith(OWN[kind])
+        for line, found in compared_texts(tree)
+        if found & NAMES[kind].keys()
     ]
     assert not wrong
