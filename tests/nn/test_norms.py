@@ -27,6 +27,8 @@ def test_bit_equal_to_transformers(dtype: torch.dtype, eps: float) -> None:
         x = (torch.randn(3, 7, WIDTH) * size).to(dtype)
         assert torch.equal(ours(x), theirs(x))
         assert ours(x).dtype == dtype
+        with torch.no_grad():
+            assert torch.equal(ours(x), theirs(x))
 
 
 def test_casting_after_the_gain_is_another_function() -> None:

@@ -40,6 +40,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M], in the promoted dtype of x and the gain."""
+        one_dtype = x.dtype == self.weight.dtype == torch.float32
+        if (
+            one_dtype and self.bias is None and not torch.is_grad_enabled()
+        ):  # the same numbers in one operation
+            return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         y = self.weight * wide.to(x.dtype)

@@ -64,13 +64,16 @@ class RotaryTable(Rotation):
 
     def apply(self, x_BHTD: Tensor) -> Tensor:
         _check(x_BHTD, self.cos.shape[:-1], self.dims)
-        rotated, rest = x_BHTD[..., : self.dims], x_BHTD[..., self.dims :]
+        whole = x_BHTD.shape[-1] == self.dims
+        rotated = x_BHTD if whole else x_BHTD[..., : self.dims]
         cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)
-        if self.pairing == "halves" and not cos.requires_grad and not torch.compiler.is_compiling():
+        if self.pairing != "halves" or cos.requires_grad or torch.compiler.is_compiling():
+            out = self._rotate(rotated.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
+        elif x_BHTD.requires_grad and torch.is_grad_enabled():
             out = _RotateHalves.apply(rotated, cos, sin)  # type: ignore[no-untyped-call]
         else:
-            out = self._rotate(rotated.to(cos.dtype), cos, sin).to(x_BHTD.dtype)
-        return out if rest.shape[-1] == 0 else _joined(out, rest)
+            out = _rotate_halves(rotated, cos, sin)
+        return out if whole else _joined(out, x_BHTD[..., self.dims :])
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.cis is not None:
@@ -124,17 +127,22 @@ def _check(x: Tensor, positions: torch.Size, dims: int) -> None:
         )
 
 
+def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x * cos + partner(x) * sin."""
+    wide, half = x.to(cos.dtype), x.shape[-1] // 2
+    out = wide * cos
+    out[..., :half].addcmul_(wide[..., half:], sin[..., :half])
+    out[..., half:].addcmul_(wide[..., :half], sin[..., half:])
+    return out.to(x.dtype)
+
+
 class _RotateHalves(torch.autograd.Function):
-    """x * cos + partner(x) * sin without the copies that autograd's own graph makes (three times as fast)."""
+    """`_rotate_halves` without the copies that autograd's own graph makes (three times as fast)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        wide, half = x.to(cos.dtype), x.shape[-1] // 2
-        out = wide * cos
-        out[..., :half].addcmul_(wide[..., half:], sin[..., :half])
-        out[..., half:].addcmul_(wide[..., :half], sin[..., half:])
-        return out.to(x.dtype)
+        return _rotate_halves(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
