@@ -27,7 +27,7 @@ def pair() -> tuple[Any, Any]:
     own = build(spec, seed=0).eval()
     theirs = model.state_dict()
     with torch.no_grad():
-        rules = layered(LAYOUTS["longformer"].tensors.rules(spec), spec.layers)
+        rules = layered(LAYOUTS["longformer"].tensors.rules(spec), spec)
         filled = {
             name: part
             for rule in rules

@@ -1,7 +1,6 @@
 """A family costs one layout and one row of the families' table: here one is added from outside, there and back."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from headway.checkpoints import (
 )
 from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, TensorNames, family_rows
-from headway.checkpoints.hf.layouts.rules import Rule, ends, layered, qkv, sublayers
+from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, family_rows
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
 from headway.models import FAMILIES, Family, ModelSpec, build
@@ -49,7 +48,8 @@ KEYS: FieldMap = {
     "init_std": "std",
     "tied": "tie_word_embeddings",
 }
-NAMES = {
+MODULES = {
+    "self_attn.qkv_proj": "mixer.qkv",
     "self_attn.o_proj": "mixer.out",
     "mlp.up_proj": "ff.in",
     "mlp.down_proj": "ff.out",
@@ -66,15 +66,6 @@ def write(spec: ModelSpec) -> dict[str, Any]:
     return {"ratio": spec.hidden // spec.width}
 
 
-def rules(spec: ModelSpec) -> Sequence[Rule]:
-    rules = [
-        *ends(spec, "net.words", "net.last", ("weight",)),
-        *sublayers("model.layers.#.", "net.blocks.#.", NAMES, ("weight",)),
-        *qkv(spec, "net.blocks.#.mixer.qkv", ("weight",), by_group=True),
-    ]
-    return layered(rules, spec.layers)
-
-
 LAYOUT = Layout(
     family="harbour",
     architectures={"HarbourForCausalLM": "lm"},
@@ -82,7 +73,7 @@ LAYOUT = Layout(
     defaults={"eps": 1e-6, "std": 0.02, "ratio": 4, "tie_word_embeddings": True},
     read=read,
     write=write,
-    tensors=TensorNames(rules=rules, prefix="net.", aliases={"lm_head.weight": "net.words.weight"}),
+    tensors=decoder_names("net.", "net.words", "net.last", "net.blocks.#.", MODULES, by_group=True),
 )
 
 # -- what follows from the two ---------------------------------------------------------------------------------

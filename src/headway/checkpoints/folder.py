@@ -15,7 +15,8 @@ from torch import Tensor
 
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.hf.layouts.tensors import exported, imported, left_out, own_shapes
+from headway.checkpoints.hf.layouts.rules import own_shapes
+from headway.checkpoints.hf.layouts.tensors import exported, imported, left_out
 from headway.checkpoints.hf.size_limits import check_stored
 from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name

@@ -1,44 +1,90 @@
-"""BERT as `transformers` stores it (Devlin et al. 2019)."""
+"""BERT, and RoFormer, which is BERT with rotary positions in adjacent pairs, as `transformers` stores them (Devlin et
+al. 2019; Su et al. 2021)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from headway.checkpoints.hf.config_keys import activation
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     CLS,
+    DEFAULTS,
     encoder_layout,
-    head_rules,
     read_encoder,
-    stack_rules,
     write_encoder,
 )
-from headway.checkpoints.hf.layouts.rules import Rule
 from headway.models import ModelSpec
-from headway.positions import Learned
+from headway.positions import Learned, Rotary, Sinusoidal
+
+LARGEST_TABLE = 2**26  # numbers
 
 
-def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read_bert(given: ConfigReader, kind: str) -> dict[str, Any]:
     size = given.whole("max_position_embeddings")
     return {**read_encoder(given, kind), "positions": Learned(size), "trained_context": size}
 
 
-def _write(spec: ModelSpec) -> dict[str, Any]:
+def _write_bert(spec: ModelSpec) -> dict[str, Any]:
     size = spec.positions.size if isinstance(spec.positions, Learned) else spec.trained_context
     return {**write_encoder(spec), "max_position_embeddings": size}
 
 
-def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    return [*stack_rules(spec, "bert."), *head_rules(spec, CLS, "bert.pooler.dense")]
-
-
 BERT = encoder_layout(
-    *("bert", "Bert", _read, _write, _rules, CLS),
+    *("bert", "Bert", _read_bert, _write_bert, CLS),
+    classifier={"dense": "bert.pooler.dense", "out": "classifier"},
     architectures={
         f"Bert{ending}": kind for ending, kind in {**CLASSES, "ForPreTraining": "masked-lm"}.items()
     },
     also=("wobert",),
     unused=("cls.seq_relationship.", "bert.pooler.", "embeddings.position_ids"),
+)
+
+
+def _read_roformer(given: ConfigReader, kind: str) -> dict[str, Any]:
+    width = given.whole("hidden_size")
+    columns = given.whole("embedding_size", width)
+    return {
+        **read_encoder(given, kind, dense=activation(given, "hidden_act")),
+        "positions": Rotary(pairing="adjacent", values=given.flag("rotary_value")),
+        "embedding_width": None if columns == width else columns,
+        "trained_context": given.whole("max_position_embeddings"),
+    }
+
+
+def _write_roformer(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        **write_encoder(spec),
+        "embedding_size": spec.columns,
+        "rotary_value": isinstance(spec.positions, Rotary) and spec.positions.values,
+        "max_position_embeddings": spec.trained_context,
+    }
+
+
+def _constants(spec: ModelSpec) -> Mapping[str, Tensor]:
+    """The sines and cosines of `max_position_embeddings` positions that transformers stores with its weights, and
+    makes where they are absent; here, nothing."""
+    if spec.trained_context * spec.head_dim > LARGEST_TABLE:
+        return {}
+    position = torch.arange(spec.trained_context, device="cpu")
+    return {
+        "roformer.encoder.embed_positions.weight": Sinusoidal(pairing="halves").embedding(
+            position, spec.head_dim
+        )
+    }
+
+
+ROFORMER = encoder_layout(
+    *("roformer", "RoFormer", _read_roformer, _write_roformer, CLS),
+    classifier={"dense": "classifier.dense", "out": "classifier.out_proj"},
+    translated=("embedding_size", "rotary_value"),
+    defaults={**DEFAULTS, "vocab_size": 50000, "max_position_embeddings": 1536},
+    unused=("roformer.pooler.",),
+    constants=_constants,
+    pairing="adjacent",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -10,10 +11,9 @@ from torch import Tensor
 from headway.checkpoints.hf.config_keys import SIZES, FieldMap, activation, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import WB, Rule, TensorNames, same, sublayers
+from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, module_rules, within
 from headway.errors import ConfigError
 from headway.models import Head, ModelSpec
-from headway.positions import Learned
 
 KEYS: FieldMap = {
     **SIZES,
@@ -78,15 +78,10 @@ CLS = {
     "dense": "cls.predictions.transform.dense",
     "norm": "cls.predictions.transform.LayerNorm",
     "out": "cls.predictions.decoder",
-    "bias": "cls.predictions.bias",
 }
-LM_HEAD = {
-    "dense": "lm_head.dense",
-    "norm": "lm_head.layer_norm",
-    "out": "lm_head.decoder",
-    "bias": "lm_head.bias",
-}
-"""Names of the parts of the masked-lm head: in BERT, and in RoBERTa."""
+LM_HEAD = {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "out": "lm_head.decoder"}
+"""Names of the parts of the masked-lm head: in BERT, and in RoBERTa. The bias of a tied one has the module before
+".decoder"."""
 
 
 def encoder_layout(
@@ -94,28 +89,58 @@ def encoder_layout(
     name: str,
     read: Callable[[ConfigReader, str], dict[str, Any]],
     write: Callable[[ModelSpec], dict[str, Any]],
-    rules: Callable[[ModelSpec], Sequence[Rule]],
-    masked: Mapping[str, str],
+    masked: Modules,
     *,
+    classifier: Modules,
+    more: Modules = MappingProxyType({}),
     unused: Sequence[str] | None = None,
     constants: Callable[[ModelSpec], Mapping[str, Tensor]] = lambda spec: {},
     **own: Any,
 ) -> Layout:
-    """The layout of one of them: `name` is what its classes begin with, `masked` names the parts of its masked-lm head,
-    `own` are the fields of `Layout` that differ."""
+    """The layout of one of them.
+
+    name: what its classes begin with.   own: the fields of `Layout` that differ.
+    masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
+    more: further modules of a layer."""
     usual: dict[str, Any] = {
         "architectures": {f"{name}{ending}": kind for ending, kind in CLASSES.items()},
         "only": ONLY,
         "harmless": POOLER,
         "defaults": DEFAULTS,
     }
-    top = masked["bias"].partition(".")[0]
+    top = masked["out"].partition(".")[0]
+    stack = {
+        "model.embed_tokens": f"{family}.embeddings.word_embeddings",
+        "model.embed_types": f"{family}.embeddings.token_type_embeddings",
+        "model.embed_norm": f"{family}.embeddings.LayerNorm",
+        **within("model.layers.#.", f"{family}.encoder.layer.#.", {**MODULES, **more}),
+        "model.embed_positions": f"{family}.embeddings.position_embeddings",
+        "model.embed_proj": f"{family}.embeddings_project",
+    }
+    heads = {
+        "masked-lm": masked,
+        "classify": classifier,
+        "tag": {"out": "classifier"},
+        "answer": {"out": "qa_outputs"},
+        "embed": {"dense": f"{family}.pooler.dense"},
+        "states": {},
+    }
+
+    def rules(spec: ModelSpec) -> list[Rule]:
+        head = heads[spec.head.task]
+        if (
+            spec.tied
+        ):  # transformers has two biases of an output that is not tied, and adds that of the matrix
+            head = {**head, "out": masked["out"].removesuffix(".decoder")}
+        return module_rules(spec, {**stack, **within("head.", "", head)})
+
+    out = f"{masked['out']}.weight", f"{masked['out']}.bias"
     tensors = TensorNames(
         rules=rules,
         prefix=f"{family}.",
         aliases={
-            f"{masked['out']}.weight": f"{family}.embeddings.word_embeddings.weight",
-            f"{masked['out']}.bias": masked["bias"],
+            out[0]: f"{family}.embeddings.word_embeddings.weight",
+            out[1]: out[1].replace(".decoder", ""),
         },
         renamed=RENAMED,
         unused=(f"{family}.pooler.", "embeddings.position_ids") if unused is None else unused,
@@ -147,32 +172,16 @@ def read_encoder(
 
 def write_encoder(spec: ModelSpec) -> dict[str, Any]:
     """The keys that `read_encoder` reads."""
+    names = spec.head.labels
+    labels = {
+        "id2label": {str(i): n for i, n in enumerate(names)},
+        "label2id": {n: i for i, n in enumerate(names)},
+    }
     return {
         "hidden_act": gelu_new(spec.activation),
         "tie_word_embeddings": spec.tied or spec.head.task != "masked-lm",
-        **label_keys(spec.head),
+        **(labels if names else {}),
     }
-
-
-def read_table(given: ConfigReader, family: str) -> dict[str, Any]:
-    """Learned positions that begin behind the row of padding, and the context.
-
-    Raises ConfigError for a padding id that leaves no rows."""
-    rows, pad = given.whole("max_position_embeddings"), given.get("pad_token_id")
-    if type(pad) is not int or not 0 <= pad < rows - 1:
-        raise ConfigError(
-            f'config.json: positions of a {family} begin behind row "pad_token_id" of a table of {rows} rows '
-            f"(max_position_embeddings), so it must be in 0..{rows - 2}; got {pad!r}"
-        )
-    size = rows - pad - 1
-    return {"positions": Learned(size, offset=pad + 1), "trained_context": size}
-
-
-def write_table(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_table` reads."""
-    table = spec.positions if isinstance(spec.positions, Learned) else Learned(spec.trained_context)
-    offset = max(table.offset, 1)
-    return {"max_position_embeddings": table.size + offset, "pad_token_id": offset - 1}
 
 
 def labels(given: ConfigReader) -> tuple[str, ...]:
@@ -184,47 +193,3 @@ def labels(given: ConfigReader) -> tuple[str, ...]:
         raise ConfigError(f'config.json: "id2label" must name the classes 0, 1, ..., got {names!r}')
     by_number = {str(key): value for key, value in names.items()}
     return tuple(str(by_number[str(i)]) for i in range(len(names)))
-
-
-def label_keys(head: Head) -> dict[str, Any]:
-    """The config keys of a head's labels."""
-    if not head.labels:
-        return {}
-    return {
-        "id2label": {str(i): name for i, name in enumerate(head.labels)},
-        "label2id": {name: i for i, name in enumerate(head.labels)},
-    }
-
-
-def stack_rules(spec: ModelSpec, prefix: str, more: dict[str, str] | None = None) -> list[Rule]:
-    """Embeddings and layers, named alike in BERT, RoBERTa, RoFormer and Longformer."""
-    rules = [
-        same("model.embed_tokens.weight", f"{prefix}embeddings.word_embeddings.weight"),
-        same("model.embed_types.weight", f"{prefix}embeddings.token_type_embeddings.weight"),
-        *sublayers("model.", f"{prefix}embeddings.", {"embed_norm": "LayerNorm"}, WB),
-        *sublayers("model.layers.#.", f"{prefix}encoder.layer.#.", {**MODULES, **(more or {})}, WB),
-    ]
-    if isinstance(spec.positions, Learned):
-        rules.append(same("model.embed_positions.weight", f"{prefix}embeddings.position_embeddings.weight"))
-    return rules
-
-
-def head_rules(spec: ModelSpec, masked: Mapping[str, str], dense: str, *, deep: bool = False) -> list[Rule]:
-    """The head: `masked` are the parts of the masked-lm head, `dense` is the layer in front of another; a `deep`
-    classifier has that layer itself."""
-    head = spec.head
-    if head.task == "masked-lm":
-        return _masked_rules(spec, masked)
-    out = "qa_outputs" if head.task == "answer" else "classifier"
-    if deep and head.task == "classify" and head.dense is not None:
-        dense, out = "classifier.dense", "classifier.out_proj"
-    places = {"dense": dense} if head.dense is not None else {}
-    return sublayers("head.", "", {**places, "out": out} if head.outputs else places, WB)
-
-
-def _masked_rules(spec: ModelSpec, names: Mapping[str, str]) -> list[Rule]:
-    rules = sublayers("head.", "", {"dense": names["dense"], "norm": names["norm"]}, WB)
-    if spec.tied:
-        return [*rules, same("head.out.bias", names["bias"])]
-    # transformers then has two biases, and adds the one of the matrix
-    return [*rules, *sublayers("head.", "", {"out": names["out"]}, WB)]

@@ -1,4 +1,6 @@
-"""GPT-2 as `transformers` stores it (Radford et al. 2019): matrices [in, out], queries, keys and values in one."""
+"""GPT-2 as `transformers` stores it (Radford et al. 2019): matrices [in, out], queries, keys and values in one; and
+GPTBigCode, which is GPT-2 with one key and value for all heads (Ben Allal et al. 2023, section 4; Li et al. 2023,
+section 4: SantaCoder, StarCoder), with matrices [out, in]."""
 
 from __future__ import annotations
 
@@ -9,14 +11,12 @@ from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import (
-    WB,
+    Modules,
     Rule,
+    TensorNames,
     decoder_names,
-    ends,
-    qkv,
-    same,
-    sublayers,
-    transposed,
+    module_rules,
+    within,
 )
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -36,7 +36,8 @@ KEYS: FieldMap = {
     "tied": "tie_word_embeddings",
 }
 NORMS = {"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
-NAMES = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
+QKV = {"self_attn.qkv_proj": "attn.c_attn"}
+MODULES = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 TRANSLATED = ("n_ctx", "n_inner")
 ONLY = {
     "scale_attn_by_inverse_layer_idx": (False, None),
@@ -65,7 +66,7 @@ DEFAULTS = {
 }
 
 
-def read_gpt2(given: ConfigReader, kind: str) -> dict[str, Any]:
+def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     """The fields of GPT-2 and GPTBigCode that are not in the table."""
     size = given.whole("n_positions")
     if given.get("n_ctx") not in (None, size):
@@ -81,8 +82,8 @@ def read_gpt2(given: ConfigReader, kind: str) -> dict[str, Any]:
     }
 
 
-def write_gpt2(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_gpt2` reads."""
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `_read` reads."""
     return {
         "n_positions": spec.context_limit or spec.trained_context,
         "n_inner": spec.hidden,
@@ -91,22 +92,22 @@ def write_gpt2(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def top_rules(spec: ModelSpec) -> list[Rule]:
-    """Embeddings, last norm and output layer, named alike in GPT-2 and GPTBigCode."""
-    return [
-        *ends(spec, "transformer.wte", "transformer.ln_f"),
-        same("model.embed_positions.weight", "transformer.wpe.weight"),
-        *sublayers("model.layers.#.", "transformer.h.#.", NORMS, WB),
-    ]
+def _names(modules: Modules, **more: Any) -> TensorNames:
+    """Embeddings, last norm and output layer are named alike."""
+    return decoder_names(
+        *("transformer.", "transformer.wte", "transformer.ln_f", "transformer.h.#.", modules),
+        top={"model.embed_positions": "transformer.wpe"},
+        unused=(".attn.bias", ".attn.masked_bias"),
+        **more,
+    )
 
 
-def _rules(spec: ModelSpec) -> Sequence[Rule]:
+def _transposed(spec: ModelSpec) -> Sequence[Rule]:
     ours, theirs = "model.layers.#.", "transformer.h.#."
     return [
-        *top_rules(spec),
-        *qkv(spec, f"{theirs}attn.c_attn", transpose=True),
-        *(transposed(f"{ours}{a}.weight", f"{theirs}{b}.weight") for a, b in NAMES.items()),
-        *sublayers(ours, theirs, NAMES, ("bias",)),
+        *module_rules(spec, within(ours, theirs, QKV), transpose=True),
+        *module_rules(spec, within(ours, theirs, MODULES), ("weight",), transpose=True),
+        *module_rules(spec, within(ours, theirs, MODULES), ("bias",)),
     ]
 
 
@@ -118,9 +119,44 @@ GPT2 = Layout(
     only=ONLY,
     harmless=SUMMARY,
     defaults=DEFAULTS,
-    read=read_gpt2,
-    write=write_gpt2,
-    tensors=decoder_names(
-        _rules, "transformer.", "transformer.wte", unused=(".attn.bias", ".attn.masked_bias")
-    ),
+    read=_read,
+    write=_write,
+    tensors=_names(NORMS, more=_transposed),
+)
+
+
+def _read_bigcode(given: ConfigReader, kind: str) -> dict[str, Any]:
+    fields = _read(given, kind)
+    kv_heads = 1 if given.flag("multi_query") else given.whole("n_head")
+    if given.get("num_key_value_heads") not in (None, kv_heads):
+        raise ConfigError(
+            f"config.json: num_key_value_heads is {given.get('num_key_value_heads')}, but multi_query "
+            f"{given.flag('multi_query')} makes it {kv_heads}, which is what transformers uses: remove it"
+        )
+    return {**fields, "kv_heads": kv_heads}
+
+
+def _write_bigcode(spec: ModelSpec) -> dict[str, Any]:
+    return {**_write(spec), "activation_function": spec.activation, "multi_query": spec.kv_heads == 1}
+
+
+RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_batch_size",
+          "pad_key_length")  # fmt: skip
+"""How BigCode's own program ran them."""
+GPT_BIGCODE = Layout(
+    family="gpt_bigcode",
+    architectures={"GPTBigCodeForCausalLM": "lm"},
+    keys=KEYS,
+    translated=(*TRANSLATED, "num_key_value_heads"),
+    # where the softmax is computed: ours is float32 or better in any case
+    only={
+        **ONLY,
+        "attention_softmax_in_fp32": (True, False),
+        "scale_attention_softmax_in_fp32": (True, False),
+    },
+    harmless=(*SUMMARY, *RUNNER),
+    defaults={**DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+    read=_read_bigcode,
+    write=_write_bigcode,
+    tensors=_names({**NORMS, **QKV, **MODULES}, by_group=True),
 )

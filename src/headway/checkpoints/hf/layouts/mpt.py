@@ -4,13 +4,13 @@ biases at all."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import HARMLESS, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, decoder_names, ends, qkv, sublayers
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import LinearBias
@@ -26,12 +26,13 @@ KEYS: FieldMap = {
     "init_std": "initializer_range",
     "tied": "tie_word_embeddings",
 }
-NAMES = {
+MODULES = {
     "self_attn.o_proj": "attn.out_proj",
     "mlp.up_proj": "ffn.up_proj",
     "mlp.down_proj": "ffn.down_proj",
     "input_layernorm": "norm_1",
     "post_attention_layernorm": "norm_2",
+    "self_attn.qkv_proj": "attn.Wqkv",
 }
 ATTENTION = {
     # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys
@@ -83,15 +84,6 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {"attn_config": {"softmax_scale": spec.attention_scale}}
 
 
-def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    theirs, leaves = "transformer.blocks.#.", ("weight",)
-    return [
-        *ends(spec, "transformer.wte", "transformer.norm_f", leaves),
-        *sublayers("model.layers.#.", theirs, NAMES, leaves),
-        *qkv(spec, f"{theirs}attn.Wqkv", leaves),
-    ]
-
-
 MPT = Layout(
     family="mpt",
     architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
@@ -126,5 +118,7 @@ MPT = Layout(
     },
     read=_read,
     write=_write,
-    tensors=decoder_names(_rules, "transformer.", "transformer.wte"),
+    tensors=decoder_names(
+        "transformer.", "transformer.wte", "transformer.norm_f", "transformer.blocks.#.", MODULES
+    ),
 )

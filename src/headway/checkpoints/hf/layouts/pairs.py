@@ -1,17 +1,31 @@
-"""What BART, mBART and Marian share, as `transformers` stores them: two stacks of one width, and one config with one
-activation, one context and one set of dropouts for both."""
+"""BART, mBART and Marian as `transformers` stores them: two stacks of one width, and one config with one activation,
+one context and one set of dropouts for both.
+
+(Lewis et al. 2019; Liu et al. 2020; Junczys-Dowmunt et al. 2018, and the models of Tiedemann and Thottingal 2020.)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
-from headway.checkpoints.hf.layouts.rules import WB, Rule, layered, output, same, sublayers
+from headway.checkpoints.hf.layouts.base import Layout
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, within
 from headway.models import ModelSpec
-from headway.positions import Learned
+from headway.positions import Learned, Sinusoidal
 
+STACK = {
+    "embed_tokens": "embed_tokens",
+    "embed_positions": "embed_positions",
+    "embed_norm": "layernorm_embedding",
+    "norm": "layer_norm",
+}
+"""Modules of both stacks outside of their layers."""
 MODULES = {
     "self_attn.q_proj": "self_attn.q_proj",
     "self_attn.k_proj": "self_attn.k_proj",
@@ -21,8 +35,6 @@ MODULES = {
     "mlp.up_proj": "fc1",
     "mlp.down_proj": "fc2",
     "post_attention_layernorm": "final_layer_norm",
-}
-CROSS = {
     "cross_attn.q_proj": "encoder_attn.q_proj",
     "cross_attn.k_proj": "encoder_attn.k_proj",
     "cross_attn.v_proj": "encoder_attn.v_proj",
@@ -81,13 +93,13 @@ DEFAULTS = {
 }
 
 
-def read_pair(given: ConfigReader) -> dict[str, Any]:
+def _read(given: ConfigReader) -> dict[str, Any]:
     """The fields of both stacks that are not in the tables."""
     return {"embedding_scale": given.whole("d_model") ** 0.5 if given.flag("scale_embedding") else 1.0}
 
 
-def write_pair(spec: ModelSpec) -> dict[str, Any]:
-    """The keys that `read_pair` reads, and those whose values differ from the tables'."""
+def _write(spec: ModelSpec) -> dict[str, Any]:
+    """The keys that `_read` reads, and those whose values differ from the tables'."""
     place = spec.positions
     return {
         "max_position_embeddings": place.size if isinstance(place, Learned) else spec.trained_context,
@@ -96,36 +108,119 @@ def write_pair(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def pair_rules(spec: ModelSpec, norms: Mapping[str, str]) -> Sequence[Rule]:
-    """Embeddings, both stacks and the output layer; `norms` are those of each stack that are in no layer."""
-    assert spec.encoder is not None
-    rules = []
+def _rules(spec: ModelSpec) -> Sequence[Rule]:
+    """Embeddings, both stacks and the output layer."""
+    rules = module_rules(spec, {"lm_head": "lm_head"}, ("weight",))
     if spec.output_bias:
-        rules.append(
-            Rule(
-                ("lm_head.bias",),
-                "final_logits_bias",
-                lambda parts: parts[0][None],
-                lambda whole: (whole[0],),
-            )
+        row = Rule(
+            ("lm_head.bias",), "final_logits_bias", lambda parts: parts[0][None], lambda whole: (whole[0],)
         )
-    rules += output(spec)
-    for side, one in zip(SIDES, (spec.encoder, spec), strict=True):
-        if spec.shared_embedding and one is spec:
-            rules.append(same("decoder.embed_tokens.weight", SHARED))
-        elif not spec.shared_embedding:
-            rules.append(same(f"{side}.embed_tokens.weight", f"model.{side}.embed_tokens.weight"))
-        if isinstance(one.positions, Learned):
-            rules.append(same(f"{side}.embed_positions.weight", f"model.{side}.embed_positions.weight"))
-        modules = MODULES if one is spec.encoder else {**MODULES, **CROSS}
-        layers = sublayers(f"{side}.layers.#.", f"model.{side}.layers.#.", modules, WB)
-        rules += [*sublayers(f"{side}.", f"model.{side}.", norms, WB), *layered(layers, one.layers)]
+        rules.insert(0, row)
+    for side in SIDES:
+        modules = within(f"{side}.", f"model.{side}.", {**STACK, **within("layers.#.", "layers.#.", MODULES)})
+        if spec.shared_embedding:
+            modules[f"{side}.embed_tokens"] = "model.shared"
+        rules += module_rules(spec, modules)
     return rules
 
 
-def pair_aliases(spec: ModelSpec) -> Mapping[str, str]:
+def _aliases(spec: ModelSpec) -> Mapping[str, str]:
     """Second names of the embeddings."""
     if spec.shared_embedding:
         names = [f"model.{side}.embed_tokens.weight" for side in SIDES]
         return dict.fromkeys([*names, *(["lm_head.weight"] if spec.tied else [])], SHARED)
     return {"lm_head.weight": "model.decoder.embed_tokens.weight"} if spec.tied else {}
+
+
+def _bart_aliases(spec: ModelSpec) -> Mapping[str, str]:
+    # untied, transformers has a third matrix that nothing reads, and misses it in a file
+    return _aliases(spec) or {"model.decoder.embed_tokens.weight": SHARED}
+
+
+def _read_bart(given: ConfigReader, kind: str) -> dict[str, Any]:
+    place = Learned(given.whole("max_position_embeddings"), offset=2)
+    return {**_read(given), "positions": place, "shared_embedding": given.flag("tie_word_embeddings")}
+
+
+def _bart(family: str, name: str, *, pre: bool) -> Layout:
+    return Layout(
+        family=family,
+        architectures={f"{name}ForConditionalGeneration": "lm", f"{name}Model": "lm"},
+        keys=DECODER,
+        encoder_keys=ENCODER,
+        only={
+            **ONLY,
+            "static_position_embeddings": (False, None),
+            "normalize_embedding": (True, None),
+            "normalize_before": (pre, None),
+            "add_final_layer_norm": (pre, None),
+        },
+        harmless=HARMLESS,
+        defaults=DEFAULTS,
+        read=_read_bart,
+        write=_write,
+        tensors=TensorNames(
+            rules=_rules,
+            aliases=_bart_aliases,
+            stand_in={"final_logits_bias": None},
+            unused=("encoder.version", "decoder.version"),
+            prefix="model.",
+        ),
+    )
+
+
+BART, MBART = _bart("bart", "Bart", pre=False), _bart("mbart", "MBart", pre=True)
+POSITIONS = Sinusoidal(pairing="halves")
+
+
+def _read_marian(given: ConfigReader, kind: str) -> dict[str, Any]:
+    shared = given.flag("share_encoder_decoder_embeddings") and given.flag("tie_word_embeddings")
+    vocab = given.whole("vocab_size")
+    return {
+        **_read(given),
+        "vocab": vocab if shared else given.whole("decoder_vocab_size", vocab),
+        "positions": POSITIONS,
+        "shared_embedding": shared,
+    }
+
+
+def _write_marian(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        **_write(spec),
+        "decoder_vocab_size": spec.vocab,
+        "share_encoder_decoder_embeddings": spec.shared_embedding,
+    }
+
+
+def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
+    """What old files hold of positions."""
+    table = POSITIONS.embedding(torch.arange(spec.trained_context), spec.width)
+    return {f"model.{side}.embed_positions.weight": table for side in SIDES}
+
+
+MARIAN = Layout(
+    family="marian",
+    architectures={"MarianMTModel": "lm", "MarianModel": "lm"},
+    keys=DECODER,
+    encoder_keys=ENCODER,
+    translated=("decoder_vocab_size",),
+    only={
+        **ONLY,
+        "static_position_embeddings": (True, None),
+        "normalize_embedding": (False, None),
+        "normalize_before": (False, None),
+        "add_final_layer_norm": (False, None),
+    },
+    harmless=HARMLESS,
+    defaults={**DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True},
+    read=_read_marian,
+    write=_write_marian,
+    tensors=TensorNames(
+        rules=_rules,
+        aliases=_aliases,
+        stand_in={"final_logits_bias": None},
+        constants=_tables,
+        unused=(SHARED,),
+        prefix="model.",
+    ),
+)

@@ -3,14 +3,13 @@ sub-layers, biases everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, FieldMap, gelu_new
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
-from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, same, sublayers
+from headway.checkpoints.hf.layouts.rules import decoder_names, same
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
@@ -18,7 +17,7 @@ KEYS: FieldMap = {
     "dropout": ("resid_pdrop", "embd_pdrop"),
     "norm_eps": "layer_norm_eps",
 }
-NAMES = {
+MODULES = {
     **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
     "self_attn.o_proj": "self_attn.dense",
     "mlp.up_proj": "mlp.fc1",
@@ -47,14 +46,6 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    return [
-        *ends(spec, "model.embed_tokens", "model.final_layernorm"),
-        *sublayers("model.layers.#.", "model.layers.#.", NAMES, WB),
-        same("lm_head.bias", "lm_head.bias"),
-    ]
-
-
 PHI = Layout(
     family="phi",
     architectures={"PhiForCausalLM": "lm"},
@@ -79,5 +70,9 @@ PHI = Layout(
     },
     read=_read,
     write=_write,
-    tensors=decoder_names(_rules, "", "model.embed_tokens"),
+    tensors=decoder_names(
+        *("", "model.embed_tokens", "model.final_layernorm", "model.layers.#."),
+        MODULES,
+        more=lambda spec: [same("lm_head.bias", "lm_head.bias")],
+    ),
 )

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from headway.models import ModelSpec
+from headway.models import ModelSpec, blank
 
 WB = ("weight", "bias")
+Modules = Mapping[str, str]
+"""Our modules -> theirs. "qkv_proj" stands for q_proj, k_proj and v_proj, which are one tensor there."""
+
+
+@lru_cache(maxsize=2)
+def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
+    """Our tensors of a spec on the device "meta", in their one order."""
+    with torch.device("meta"):
+        return MappingProxyType(dict(blank(spec).state_dict()))
 
 
 @dataclass(frozen=True)
@@ -25,11 +36,10 @@ class Rule:
     join: Callable[[Sequence[Tensor]], Tensor]
     split: Callable[[Tensor], Sequence[Tensor]]
 
-    def at(self, layer: int) -> Rule:
+    def at(self, layer: str) -> Rule:
         """The rule of one layer."""
-        number = str(layer)
-        ours = tuple(name.replace("#", number) for name in self.ours)
-        return replace(self, ours=ours, theirs=self.theirs.replace("#", number))
+        ours = tuple(name.replace("#", layer) for name in self.ours)
+        return replace(self, ours=ours, theirs=self.theirs.replace("#", layer))
 
     @property
     def renames_only(self) -> bool:
@@ -107,63 +117,79 @@ def interleaved(ours: Sequence[str], theirs: str, heads: int, kv_heads: int, hea
     return Rule(tuple(ours), theirs, join, split)
 
 
-def sublayers(ours: str, theirs: str, names: Mapping[str, str], leaves: Sequence[str]) -> list[Rule]:
-    """`same` for every module of a layer: ours + name + leaf is theirs + names[name] + leaf."""
-    return [same(f"{ours}{a}.{leaf}", f"{theirs}{b}.{leaf}") for a, b in names.items() for leaf in leaves]
+def layered(rules: Sequence[Rule], spec: ModelSpec) -> list[Rule]:
+    """Rules with "#" once for each layer that has their tensors, the others once."""
+    layers = _layers(spec)
+    return [rule.at(layer) for rule in rules for layer in layers.get(rule.ours[0], [""])]
 
 
-def layered(rules: Sequence[Rule], layers: int) -> list[Rule]:
-    """Rules with "#" once for each layer, the others once."""
-    return [
-        rule for one in rules for rule in ([one.at(i) for i in range(layers)] if "#" in one.theirs else [one])
-    ]
+@lru_cache(maxsize=2)
+def _layers(spec: ModelSpec) -> Mapping[str, list[str]]:
+    """Our names of a spec with "#" for the number of a layer -> these numbers; [""] for a tensor of no layer."""
+    found: dict[str, list[str]] = {}
+    for name in own_shapes(spec):
+        before, layers, after = name.partition(".layers.")
+        number, _, leaf = after.partition(".")
+        found.setdefault(f"{before}.layers.#.{leaf}" if layers else name, []).append(number)
+    return found
 
 
-def qkv(
+def module_rules(
     spec: ModelSpec,
-    theirs: str,
+    modules: Modules,
     leaves: Sequence[str] = WB,
     *,
     by_group: bool = False,
     transpose: bool = False,
 ) -> list[Rule]:
-    """Queries, keys and values of each layer in one tensor: `fused`, or `interleaved` where `by_group`."""
-    heads, kv_heads, d = spec.heads, spec.kv_heads, spec.head_dim
+    """A rule for every tensor that a model of `spec` has in `modules`. "qkv_proj" is `interleaved` where `by_group`,
+    else `fused`; matrices are stored [in, out] where `transpose`."""
+    there, heads, kv_heads, d = _layers(spec), spec.heads, spec.kv_heads, spec.head_dim
     rules = []
-    for leaf in leaves:
-        ours = [f"model.layers.#.self_attn.{name}_proj.{leaf}" for name in "qkv"]
-        if by_group:
-            rules.append(interleaved(ours, f"{theirs}.{leaf}", heads, kv_heads, d))
+    for name, theirs in ((f"{a}.{leaf}", f"{b}.{leaf}") for a, b in modules.items() for leaf in leaves):
+        parts = [name.replace("qkv_proj", f"{part}_proj") for part in "qkv"]
+        if parts[0] not in there:
+            continue
+        if name != parts[0] and by_group:
+            rules.append(interleaved(parts, theirs, heads, kv_heads, d))
+        elif name != parts[0]:
+            rules.append(fused(parts, theirs, [heads * d, kv_heads * d, kv_heads * d], transpose))
         else:
-            rules.append(fused(ours, f"{theirs}.{leaf}", [heads * d, kv_heads * d, kv_heads * d], transpose))
+            rules.append((transposed if transpose and name.endswith("weight") else same)(name, theirs))
     return rules
 
 
+def within(ours: str, theirs: str, modules: Modules) -> dict[str, str]:
+    """The same modules by their whole names, which begin with `ours` and `theirs`."""
+    return {f"{ours}{a}": f"{theirs}{b}" for a, b in modules.items()}
+
+
 def decoder_names(
-    rules: Callable[[ModelSpec], Sequence[Rule]],
     prefix: str,
     embedding: str,
+    norm: str,
+    layer: str,
+    modules: Modules | Callable[[ModelSpec], Modules],
     *,
+    top: Modules = MappingProxyType({}),
     head: str = "lm_head",
+    by_group: bool = False,
+    more: Callable[[ModelSpec], Sequence[Rule]] = lambda spec: (),
     unused: Sequence[str] = (),
 ) -> TensorNames:
-    """The names of a decoder whose output layer may be its embedding."""
+    """The names of a decoder whose output layer may be its embedding: `modules` are those of a layer, whose names begin
+    with `layer`, `top` further ones outside of the layers, `more` the rules of what is stored otherwise."""
+
+    def rules(spec: ModelSpec) -> list[Rule]:
+        ends = {"model.embed_tokens": embedding, "model.norm": norm}
+        inner = within("model.layers.#.", layer, modules(spec) if callable(modules) else modules)
+        return [
+            *module_rules(spec, ends),
+            *module_rules(spec, {"lm_head": head}, ("weight",)),
+            *module_rules(spec, {**top, **inner}, by_group=by_group),
+            *more(spec),
+        ]
+
     return TensorNames(
         rules=rules, prefix=prefix, aliases={f"{head}.weight": f"{embedding}.weight"}, unused=unused
     )
-
-
-def ends(
-    spec: ModelSpec, embedding: str, norm: str, leaves: Sequence[str] = WB, head: str = "lm_head"
-) -> list[Rule]:
-    """A decoder's tensors outside of its layers: embedding, last norm and output layer."""
-    return [
-        same("model.embed_tokens.weight", f"{embedding}.weight"),
-        *sublayers("model.", "", {"norm": norm}, leaves),
-        *output(spec, head),
-    ]
-
-
-def output(spec: ModelSpec, head: str = "lm_head") -> list[Rule]:
-    """The output layer's matrix, unless it is the embedding."""
-    return [] if spec.tied else [same("lm_head.weight", f"{head}.weight")]

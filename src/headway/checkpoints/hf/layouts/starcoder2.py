@@ -3,14 +3,13 @@ in the feed-forward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
-from headway.checkpoints.hf.layouts.rules import WB, Rule, decoder_names, ends, sublayers
+from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.rope import read_rope
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.models import ModelSpec
@@ -24,9 +23,8 @@ KEYS: FieldMap = {
     "dropout": ("residual_dropout", "embedding_dropout"),
     "norm_eps": "norm_epsilon",
 }
-ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
-FORWARD = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
-NORMS = ("input_layernorm", "post_attention_layernorm")
+SAME = ("input_layernorm", "post_attention_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo"))
+MODULES = {**{name: name for name in SAME}, "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
 
 
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
@@ -47,15 +45,6 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
         "sliding_window": last_keys_if_any(spec.patterns[0]),
         **write_rotary(spec),
     }
-
-
-def _rules(spec: ModelSpec) -> Sequence[Rule]:
-    layer, leaves = "model.layers.#.", WB if spec.qkv_bias else ("weight",)
-    return [
-        *ends(spec, "model.embed_tokens", "model.norm"),
-        *sublayers(layer, layer, {name: name for name in NORMS}, WB),
-        *sublayers(layer, layer, {**{name: name for name in ATTENTION}, **FORWARD}, leaves),
-    ]
 
 
 STARCODER2 = Layout(
@@ -94,5 +83,5 @@ STARCODER2 = Layout(
     },
     read=_read,
     write=_write,
-    tensors=decoder_names(_rules, "", "model.embed_tokens"),
+    tensors=decoder_names("", "model.embed_tokens", "model.norm", "model.layers.#.", MODULES),
 )

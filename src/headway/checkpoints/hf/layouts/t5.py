@@ -11,7 +11,7 @@ from typing import Any
 from headway.checkpoints.hf.config_keys import FieldMap
 from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, output, same
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import T5Bias
@@ -90,31 +90,27 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
 
 def _rules(spec: ModelSpec) -> Sequence[Rule]:
     assert spec.encoder is not None
-    rules = [same("decoder.embed_tokens.weight", "shared.weight"), *output(spec)]
+    rules = module_rules(spec, {"decoder.embed_tokens": "shared", "lm_head": "lm_head"})
     for side, one in (("encoder", spec.encoder), ("decoder", spec)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        ends = [
-            same(f"{side}.scores.0_0", first),
-            same(f"{side}.norm.weight", f"{side}.final_layer_norm.weight"),
-        ]
-        rules += [*ends, *layered(_layer(side, one), one.layers)]
+        modules = within(f"{side}.layers.#.", f"{side}.block.#.layer.", _layer(one))
+        rules += [same(f"{side}.scores.0_0", first)]
+        rules += module_rules(spec, {f"{side}.norm": f"{side}.final_layer_norm", **modules})
     return rules
 
 
-def _layer(side: str, spec: ModelSpec) -> list[Rule]:
-    """One layer: sub-layers are numbered, and the feed-forward is the last."""
-    ours, theirs = f"{side}.layers.#.", f"{side}.block.#.layer."
-    cross = spec.encoder is not None
-    last, wi = f"{theirs}{1 + cross}", ("wi_0", "wi_1") if spec.gated else ("wi",)
-    up = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
-    names = {f"mlp.{a}": f"{last}.DenseReluDense.{b}" for a, b in zip(up, wi, strict=True)}
-    names |= {"mlp.down_proj": f"{last}.DenseReluDense.wo", "post_attention_layernorm": f"{last}.layer_norm"}
-    names |= {f"self_attn.{a}": f"{theirs}0.SelfAttention.{b}" for a, b in ATTENTION.items()}
-    names["input_layernorm"] = f"{theirs}0.layer_norm"
-    if cross:
-        names |= {f"cross_attn.{a}": f"{theirs}1.EncDecAttention.{b}" for a, b in ATTENTION.items()}
-        names["cross_attention_layernorm"] = f"{theirs}1.layer_norm"
-    return [same(f"{ours}{a}.weight", f"{b}.weight") for a, b in names.items()]
+def _layer(spec: ModelSpec) -> dict[str, str]:
+    """The modules of a layer: sub-layers are numbered, and the feed-forward is the last."""
+    last = 1 if spec.encoder is None else 2
+    up = {"gate_proj": "wi_0", "up_proj": "wi_1"} if spec.gated else {"up_proj": "wi"}
+    return {
+        **within("mlp.", f"{last}.DenseReluDense.", {**up, "down_proj": "wo"}),
+        "post_attention_layernorm": f"{last}.layer_norm",
+        **within("self_attn.", "0.SelfAttention.", ATTENTION),
+        "input_layernorm": "0.layer_norm",
+        **within("cross_attn.", "1.EncDecAttention.", ATTENTION),
+        "cross_attention_layernorm": "1.layer_norm",
+    }
 
 
 def _aliases(spec: ModelSpec) -> Mapping[str, str]:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, same
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
-from headway.models import ModelSpec, blank
-
-
-@lru_cache(maxsize=2)
-def own_shapes(spec: ModelSpec) -> Mapping[str, Tensor]:
-    """Our tensors of a spec on the device "meta", in their one order."""
-    with torch.device("meta"):
-        return MappingProxyType(dict(blank(spec).state_dict()))
-
+from headway.models import ModelSpec
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -137,7 +128,7 @@ class _Resolved:
     @cached_property
     def rules(self) -> Mapping[str, Rule]:
         """By their name."""
-        rules = layered(self.names.rules(self.spec), self.spec.layers)
+        rules = layered(self.names.rules(self.spec), self.spec)
         return {name: replace(rule, theirs=name) for rule in rules for name in (self.place(rule.theirs),)}
 
     def shape(self, rule: Rule) -> tuple[int, ...]:
