@@ -15,8 +15,7 @@ from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.storage.files import atomic_folder
 from headway.checkpoints.storage.reading import read_json
-from headway.checkpoints.storage.tensors import open_tensors
-from headway.checkpoints.storage.writing import write_tensors
+from headway.checkpoints.storage.tensors import open_tensors, write_tensors
 from headway.errors import CheckpointError, ConfigError, HeadwayError
 from headway.models import ModelSpec, build
 from headway.patterns import Causal, Window

@@ -11,7 +11,7 @@ import torch
 
 from headway.checkpoints import load_model, open_tensors, save_folder
 from headway.checkpoints.formats import llama2c
-from headway.checkpoints.storage.headers import LONGEST
+from headway.checkpoints.storage.safetensors import LONGEST
 from headway.errors import CheckpointError, HeadwayError
 from headway.models import build
 from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
@@ -132,7 +132,7 @@ def test_pickled_tensors_are_mapped_where_they_lie(tmp_path):
     del stored["t"]
     torch.save(stored, tmp_path / "x.pth")
     found = open_tensors(tmp_path / "x.pth", allow_pickle=True)
-    assert all(entry.value is None for entry in found.entries.values())
+    assert all(entry.value is None for entry in found.forms.values())
     for name, value in stored.items():
         target = torch.empty_like(value)
         found.copy_into(name, target.detach())

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headway.checkpoints.storage.files import atomic_folder
-from headway.checkpoints.storage.tensors import DTYPES, open_tensors
-from headway.checkpoints.storage.writing import write_safetensors, write_tensors
+from headway.checkpoints.storage.safetensors import DTYPES, write_safetensors
+from headway.checkpoints.storage.tensors import open_tensors, write_tensors
 from headway.errors import CheckpointError
 
 

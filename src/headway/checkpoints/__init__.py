@@ -8,8 +8,7 @@ from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import atomic_folder, atomic_write, current_folder
-from headway.checkpoints.storage.tensors import Tensors, open_tensors
-from headway.checkpoints.storage.writing import write_tensors
+from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
 
 __all__ = [
     "Check",

@@ -23,8 +23,7 @@ from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
 from headway.checkpoints.storage.reading import naming, read_json
-from headway.checkpoints.storage.tensors import Tensors, open_tensors
-from headway.checkpoints.storage.writing import write_tensors
+from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
 from headway.errors import CheckpointError
 from headway.models import Head, Model, ModelSpec
 from headway.positions import Rotary

@@ -4,6 +4,7 @@ loaded."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -102,7 +103,9 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         parameters=cost.parameters(spec),
         parameter_count=cost.parameter_count(spec),
         stored_bytes=tensors.nbytes,
-        stored_dtypes={dtype_name(d): n for d, n in tensors.dtypes.items()},
+        stored_dtypes=dict(
+            Counter(sorted(dtype_name(f.dtype) for f in tensors.forms.values())).most_common()
+        ),
         runs_in=str(runs_in),
         context_limit=spec.context_limit,
         kv_bytes_per_token=per_token if spec.causal else None,

@@ -21,8 +21,8 @@ from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
+from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
-from headway.checkpoints.storage.writing import write_safetensors
 from headway.errors import CheckpointError, ConfigError
 from headway.train.config import TrainConfig, extra
 from headway.train.optimizer import Optimizer

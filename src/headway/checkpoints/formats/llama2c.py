@@ -19,8 +19,8 @@ from torch import Tensor
 
 from headway.checkpoints.formats.meta import MetaModel
 from headway.checkpoints.hf.size_limits import MOST
-from headway.checkpoints.storage.headers import Entry
 from headway.checkpoints.storage.reading import naming, open_regular, refuse_impostor
+from headway.checkpoints.storage.safetensors import Entry
 from headway.checkpoints.storage.tensors import Tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec

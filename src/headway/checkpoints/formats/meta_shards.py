@@ -14,31 +14,22 @@ With more parts than kv heads, every kv head is in several consecutive parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.lazy import Form, LazyTensors
+from headway.checkpoints.storage.lazy import Form, LazyTensors, Made
 from headway.checkpoints.storage.tensors import Tensors, open_tensors
 from headway.errors import CheckpointError
 
 COLUMN, ROW = 0, 1
-_SPLIT: Mapping[str, int] = MappingProxyType(
-    {
-        "wq": COLUMN,
-        "wk": COLUMN,
-        "wv": COLUMN,
-        "w1": COLUMN,
-        "w3": COLUMN,
-        "output": COLUMN,
-        "wo": ROW,
-        "w2": ROW,
-    }
-)
+_SPLIT = {
+    **dict.fromkeys(("wq", "wk", "wv", "w1", "w3", "output"), COLUMN),
+    **dict.fromkeys(("wo", "w2"), ROW),
+}
 _WHOLE = re.compile(r"(.*norm\.weight|rope\.freqs)$")
 _FILE = re.compile(r"consolidated\.(\d+)\.pth$")
 
@@ -79,132 +70,94 @@ def open_shards(
                     f"{file}: {name} is {list(form.shape)} {form.dtype}, but {list(first.shape)} {first.dtype} "
                     f"in {files[0].name}: they are parts of different models"
                 )
-    width = _width(files, parts)
-    joins = {name: _join(files, parts, name, width, heads, kv_heads) for name in parts[0]}
-    return _Merged(parts, joins)
+    if "norm.weight" not in parts[0] or len(parts[0].forms["norm.weight"].shape) != 1:
+        raise CheckpointError(f"{files[0]} has no norm.weight [width], by which the other sizes are known")
+    whole = _Parts(files, parts, parts[0].forms["norm.weight"].shape[0], heads, kv_heads)
+    joins = {name: whole.join(name) for name in parts[0]}
+
+    def joined(name: str) -> Form:
+        shape, (axis, taken) = list(parts[0].forms[name].shape), joins[name]
+        if len(taken) > 1:
+            shape[axis] *= len(taken)
+        return Form(tuple(shape), parts[0].forms[name].dtype)
+
+    def copy(name: str, target: Tensor) -> None:
+        axis, taken = joins[name]
+        pieces = target.tensor_split(len(taken), axis) if len(taken) > 1 else [target]
+        for number, piece in zip(taken, pieces, strict=True):
+            parts[number].copy_into(name, piece)
+
+    def make(name: str) -> Tensor:
+        value = torch.empty(forms[name].shape, dtype=forms[name].dtype)
+        copy(name, value)
+        return value
+
+    forms = {name: joined(name) for name in joins}
+    return Made(forms, make, copy)
 
 
 @dataclass(frozen=True)
-class _Join:
-    """How one tensor is put together: `axis` None takes the first part; else those of `taken`, in order."""
+class _Parts:
+    """The parts of a model of `width`, and how its tensors are put together."""
 
-    axis: int | None
-    taken: tuple[int, ...]
+    files: Sequence[Path]
+    parts: Sequence[Tensors]
+    width: int
+    heads: int | None
+    kv_heads: int | None
 
-
-class _Merged(LazyTensors):
-    def __init__(self, parts: Sequence[Tensors], joins: Mapping[str, _Join]) -> None:
-        self._parts, self._joins = parts, joins
-        self._forms = MappingProxyType({name: self._form(name) for name in joins})
-
-    def _form(self, name: str) -> Form:
-        form, join = self._parts[0].forms[name], self._joins[name]
-        shape = list(form.shape)
-        if join.axis is not None:
-            shape[join.axis] *= len(join.taken)
-        return Form(tuple(shape), form.dtype)
-
-    @property
-    def forms(self) -> Mapping[str, Form]:
-        return self._forms
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.check_name(name)
-        form = self._forms[name]
-        value = torch.empty(form.shape, dtype=form.dtype)
-        self.copy_into(name, value)
-        return value
-
-    def copy_into(self, name: str, target: Tensor) -> None:
-        self.check_name(name)
-        join = self._joins[name]
-        if join.axis is None:
-            self._parts[0].copy_into(name, target)
-            return
-        length = self._parts[0].forms[name].shape[join.axis]
-        for place, number in enumerate(join.taken):
-            self._parts[number].copy_into(name, target.narrow(join.axis, place * length, length))
-
-
-def _width(files: Sequence[Path], parts: Sequence[Tensors]) -> int:
-    if "norm.weight" not in parts[0] or len(parts[0].forms["norm.weight"].shape) != 1:
-        raise CheckpointError(f"{files[0]} has no norm.weight [width], by which the other sizes are known")
-    return parts[0].forms["norm.weight"].shape[0]
-
-
-def _join(
-    files: Sequence[Path],
-    parts: Sequence[Tensors],
-    name: str,
-    width: int,
-    heads: int | None,
-    kv_heads: int | None,
-) -> _Join:
-    everyone = tuple(range(len(parts)))
-    if _WHOLE.match(name):
-        _must_agree(files, parts, name, everyone)
-        return _Join(None, everyone)
-    shape = parts[0].forms[name].shape
-    if len(shape) != 2:
-        raise CheckpointError(f"{files[0]}: {name} is {list(shape)}: how it was split is not known")
-    if name == "tok_embeddings.weight":
-        axis = COLUMN if shape[1] == width else ROW
-        _fits(files, name, shape[1] * (len(parts) if axis else 1), width)
-        return _Join(axis, everyone)
-    module = name.split(".")[-2]
-    if module not in _SPLIT or not name.endswith(".weight"):
-        raise CheckpointError(f"{files[0]}: there is no place for {name} in Meta's LLaMA")
-    axis = _SPLIT[module]
-    if module in ("wk", "wv"):
-        return _Join(axis, _kv_parts(files, parts, name, width, heads, kv_heads))
-    if module in ("wq", "wo"):
-        _fits(files, name, shape[axis] * len(parts), width)
-    return _Join(axis, everyone)
-
-
-def _fits(files: Sequence[Path], name: str, found: int, width: int) -> None:
-    if found != width:
-        raise CheckpointError(
-            f"{files[0].parent}: the {len(files)} parts of {name} are {found} wide together, but the norms say "
-            f"{width}: parts are missing, or belong to different models"
-        )
-
-
-def _kv_parts(
-    files: Sequence[Path],
-    parts: Sequence[Tensors],
-    name: str,
-    width: int,
-    heads: int | None,
-    kv_heads: int | None,
-) -> tuple[int, ...]:
-    """The parts whose rows of wk or wv follow one another in the whole matrix."""
-    everyone = tuple(range(len(parts)))
-    if heads is None or width % heads:
-        raise CheckpointError(
-            f"{files[0]}: the number of heads is not in the tensors, and {width} rows are not {heads} heads: "
-            "put params.json into its folder, or use --heads"
-        )
-    rows, head_dim = parts[0].forms[name].shape[0], width // heads
-    kv_heads = heads if kv_heads is None else kv_heads
-    if rows * len(parts) == kv_heads * head_dim:
-        return everyone
-    copies, odd = divmod(len(parts), kv_heads)
-    if rows != head_dim or odd:
-        raise CheckpointError(
-            f"{files[0].parent}: {len(parts)} parts of {name} with {rows} rows each are neither a split of {kv_heads} "
-            f"kv heads of {head_dim} nor copies of whole ones; is n_kv_heads right in params.json?"
-        )
-    for first in range(0, len(parts), copies):
-        _must_agree(files, parts, name, range(first, first + copies))
-    return everyone[::copies]
-
-
-def _must_agree(files: Sequence[Path], parts: Sequence[Tensors], name: str, numbers: Sequence[int]) -> None:
-    first = parts[numbers[0]][name]
-    for number in numbers[1:]:
-        if not torch.equal(parts[number][name], first):
+    def join(self, name: str) -> tuple[int, Sequence[int]]:
+        """The axis, and the numbers of the parts that follow one another on it."""
+        everyone, shape = range(len(self.parts)), self.parts[0].forms[name].shape
+        if _WHOLE.match(name):
+            self.must_agree(name, everyone)
+            return 0, (0,)
+        if len(shape) != 2:
+            raise CheckpointError(f"{self.files[0]}: {name} is {list(shape)}: how it was split is not known")
+        module = name.split(".")[-2]
+        if name == "tok_embeddings.weight":
+            axis = COLUMN if shape[1] == self.width else ROW
+            width = shape[1] * (len(self.parts) if axis else 1)
+        elif module not in _SPLIT or not name.endswith(".weight"):
+            raise CheckpointError(f"{self.files[0]}: there is no place for {name} in Meta's LLaMA")
+        else:
+            axis = _SPLIT[module]
+            width = shape[axis] * len(self.parts) if module in ("wq", "wo") else self.width
+        if width != self.width:
             raise CheckpointError(
-                f"{files[number]}: {name} differs from that in {files[numbers[0]].name}, but both must hold the same: "
-                "they are parts of different models"
+                f"{self.files[0].parent}: the {len(self.files)} parts of {name} are {width} wide together, but the "
+                f"norms say {self.width}: parts are missing, or belong to different models"
             )
+        return axis, self.kv_parts(name) if module in ("wk", "wv") else everyone
+
+    def kv_parts(self, name: str) -> Sequence[int]:
+        """The parts whose rows of wk or wv follow one another in the whole matrix."""
+        count, heads = len(self.parts), self.heads
+        if heads is None or self.width % heads:
+            raise CheckpointError(
+                f"{self.files[0]}: the number of heads is not in the tensors, and {self.width} rows are not {heads} "
+                "heads: put params.json into its folder, or use --heads"
+            )
+        rows, head_dim = self.parts[0].forms[name].shape[0], self.width // heads
+        kv_heads = heads if self.kv_heads is None else self.kv_heads
+        if rows * count == kv_heads * head_dim:
+            return range(count)
+        copies, odd = divmod(count, kv_heads)
+        if rows != head_dim or odd:
+            raise CheckpointError(
+                f"{self.files[0].parent}: {count} parts of {name} with {rows} rows each are neither a split of "
+                f"{kv_heads} kv heads of {head_dim} nor copies of whole ones; is n_kv_heads right in params.json?"
+            )
+        for first in range(0, count, copies):
+            self.must_agree(name, range(first, first + copies))
+        return range(0, count, copies)
+
+    def must_agree(self, name: str, numbers: Sequence[int]) -> None:
+        """Raise CheckpointError unless these parts hold the same."""
+        first = self.parts[numbers[0]][name]
+        for number in numbers[1:]:
+            if not torch.equal(self.parts[number][name], first):
+                raise CheckpointError(
+                    f"{self.files[number]}: {name} differs from that in {self.files[numbers[0]].name}, but both must "
+                    "hold the same: they are parts of different models"
+                )

@@ -34,23 +34,31 @@ class Form:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A mapping that makes a tensor when asked for it, and keeps none."""
+    """A mapping that makes a tensor when asked for it, and keeps none.
 
-    @property
-    @abstractmethod
-    def forms(self) -> Mapping[str, Form]:
-        """Shape and dtype by name, in order."""
+    Attributes:
+        forms: shape and dtype by name, in order.
+    """
+
+    forms: Mapping[str, Form]
+
+    def __init__(self, forms: Mapping[str, Form]) -> None:
+        self.forms = MappingProxyType(dict(forms))
 
     @abstractmethod
     def __getitem__(self, name: str) -> Tensor: ...
 
+    @abstractmethod
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target` (of its shape, any dtype). Raises CheckpointError for an unknown name."""
-        target.copy_(self[name])
 
     def renamed(self, names: Mapping[str, str]) -> LazyTensors:
         """The same values under other names: {new name: name here}. Names that are not listed are left out."""
-        return _Renamed(self, names)
+        return Made(
+            {new: self.forms[old] for new, old in names.items()},
+            lambda name: self[names[name]],
+            lambda name, target: self.copy_into(names[name], target),
+        )
 
     def check_name(self, name: str) -> None:
         """Raise CheckpointError, with the nearest name, for a name that is not here."""
@@ -70,38 +78,30 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class Made(LazyTensors):
-    """Values from a function of their name, called every time that one is asked for."""
+    """Values from `make(name)`, called every time that one is asked for; `copy(name, target)` is `copy_into`,
+    where that takes less than a value."""
 
-    def __init__(self, forms: Mapping[str, Form], make: Callable[[str], Tensor]) -> None:
-        self._forms, self._make = MappingProxyType(dict(forms)), make
-
-    @property
-    def forms(self) -> Mapping[str, Form]:
-        return self._forms
+    def __init__(
+        self,
+        forms: Mapping[str, Form],
+        make: Callable[[str], Tensor],
+        copy: Callable[[str, Tensor], object] | None = None,
+    ) -> None:
+        super().__init__(forms)
+        self._make, self._copy = make, copy
 
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
         value = self._make(name)
-        assert (tuple(value.shape), value.dtype) == (self._forms[name].shape, self._forms[name].dtype), name
+        assert (tuple(value.shape), value.dtype) == (self.forms[name].shape, self.forms[name].dtype), name
         return value
-
-
-class _Renamed(LazyTensors):
-    def __init__(self, source: LazyTensors, names: Mapping[str, str]) -> None:
-        self._source, self._names = source, dict(names)
-        self._forms = MappingProxyType({new: source.forms[old] for new, old in names.items()})
-
-    @property
-    def forms(self) -> Mapping[str, Form]:
-        return self._forms
-
-    def __getitem__(self, name: str) -> Tensor:
-        self.check_name(name)
-        return self._source[self._names[name]]
 
     def copy_into(self, name: str, target: Tensor) -> None:
         self.check_name(name)
-        self._source.copy_into(self._names[name], target)
+        if self._copy is None:
+            target.copy_(self[name])
+        else:
+            self._copy(name, target)
 
 
 def forms(state: Mapping[str, Tensor]) -> Mapping[str, Form]:
@@ -137,14 +137,8 @@ def changed(
     """
     if not isinstance(state, LazyTensors):
         return {name: change(name, value) for name, value in state.items()}
-    return _Changed(state, change, {name: shape(name, form) for name, form in state.forms.items()})
-
-
-class _Changed(Made):
-    def __init__(
-        self, source: LazyTensors, change: Callable[[str, Tensor], Tensor], forms: Mapping[str, Form]
-    ) -> None:
-        super().__init__(forms, lambda name: change(name, source[name]))
+    forms = {name: shape(name, form) for name, form in state.forms.items()}
+    return Made(forms, lambda name: change(name, state[name]))
 
 
 def cast(state: Mapping[str, Tensor], dtype: torch.dtype) -> Mapping[str, Tensor]:

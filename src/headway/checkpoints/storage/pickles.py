@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.headers import Entry, check_form
 from headway.checkpoints.storage.reading import open_regular
+from headway.checkpoints.storage.safetensors import Entry, check_form
 from headway.errors import CheckpointError
 
 _WRAPPERS = ("state_dict", "model")

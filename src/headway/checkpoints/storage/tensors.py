@@ -11,19 +11,17 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.headers import DTYPES, Entry, check_form, read_header
-from headway.checkpoints.storage.lazy import LazyTensors
+from headway.checkpoints.storage.files import json_text, write_file
+from headway.checkpoints.storage.lazy import LazyTensors, forms, renamed
 from headway.checkpoints.storage.pickles import looks_pickled, pickle_refused, read_pickle
 from headway.checkpoints.storage.reading import open_regular, read_json
+from headway.checkpoints.storage.safetensors import Entry, check_form, read_header, write_safetensors
 from headway.errors import CheckpointError
-
-__all__ = ["DTYPES", "INDEX", "SINGLE", "Entry", "Tensors", "open_tensors"]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -34,17 +32,15 @@ class Tensors(LazyTensors):
     """Named tensors of one checkpoint. Names, shapes and dtypes are known; a value is mapped from disk when
     asked for, and shares no memory with what others write."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries: Mapping[str, Entry] = MappingProxyType(dict(entries))
-        self._maps: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
+    forms: Mapping[str, Entry]
 
-    @property
-    def forms(self) -> Mapping[str, Entry]:
-        return self.entries
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        super().__init__(entries)
+        self._maps: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
 
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
-        entry = self.entries[name]
+        entry = self.forms[name]
         if entry.value is not None:
             return entry.value
         if not entry.nbytes:
@@ -58,7 +54,7 @@ class Tensors(LazyTensors):
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
         self.check_name(name)
-        entry = self.entries[name]
+        entry = self.forms[name]
         assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
         if entry.value is not None or not target.is_contiguous():
             target.copy_(self[name])
@@ -74,18 +70,12 @@ class Tensors(LazyTensors):
     def renamed(self, names: Mapping[str, str]) -> Tensors:
         """The same values under other names: {new name: name here}. Names that are not listed are left
         out."""
-        return Tensors({new: self.entries[old] for new, old in names.items()})
+        return Tensors({new: self.forms[old] for new, old in names.items()})
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that hold the values."""
-        return tuple(dict.fromkeys(entry.file for entry in self.entries.values()))
-
-    @property
-    def dtypes(self) -> dict[torch.dtype, int]:
-        """How many tensors there are of each dtype, the most frequent first."""
-        found = [entry.dtype for entry in self.entries.values()]
-        return {d: found.count(d) for d in sorted(set(found), key=lambda d: (-found.count(d), str(d)))}
+        return tuple(dict.fromkeys(entry.file for entry in self.forms.values()))
 
 
 def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
@@ -103,6 +93,35 @@ def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
     if path.name.endswith(".index.json"):
         return _open_shards(path, allow_pickle)
     return _open_file(path, allow_pickle)
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write into a folder being filled (see `atomic_folder`): one file, or shards of at most `shard_bytes`
+    each and their index. A tensor larger than `shard_bytes` gets a shard of its own. The names keep their
+    order."""
+    if shard_bytes <= 0:
+        raise CheckpointError(f"the largest shard must be a positive number of bytes, got {shard_bytes}")
+    shards: list[list[str]] = [[]]
+    room = shard_bytes
+    for name, form in forms(tensors).items():
+        nbytes = form.nbytes
+        if shards[-1] and nbytes > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        room -= nbytes
+    if len(shards) == 1:
+        write_safetensors(folder / SINGLE, tensors, metadata)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(folder / file, renamed(tensors, {name: name for name in names}), metadata)
+        weight_map.update(dict.fromkeys(names, file))
+    total = sum(form.nbytes for form in forms(tensors).values())
+    write_file(folder / INDEX, json_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
 def _weights_of(folder: Path, allow_pickle: bool) -> Path:
@@ -156,15 +175,15 @@ def _open_shards(index: Path, allow_pickle: bool) -> Tensors:
             f"{_some([f[:80] for f in missing])}; the download or copy is incomplete"
         )
     parts = {f: _open_file(folder / f, allow_pickle) for f in files}
-    absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].entries]
-    extra = [f"{n} (in {f})" for f, part in parts.items() for n in part.entries if listed.get(n) != f]
+    absent = [f"{name} (in {f})" for name, f in listed.items() if name not in parts[f].forms]
+    extra = [f"{n} (in {f})" for f, part in parts.items() for n in part.forms if listed.get(n) != f]
     if absent or extra:
         raise CheckpointError(
             f"{index} and its shards disagree: they belong to different saves"
             + (f"; listed but not there: {_some(absent)}" if absent else "")
             + (f"; there but not listed: {_some(extra)}" if extra else "")
         )
-    return Tensors({name: parts[f].entries[name] for name, f in listed.items()})
+    return Tensors({name: parts[f].forms[name] for name, f in listed.items()})
 
 
 def _map(path: Path, at: int, length: int) -> mmap.mmap:

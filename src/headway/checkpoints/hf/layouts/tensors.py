@@ -76,7 +76,9 @@ def imported(
         for n in lost
     ]
     _compare(there, wanted, names_here.unexpected(spare, other_head), path, "".join(tips))
-    return _Imported(tensors, rules, source, zeros, {n: found[source[n]].dtype for n in rules}, ours)
+    dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
+    known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
+    return _lazily(tensors, rules.values(), source, zeros, known)
 
 
 def left_out(names: TensorNames, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
@@ -177,40 +179,30 @@ class _Resolved:
         return {name for name in spare if not name.startswith(begin) and not name.endswith(places)}
 
 
-class _Imported(Made):
+def _lazily(
+    tensors: LazyTensors,
+    rules: Iterable[Rule],
+    source: Mapping[str, str],
+    zeros: Container[str],
+    ours: Mapping[str, Form],
+) -> Made:
     """Our tensors from theirs: `source` is where theirs is in `tensors`, `zeros` are those that are in no file."""
+    at = {name: (rule, i) for rule in rules for i, name in enumerate(rule.ours)}
 
-    def __init__(
-        self,
-        tensors: LazyTensors,
-        rules: Mapping[str, Rule],
-        source: Mapping[str, str],
-        zeros: Container[str],
-        dtypes: Mapping[str, torch.dtype],
-        ours: Mapping[str, Tensor],
-    ) -> None:
-        self._tensors = tensors
-        at = {name: (rule, i) for rule in rules.values() for i, name in enumerate(rule.ours)}
-        known = {n: Form(tuple(value.shape), dtypes[at[n][0].theirs]) for n, value in ours.items()}
+    def make(name: str) -> Tensor:
+        rule, i = at[name]
+        if rule.theirs in zeros:
+            return torch.zeros(ours[name].shape, dtype=ours[name].dtype)
+        return rule.split(tensors[source[rule.theirs]])[i]
 
-        def make(name: str) -> Tensor:
-            rule, i = at[name]
-            if rule.theirs in zeros:
-                return torch.zeros(known[name].shape, dtype=known[name].dtype)
-            return rule.split(tensors[source[rule.theirs]])[i]
-
-        super().__init__(known, make)
-        self._stored = {
-            name: source[rule.theirs]
-            for name, (rule, _) in at.items()
-            if rule.renames_only and rule.theirs not in zeros
-        }
-
-    def copy_into(self, name: str, target: Tensor) -> None:
-        if name in self._stored:  # piece by piece
-            self._tensors.copy_into(self._stored[name], target)
+    def copy(name: str, target: Tensor) -> None:
+        rule, _ = at[name]
+        if rule.renames_only and rule.theirs not in zeros:  # piece by piece
+            tensors.copy_into(source[rule.theirs], target)
         else:
-            super().copy_into(name, target)
+            target.copy_(make(name))
+
+    return Made(ours, make, copy)
 
 
 def _compare(

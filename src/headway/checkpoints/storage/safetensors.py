@@ -1,4 +1,5 @@
-"""Headers of safetensors files, checked to the last byte before a value is read.
+"""Safetensors files: headers, checked to the last byte before a value is read; and whole files, written tensor by
+tensor.
 
     8 bytes    N, little-endian
     N bytes    JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ..., "__metadata__": {...}}
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +23,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.lazy import Form
+from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.files import Put, write_file
+from headway.checkpoints.storage.lazy import Form, forms
 from headway.checkpoints.storage.reading import open_regular, parse_json, refuse_impostor
 from headway.errors import CheckpointError
 
@@ -148,3 +152,42 @@ def _span(path: Path, name: str, entry: Any) -> tuple[Form, int, int]:
 
 def _damaged(path: Path, fault: str) -> NoReturn:
     raise CheckpointError(f"{path} has a damaged safetensors header: {fault}; copy or download it again")
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write one safetensors file that does not exist yet, tensor by tensor (no second copy of all of them
+    in memory).
+
+    Equal tensors in equal order give an identical file. The widest dtypes come first, so that every value
+    is aligned.
+    """
+    known, names = forms(tensors), {dtype: name for name, dtype in DTYPES.items()}
+    order = sorted(known, key=lambda name: -known[name].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    at = 0
+    for name in order:
+        form = known[name]
+        if form.dtype not in names:
+            raise CheckpointError(
+                f"tensor {name} has dtype {form.dtype}, which safetensors files do not hold"
+            )
+        end = at + form.nbytes
+        header[name] = {"dtype": names[form.dtype], "shape": list(form.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def put_all(put: Put) -> None:
+        put(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            put(_bytes(tensors[name]))
+
+    write_file(path, put_all)
+
+
+def _bytes(tensor: Tensor) -> disk.Buffer:
+    if tensor.numel() == 0:
+        return b""
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
