@@ -13,8 +13,8 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints import inspect, load_folder, save_folder, spec_from_config
+from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, unsupported_by_transformers
-from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model, restore
 from headway.cli import run as cli
 from headway.cli.inspect import text as inspect_text

@@ -16,8 +16,7 @@ from headway.checkpoints import (
     spec_from_config,
     unsupported_by_transformers,
 )
-from headway.checkpoints.hf.config_keys import FieldMap
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts import LAYOUTS, FamilyRow, Layout, family_rows
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.cli import run

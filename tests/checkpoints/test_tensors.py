@@ -63,7 +63,7 @@ def test_every_dtype_there_and_back(tmp_path, dtype):
         open_tensors(tmp_path / "x.safetensors")["v"].view(torch.uint8), value.view(torch.uint8)
     )
     save_file({"v": value}, tmp_path / "y.safetensors")
-    entry = open_tensors(tmp_path / "y.safetensors").entries["v"]
+    entry = open_tensors(tmp_path / "y.safetensors").forms["v"]
     assert (entry.dtype, entry.shape) == (dtype, (5,))
 
 
@@ -75,8 +75,8 @@ def test_shards_by_size(tmp_path, limit):
     read = open_tensors(tmp_path / "m")
     same(dict(read), tensors)
     assert list(read) == list(tensors) or limit == 10**6
-    sizes = {f: sum(e.nbytes for e in read.entries.values() if e.file == f) for f in read.files}
-    counts = {f: sum(e.file == f for e in read.entries.values()) for f in read.files}
+    sizes = {f: sum(e.nbytes for e in read.forms.values() if e.file == f) for f in read.files}
+    counts = {f: sum(e.file == f for e in read.forms.values()) for f in read.files}
     assert all(size <= limit or counts[f] == 1 for f, size in sizes.items())
     assert read.nbytes == sum(sizes.values())
 

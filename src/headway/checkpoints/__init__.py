@@ -2,9 +2,9 @@
 
 from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
+from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.inspection import Inspection, inspect
-from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import atomic_folder, atomic_write, current_folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +14,11 @@ from typing import Any, Protocol, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported, imported, left_out
-from headway.checkpoints.hf.size_limits import check_stored
-from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
@@ -73,6 +73,38 @@ class Folder:
     unused: tuple[str, ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The tokenizer of a folder, file by file: what `save_folder` and `save_state` take.
+
+    With `context`, its `model_max_length` becomes that, where it has one."""
+
+    folder: Folder
+    context: int | None = None
+
+    @property
+    def bos(self) -> int | None:
+        """Id that begins a text, by generation_config.json."""
+        return self.folder.generation.get("bos_token_id")
+
+    @property
+    def eos(self) -> int | None:
+        """Id that ends a text, by generation_config.json."""
+        return self.folder.generation.get("eos_token_id")
+
+    def save(self, folder: Path) -> None:
+        """Copy its files into `folder`."""
+        for file in sorted(self.folder.path.iterdir()):
+            if not TOKENIZER_FILES.match(file.name):
+                continue
+            shutil.copy(file, folder / file.name)
+            if self.context is not None and file.name == "tokenizer_config.json":
+                config = read_json(file)
+                if "model_max_length" in config:
+                    text = json_text({**config, "model_max_length": self.context})
+                    (folder / file.name).write_text(text, encoding="utf-8")
+
+
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
     """Read and check a folder; no weights are read yet (tied weights, when both are stored, are compared).
 
@@ -100,7 +132,6 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         spec = spec.with_head(head)
     tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(config)
     with naming(folder / "config.json", but=(CheckpointError,)):
-        check_stored(spec, tensors, path)
         found = imported(names, tensors, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
     generation = folder / "generation_config.json"

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_folder, save_state
-from headway.checkpoints.folder import check_target
+from headway.checkpoints.folder import TokenizerFiles, check_target
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
-from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec, cost
 from headway.patterns import Global

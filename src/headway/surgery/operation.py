@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state
-from headway.checkpoints.folder import check_target
+from headway.checkpoints.folder import TokenizerFiles, check_target
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import fill
-from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.choice import Choice
 from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError

@@ -15,16 +15,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import SHARD_BYTES, SavesItself, check_target, load_folder, save_state
+from headway.checkpoints.folder import (
+    SHARD_BYTES,
+    SavesItself,
+    TokenizerFiles,
+    check_target,
+    load_folder,
+    save_state,
+)
 from headway.checkpoints.formats import llama2c, meta
-from headway.checkpoints.grouping import repeat_kv_heads
+from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
-from headway.checkpoints.pairing import change_pairing
 from headway.checkpoints.restore import fill, load_model
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.lazy import cast, forms
 from headway.checkpoints.storage.tensors import open_tensors
-from headway.checkpoints.tokenizer_files import TokenizerFiles
 from headway.errors import CheckpointError
 from headway.models import Decoder, ModelSpec
 from headway.positions import Pairing, Rotary

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.formats.meta import MetaModel
-from headway.checkpoints.hf.size_limits import MOST
+from headway.checkpoints.hf.config_keys import MOST
 from headway.checkpoints.storage.reading import naming, open_regular, refuse_impostor
 from headway.checkpoints.storage.safetensors import Entry
 from headway.checkpoints.storage.tensors import Tensors

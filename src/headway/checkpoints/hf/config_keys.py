@@ -1,13 +1,17 @@
-"""Keys of `config.json`: those that are fields of a spec, in one table that is read and written, and those that change
-nothing in any family."""
+"""Keys of `config.json`: typed access to them, those that are fields of a spec, in one table that is read and written,
+and those that change nothing in any family.
+
+Sizes that no model has are refused before anything of that size is made, not even on the device "meta".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from sys import float_info
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from headway.checkpoints.hf.config_reader import ConfigReader
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 
@@ -33,6 +37,63 @@ DECODER: FieldMap = {**SIZES, "attention_dropout": "attention_dropout", "tied": 
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""
+MOST: Mapping[str, int] = MappingProxyType({"layer": 10_000, "head": 65_536, "head_dim": 65_536})
+"""By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
+MOST_ELSEWHERE = 2**31 - 1
+Fields = TypeVar("Fields", bound=Mapping[str, object])
+
+
+def checked_sizes(fields: Fields) -> Fields:
+    """The same fields of a `ModelSpec`. Raises ConfigError for a whole number that is larger than any model's:
+    10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
+    for name, value in fields.items():
+        most = next((n for end, n in MOST.items() if name.removesuffix("s").endswith(end)), MOST_ELSEWHERE)
+        if isinstance(value, int) and value > most:
+            raise ConfigError(f"config.json: {name} is {value:,}, and at most {most:,} are read")
+    return fields
+
+
+class ConfigReader:
+    """Typed access to a config, with the family's defaults for what is absent."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.config, self.defaults = config, defaults
+
+    def get(self, key: str) -> Any:
+        return self.config[key] if key in self.config else self.defaults.get(key)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f'config.json lacks "{key}"')
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
+        return checked_sizes({key: value})[key]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ConfigError(f'config.json lacks "{key}"')
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= float_info.max:
+            raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if value not in (True, False, None):
+            raise ConfigError(f'config.json: "{key}" must be true or false, got {value!r}')
+        return bool(value)
+
+    def switch(self, switch: bool | str) -> bool:
+        return self.flag(switch) if isinstance(switch, str) else switch
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.get(key) or default
+        if not isinstance(value, str):
+            raise ConfigError(f'config.json: "{key}" must be text, got {value!r}')
+        return value
 
 
 def names(keys: FieldMap) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from headway.attention.linear_attention import LinearAttentionSpec
-from headway.checkpoints.hf.config_keys import OURS
-from headway.checkpoints.hf.size_limits import checked_sizes
+from headway.checkpoints.hf.config_keys import OURS, checked_sizes
 from headway.checkpoints.hf.upgrade import FORMAT, upgraded_spec
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec

@@ -48,9 +48,9 @@ def _renamed_kinds(value: Any) -> Any:
     return {**new, "kind": RENAMED_KINDS[kind]} if isinstance(kind, str) and kind in RENAMED_KINDS else new
 
 
-def parameter_name(name: str) -> str:
-    """A parameter's name in format 1 as it is now."""
-    for old, new in RENAMED_TENSORS.items():
+def parameter_name(name: str, renamed: Mapping[str, str] = RENAMED_TENSORS) -> str:
+    """A parameter's name in an old file, by default of format 1, as it is now; `renamed` are the ends that differ."""
+    for old, new in renamed.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name

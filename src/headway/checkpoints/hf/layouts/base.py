@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import HARMLESS, OURS, FieldMap, names, read_fields, write_fields
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import (
+    HARMLESS,
+    OURS,
+    ConfigReader,
+    FieldMap,
+    checked_sizes,
+    names,
+    read_fields,
+    write_fields,
+)
 from headway.checkpoints.hf.layouts.rules import TensorNames
-from headway.checkpoints.hf.size_limits import checked_sizes
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import Pairing

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import activation
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, activation
 from headway.checkpoints.hf.layouts.encoders import (
     CLASSES,
     CLS,

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import SIZES, FieldMap, activation, gelu_new
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, FieldMap, activation, gelu_new
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Modules, Rule, TensorNames, module_rules, within
 from headway.errors import ConfigError

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import (
     Modules,

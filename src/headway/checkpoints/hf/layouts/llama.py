@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
-from headway.checkpoints.hf.config_keys import SIZES, FieldMap, names
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, FieldMap, names
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.hf.config_keys import DECODER, FieldMap
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import (
     ROPE,

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import HARMLESS, FieldMap
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError, did_you_mean

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.hf.config_keys import FieldMap, gelu_new
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, within
 from headway.models import ModelSpec

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import DECODER, FieldMap, gelu_new
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
 from headway.checkpoints.hf.layouts.rules import decoder_names, same

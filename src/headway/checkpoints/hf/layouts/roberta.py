@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.layouts.encoders import (
     DEFAULTS,
     LM_HEAD,

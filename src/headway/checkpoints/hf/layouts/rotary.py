@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.checkpoints.hf.rope import Rope, read_rope, write_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec

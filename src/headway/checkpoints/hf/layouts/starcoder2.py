@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import DECODER, FieldMap
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.rules import decoder_names

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headway.checkpoints.hf.config_keys import FieldMap
-from headway.checkpoints.hf.config_reader import ConfigReader
+from headway.checkpoints.hf.config_keys import ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, module_rules, same, within
 from headway.errors import ConfigError, did_you_mean

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
+from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
-from headway.models import ModelSpec
+from headway.models import ModelSpec, cost
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],
@@ -32,6 +33,7 @@ def imported(
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for tied tensors and constants that differ."""
+    _check_stored(spec, tensors, path)
     tensors = _with_new_names(names, tensors, path)
     found = dict(forms(tensors))
     names_here = _Resolved.of_file(names, spec, found)
@@ -83,7 +85,7 @@ def imported(
 
 def left_out(names: TensorNames, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
     """Names in a checkpoint that `imported` does not read: what its model has and this one has not."""
-    modern = {_new_name(names, name): name for name in tensors.forms}
+    modern = {parameter_name(name, names.renamed): name for name in tensors.forms}
     here = _Resolved.of_file(names, spec, modern)
     read = {*here.rules, *here.pairs, *here.constant_shapes}
     return tuple(old for new, old in modern.items() if new not in read)
@@ -205,6 +207,20 @@ def _lazily(
     return Made(ours, make, copy)
 
 
+def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path) -> None:
+    """Raise CheckpointError for a spec of more layers than there are tensors, or of 2^60 parameters and more:
+    names and shapes of such a model cannot be listed."""
+    if spec.layers > len(tensors):
+        raise CheckpointError(
+            f"{path}: config.json has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
+        )
+    if cost.parameter_count(spec) >= 2**60:
+        raise CheckpointError(
+            f"{path}: config.json has {cost.parameter_count(spec):.3g} parameters, but the weights are "
+            f"{tensors.nbytes:,} bytes"
+        )
+
+
 def _compare(
     found: Mapping[str, Form], wanted: Mapping[str, tuple[int, ...]], spare: set[str], path: Path, tip: str
 ) -> None:
@@ -232,18 +248,11 @@ def _with_new_names(names: TensorNames, tensors: LazyTensors, path: Path) -> Laz
     """The same under today's names. Raises CheckpointError for one that is there under both."""
     modern: dict[str, str] = {}
     for old in tensors.forms:
-        new = _new_name(names, old)
+        new = parameter_name(old, names.renamed)
         if new in modern:
             raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
         modern[new] = old
     return tensors if all(new == old for new, old in modern.items()) else tensors.renamed(modern)
-
-
-def _new_name(names: TensorNames, name: str) -> str:
-    for old, new in names.renamed.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
 
 
 def _is_constant(found: Tensor, value: Tensor) -> bool:

@@ -1,5 +1,4 @@
-"""A whole checkpoint from one rotary pairing to another: everything that lives in the basis of a head,
-nothing else.
+"""A whole checkpoint in another rotary pairing, or with more kv heads: the same function, exactly.
 
 Legend: H query heads, K kv heads, D per head, M width.
 """
@@ -14,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.lazy import changed
+from headway.checkpoints.storage.lazy import Form, changed
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary, to_pairing
@@ -44,6 +43,7 @@ _OUTPUT = (
 # leaves that do not touch the output basis
 _INPUT = ("lora_A.weight", "lora_A.default.weight")
 _NAME = re.compile(rf"(?:^|\.)({'|'.join(_MODULES)})\.(.+)$")
+_KEYS_VALUES = re.compile(r"(?:^|\.)(k_proj|v_proj)\.(weight|bias)$")
 
 
 def change_pairing(
@@ -95,3 +95,35 @@ def _turned(name: str, tensor: Tensor, spec: ModelSpec, rotary: Rotary, target: 
         return torch.cat((turned(q, spec.heads), turned(k, spec.kv_heads), v))
     heads = _MODULES[module]
     return turned(tensor, heads if isinstance(heads, int) else int(getattr(spec, heads)))
+
+
+def repeat_kv_heads(
+    state: Mapping[str, Tensor], spec: ModelSpec, kv_heads: int
+) -> tuple[Mapping[str, Tensor], ModelSpec]:
+    """The same function with `kv_heads` key and value heads, each of the K there are repeated kv_heads / K times.
+
+    Query head h reads kv head floor(h K / H); repetition puts a copy of that head at floor(h kv_heads / H). From
+    GQA or MQA to MHA it is kv_heads = H. Rows of key and value weights [K*D, M] and biases [K*D] are repeated,
+    lazily where the state is. Raises CheckpointError where `kv_heads` is no multiple of K or does not divide H:
+    fewer heads, and other numbers, are no repetition and would be another function.
+    """
+    if kv_heads < 1 or kv_heads % spec.kv_heads or spec.heads % kv_heads:
+        possible = [n for n in range(spec.kv_heads, spec.heads + 1, spec.kv_heads) if spec.heads % n == 0]
+        raise CheckpointError(
+            f"{spec.kv_heads} kv heads cannot become {kv_heads} by repetition under {spec.heads} query heads: possible "
+            f"are {', '.join(map(str, possible))}; fewer heads are another function"
+        )
+    times = kv_heads // spec.kv_heads
+
+    def repeated(name: str, value: Tensor) -> Tensor:
+        if _KEYS_VALUES.search(name) is None or times == 1:
+            return value
+        heads = value.reshape(spec.kv_heads, spec.head_dim, *value.shape[1:])
+        return heads.repeat_interleave(times, 0).flatten(0, 1)
+
+    def form(name: str, given: Form) -> Form:
+        if _KEYS_VALUES.search(name) is None:
+            return given
+        return Form((given.shape[0] * times, *given.shape[1:]), given.dtype)
+
+    return changed(state, repeated, form), replace(spec, kv_heads=kv_heads)
