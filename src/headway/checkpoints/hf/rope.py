@@ -16,11 +16,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from headway.checkpoints.hf.config_keys import ConfigReader
 from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
 from headway.positions import DynamicNTK, LinearScaling, Llama3, LongRope, Rotary, Scaling, YaRN
 
 DEFAULT_THETA = 10000.0
 TRAINED = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
+ROPE = ("max_position_embeddings", TRAINED, "rope_theta", "rope_scaling", "rope_parameters")
+"""The keys that are read."""
 
 
 @dataclass(frozen=True)
@@ -64,110 +69,99 @@ KINDS: Mapping[str, RopeKind] = MappingProxyType(
 _NAMES = {kind.scaling: name for name, kind in KINDS.items()}
 
 
-@dataclass(frozen=True)
-class Rope:
-    """The positions of a config: the rotation, and the tokens per row that it is meant to serve.
+def read_rope(
+    given: ConfigReader, head_dim: int, *, share: float | None = None, theta: object = None
+) -> dict[str, Any]:
+    """The fields `positions` and `trained_context` of a `config.json`: the rotation, and the tokens per row that it is
+    meant to serve. (The context before scaling, where a scaling is anchored at it, is the scaling's own.)
 
-    The context before scaling, where a scaling is anchored at it, is the scaling's own `trained_context`.
-    """
-
-    rotary: Rotary
-    context: int
-
-
-def read_rope(config: Mapping[str, Any], *, max_positions: int, head_dim: int) -> Rope:
-    """The rotary positions of a `config.json`. Raises ConfigError naming the key and the numbers that
-    disagree."""
+    share: of each head, rotated unless `rope_parameters` give another; None where the family rotates whole heads.
+    theta: unless a key gives it; None is 10,000.
+    Raises ConfigError naming the key and the numbers that disagree."""
+    config, longest = given.config, given.whole("max_position_embeddings")
     where, values = _values(config)
-    theta = _theta(config, where, values)
-    kind_name = _kind_name(where, values)
-    kind = KINDS[kind_name]
-    given = {
+    theta = _theta(where, values.get("rope_theta"), config.get("rope_theta"), theta)
+    name = _kind_name(where, values)
+    kind = KINDS[name]
+    options = {
         k: v for k, v in values.items() if k not in ("type", "rope_type", "rope_theta") and v is not None
     }
-    partial = given.pop("partial_rotary_factor", None)
-    if partial not in (None, 1, 1.0):
-        raise ConfigError(
-            f"{where}: partial_rotary_factor {partial} is not a property of this family: "
-            "transformers would not honour it"
-        )
-    for key in given:
+    dims = _rotated(where, options.pop(PARTIAL, None), share, head_dim)
+    for key in options:
         if key not in kind.keys:
-            hint = did_you_mean(key, kind.keys)
             raise ConfigError(
-                f'{where}: unknown key "{key}"{hint} for rope_type "{kind_name}"; known are '
+                f'{where}: unknown key "{key}"{did_you_mean(key, kind.keys)} for rope_type "{name}"; known are '
                 + (", ".join(kind.keys) or "none")
             )
-    if missing := [key for key in kind.required if key not in given]:
-        raise ConfigError(f'{where}: rope_type "{kind_name}" needs {", ".join(missing)}')
-    trained = _whole(where, TRAINED, given.pop(TRAINED, None))
+    if missing := [key for key in kind.required if key not in options]:
+        raise ConfigError(f'{where}: rope_type "{name}" needs {", ".join(missing)}')
+    trained = _whole(where, TRAINED, options.pop(TRAINED, None))
     top = _whole("config", TRAINED, config.get(TRAINED))
     if top is not None and trained is not None and top != trained:
         raise ConfigError(f"{TRAINED} is {top} at the top of the config but {trained} in {where}")
-    trained = trained if trained is not None else top
-    if kind.scaling is None and trained not in (None, max_positions):
-        raise ConfigError(f"{TRAINED} is {trained}, but there is no rope scaling that it could belong to")
-    if kind.scaling is None:
-        return Rope(Rotary(theta, pairing="halves"), max_positions)
-    if kind_name == "dynamic" and trained not in (None, max_positions):
+    anchor = next((n for n in (trained, top) if n is not None), longest)
+    if kind.scaling is None and anchor != longest:
+        raise ConfigError(f"{TRAINED} is {anchor}, but there is no rope scaling that it could belong to")
+    if name == "dynamic" and anchor != longest:
         raise ConfigError(
-            f"{where}: rope_type dynamic is anchored at max_position_embeddings ({max_positions}), "
-            f"but {TRAINED} is {trained}; set both to the trained context"
+            f"{where}: rope_type dynamic is anchored at max_position_embeddings ({longest}), "
+            f"but {TRAINED} is {anchor}; set both to the trained context"
         )
-    anchor = max_positions if trained is None else trained
-    for key in ("short_factor", "long_factor"):
-        _check_factors(where, key, given, head_dim)
-    if kind_name in ("yarn", "longrope"):
-        given["factor"] = _stretch(where, kind_name, given.get("factor"), anchor, max_positions)
-    if kind_name != "linear":
-        given["trained_context"] = anchor
+    for key in {"short_factor", "long_factor"} & options.keys():
+        options[key] = _factors(where, key, options[key], head_dim)
+    if name in ("yarn", "longrope"):
+        options["factor"] = _stretch(where, name, options.get("factor"), anchor, longest)
+    if name not in ("default", "linear"):
+        options["trained_context"] = anchor
     try:
-        scaling = kind.scaling(**given)
+        scaling = None if kind.scaling is None else kind.scaling(**options)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if kind_name == "linear" and anchor not in (max_positions, round(max_positions / given["factor"])):
+    if name == "linear" and anchor not in (longest, round(longest / options["factor"])):
         raise ConfigError(
-            f"{where}: {TRAINED} {anchor} x factor {given['factor']} is not max_position_embeddings {max_positions}; "
+            f"{where}: {TRAINED} {anchor} x factor {options['factor']} is not max_position_embeddings {longest}; "
             "rope_type linear does not need it: remove it"
         )
-    longest = max_positions
-    if kind_name == "dynamic" or (kind_name == "yarn" and anchor == max_positions):
-        longest = round(given["factor"] * anchor)
-    return Rope(Rotary(theta, pairing="halves", scaling=scaling), longest)
+    if name == "dynamic" or (name == "yarn" and anchor == longest):
+        longest = round(options["factor"] * anchor)
+    return {
+        "positions": Rotary(theta, pairing="halves", scaling=scaling, dims=dims),
+        "trained_context": longest,
+    }
 
 
-def write_rope(rotary: Rotary, context: int) -> dict[str, Any]:
-    """The keys of `config.json` for a rotation: `rope_parameters` for new readers, `rope_theta` and
+def write_rope(spec: ModelSpec, *, share: str | None = None) -> dict[str, Any]:
+    """The keys of `config.json` for rotary positions: `rope_parameters` for new readers, `rope_theta` and
     `rope_scaling` (for linear and dynamic with exactly the two keys that the oldest readers accept) for old
-    ones."""
-    keys: dict[str, Any] = {"max_position_embeddings": context, "rope_theta": rotary.theta}
-    scaling = rotary.scaling
+    ones; under `share`, too, the share of each head that is rotated. Other positions get the usual keys, which
+    reading will notice."""
+    rotary = spec.positions if isinstance(spec.positions, Rotary) else Rotary(pairing="halves")
+    context, scaling = spec.trained_context, rotary.scaling
+    values: dict[str, Any] = {}
     name = _NAMES[None if scaling is None else type(scaling)]
-    if scaling is None:
-        return {
-            **keys,
-            "rope_scaling": None,
-            "rope_parameters": {"rope_type": "default", "rope_theta": rotary.theta},
-        }
-    kind, values = KINDS[name], {}
+    kind = KINDS[name]
     for key in kind.keys:
         value = getattr(scaling, "trained_context", None) if key == TRAINED else getattr(scaling, key)
         default = getattr(type(scaling), key, None)
         if value is not None and (key in kind.required or key in (TRAINED, "factor") or value != default):
             values[key] = list(value) if isinstance(value, tuple) else value
-    if name in ("linear", "dynamic"):
-        values.pop(TRAINED, None)
-        old = {"type": name, **values}
-    else:
-        old = {"rope_type": name, **values}
     if isinstance(scaling, DynamicNTK):
-        keys["max_position_embeddings"] = scaling.trained_context
+        context = values.pop(TRAINED)
     if isinstance(scaling, YaRN):  # readers compare the factor with the ratio of the two contexts
         product = scaling.factor * scaling.trained_context
         whole = abs(product - round(product)) < 1e-6 * product
-        keys["max_position_embeddings"] = round(product) if whole else scaling.trained_context
-    new = {"rope_type": name, "rope_theta": rotary.theta, **values}
-    return {**keys, "rope_scaling": old, "rope_parameters": new}
+        context = round(product) if whole else scaling.trained_context
+    old = {"type" if name in ("linear", "dynamic") else "rope_type": name, **values}
+    keys: dict[str, Any] = {
+        "max_position_embeddings": context,
+        "rope_theta": rotary.theta,
+        "rope_scaling": None if scaling is None else old,
+        "rope_parameters": {"rope_type": name, "rope_theta": rotary.theta, **values},
+    }
+    if share is not None:
+        keys[share] = rotary.rotated_dims(spec.head_dim) / spec.head_dim
+        keys["rope_parameters"][PARTIAL] = keys[share]
+    return keys
 
 
 def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -186,12 +180,10 @@ def _values(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         for value in (old, new):
             value.pop("type", None)
             value.pop("rope_theta", None)
+        new.pop(PARTIAL, None)  # only new readers have it here
         if old != new:
             raise ConfigError(f"rope_scaling and rope_parameters disagree: {old} and {new}; keep one of them")
-    for key in ("rope_parameters", "rope_scaling"):
-        if key in found:
-            return key, found[key]
-    return "rope_parameters", {}
+    return found.popitem() if found else ("rope_parameters", {})
 
 
 def _unnested(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,17 +198,30 @@ def _unnested(key: str, value: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _theta(config: Mapping[str, Any], where: str, values: Mapping[str, Any]) -> float:
-    inner, top = values.get("rope_theta"), config.get("rope_theta")
-    for value in (inner, top):
+def _theta(where: str, inner: object, top: object, usual: object) -> float:
+    for value in (inner, top, usual):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ConfigError(f"{where}: rope_theta must be a number, got {value!r}")
     if inner is not None and top is not None and inner != top:
         raise ConfigError(
             f"rope_theta is {top} at the top of the config but {inner} in {where}; keep one of them"
         )
-    theta = inner if inner is not None else top
-    return DEFAULT_THETA if theta is None else theta
+    return next((value for value in (inner, top, usual) if isinstance(value, int | float)), DEFAULT_THETA)
+
+
+def _rotated(where: str, partial: object, share: float | None, head_dim: int) -> int | None:
+    """The dims of a head that are rotated; None for all."""
+    if (share is None or where == "rope_scaling") and partial not in (None, 1):
+        raise ConfigError(
+            f"{where}: {PARTIAL} {partial} is not a property of this family: transformers would not honour it"
+        )
+    if share is None:
+        return None
+    share = ConfigReader({PARTIAL: partial}, {}).number(PARTIAL, share)
+    if share > 1:
+        raise ConfigError(f"config.json: {share:g} of each head is to be rotated, and at most 1 can be")
+    dims = int(head_dim * share)
+    return None if dims == head_dim else dims
 
 
 def _kind_name(where: str, values: Mapping[str, Any]) -> str:
@@ -225,7 +230,7 @@ def _kind_name(where: str, values: Mapping[str, Any]) -> str:
         raise ConfigError(f'{where}: type is "{old}" but rope_type is "{new}"; keep one of them')
     name = new if new is not None else old
     if name is None:
-        if set(values) - {"rope_theta", "partial_rotary_factor"}:
+        if set(values) - {"rope_theta", PARTIAL}:
             raise ConfigError(
                 f"{where} has no rope_type, but {', '.join(values)}; known types are {', '.join(KINDS)}"
             )
@@ -244,14 +249,11 @@ def _whole(where: str, key: str, value: object) -> int | None:
     return int(value)
 
 
-def _check_factors(where: str, key: str, given: dict[str, Any], head_dim: int) -> None:
-    if key not in given:
-        return
-    value = given[key]
+def _factors(where: str, key: str, value: object, head_dim: int) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or len(value) != head_dim // 2:
         what = f"{len(value)} numbers" if isinstance(value, list | tuple) else repr(value)
         raise ConfigError(f"{where}: {key} must list head_dim / 2 = {head_dim // 2} numbers, got {what}")
-    given[key] = tuple(value)
+    return tuple(value)
 
 
 def _stretch(where: str, kind: str, factor: object, trained: int, longest: int) -> float:

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from headway.checkpoints.hf.config_keys import SIZES, ConfigReader, FieldMap, names
 from headway.checkpoints.hf.layouts.base import Inexpressible, Layout
-from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.tensors import OWN_NAMES
-from headway.checkpoints.hf.rope import read_rope
+from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
@@ -62,13 +61,11 @@ def _read(given: ConfigReader, kind: str, *, windows: Windows) -> dict[str, Any]
             "and head_dim is not given"
         )
     head_dim = given.whole("head_dim", width // heads)
-    rope = read_rope(given.config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)
     return {
         "kv_heads": given.whole("num_key_value_heads", heads),
         "head_dim": head_dim,
         "patterns": _read_windows(given, windows),
-        "positions": rope.rotary,
-        "trained_context": rope.context,
+        **read_rope(given, head_dim),
         "attention_dropout": given.number("attention_dropout", 0.0),
     }
 
@@ -133,7 +130,7 @@ def _write(spec: ModelSpec, *, windows: Windows, head_dim: bool, heads_divide: b
         raise Inexpressible("head_dim")
     return {
         "num_key_value_heads": spec.kv_heads,
-        **write_rotary(spec),
+        **write_rope(spec),
         "attention_dropout": spec.attention_dropout,
         "use_cache": True,
         **({"head_dim": spec.head_dim} if head_dim else {}),

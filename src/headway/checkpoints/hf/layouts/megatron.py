@@ -16,15 +16,8 @@ import torch
 
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rotary import (
-    ROPE,
-    read_partial,
-    rope_parameters,
-    write_partial,
-    write_rotary,
-)
 from headway.checkpoints.hf.layouts.rules import Modules, TensorNames, decoder_names
-from headway.checkpoints.hf.rope import read_rope
+from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.positions import LinearBias
@@ -114,12 +107,13 @@ def _read_falcon(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     head_dim = max(width // heads, 1)
     size, alibi = given.whole("max_position_embeddings"), given.flag("alibi")
-    rope = read_rope(given.config, max_positions=size, head_dim=head_dim)
+    rope = read_rope(given, head_dim)
+    bias = {"positions": _slopes(heads, head_dim, size), "trained_context": size} if alibi else {}
     return {
         "hidden": given.whole("ffn_hidden_size", 4 * width),
         **_blocks(given, heads),
-        "positions": _slopes(heads, head_dim, size) if alibi else rope.rotary,
-        "trained_context": size if alibi else rope.context,
+        **rope,
+        **bias,
     }
 
 
@@ -171,7 +165,7 @@ def _write_falcon(spec: ModelSpec) -> dict[str, Any]:
         "multi_query": spec.kv_heads == 1,
         "num_kv_heads": spec.kv_heads if new else spec.heads,
         "alibi": isinstance(spec.positions, LinearBias),
-        **write_rotary(spec),
+        **write_rope(spec),
     }
 
 
@@ -217,27 +211,17 @@ NEOX_KEYS: FieldMap = {
 
 
 def _read_neox(given: ConfigReader, kind: str) -> dict[str, Any]:
-    width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    theta = given.get("rotary_emb_base")
-    base = {} if theta is None or "rope_theta" in given.config else {"rope_theta": theta}
-    rope = read_partial(
-        given,
-        given.number("rotary_pct"),
-        max(width // heads, 1),
-        **({} if "rope_theta" in rope_parameters(given) else base),
-    )
+    head_dim = max(given.whole("hidden_size") // given.whole("num_attention_heads"), 1)
     return {
         "order": "parallel" if given.flag("use_parallel_residual") else "pre",
-        "positions": rope.rotary,
-        "trained_context": rope.context,
+        **read_rope(given, head_dim, share=given.number("rotary_pct"), theta=given.get("rotary_emb_base")),
     }
 
 
 def _write_neox(spec: ModelSpec) -> dict[str, Any]:
-    keys, share = write_partial(spec)
+    keys = write_rope(spec, share="rotary_pct")
     return {
         **keys,
-        "rotary_pct": share,
         "rotary_emb_base": keys["rope_theta"],
         "use_parallel_residual": spec.order == "parallel",
     }

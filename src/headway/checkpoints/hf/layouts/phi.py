@@ -7,8 +7,8 @@ from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap, gelu_new
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rotary import PARTIAL, ROPE, read_partial, write_partial
 from headway.checkpoints.hf.layouts.rules import decoder_names, same
+from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
 from headway.models import ModelSpec
 
 KEYS: FieldMap = {
@@ -27,19 +27,15 @@ MODULES = {
 
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
-    rope = read_partial(given, given.number(PARTIAL), max(width // heads, 1), partial_rotary_factor=None)
     return {
         "kv_heads": given.whole("num_key_value_heads", heads),
-        "positions": rope.rotary,
-        "trained_context": rope.context,
+        **read_rope(given, max(width // heads, 1), share=given.number(PARTIAL)),
     }
 
 
 def _write(spec: ModelSpec) -> dict[str, Any]:
-    keys, share = write_partial(spec)
     return {
-        **keys,
-        PARTIAL: share,
+        **write_rope(spec, share=PARTIAL),
         "num_key_value_heads": spec.kv_heads,
         "hidden_act": gelu_new(spec.activation),
     }

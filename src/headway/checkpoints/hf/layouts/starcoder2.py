@@ -7,9 +7,8 @@ from typing import Any
 
 from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
-from headway.checkpoints.hf.layouts.rotary import ROPE, write_rotary
 from headway.checkpoints.hf.layouts.rules import decoder_names
-from headway.checkpoints.hf.rope import read_rope
+from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
 from headway.models import ModelSpec
 
@@ -29,12 +28,10 @@ MODULES = {**{name: name for name in SAME}, "mlp.up_proj": "mlp.c_fc", "mlp.down
 def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     width, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     head_dim = given.whole("head_dim", max(width // heads, 1))
-    rope = read_rope(given.config, max_positions=given.whole("max_position_embeddings"), head_dim=head_dim)
     return {
         "head_dim": head_dim,
         "patterns": from_foreign("huggingface sliding_window", given.get("sliding_window")),
-        "positions": rope.rotary,
-        "trained_context": rope.context,
+        **read_rope(given, head_dim),
     }
 
 
@@ -42,7 +39,7 @@ def _write(spec: ModelSpec) -> dict[str, Any]:
     return {
         "head_dim": spec.head_dim,
         "sliding_window": last_keys_if_any(spec.patterns[0]),
-        **write_rotary(spec),
+        **write_rope(spec),
     }
 
 
