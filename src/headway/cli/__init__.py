@@ -28,8 +28,8 @@ class Command(NamedTuple):
     """One command.
 
     help    its line of `headway --help`
-    module  defines `command`: a function whose signature `typer` reads (or a click command). What it returns is
-            the exit code (None is 0)
+    module  defines `command`, or what its name is followed by ("module:name"): a function whose signature `typer`
+            reads (or a click command). What it returns is the exit code (None is 0)
     """
 
     help: str
@@ -42,10 +42,10 @@ COMMANDS: dict[str, Command] = {
     ),
     "generate": Command("Continue a prompt", "headway.cli.generate"),
     "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
-    "fill-mask": Command("Find words for masked places", "headway.cli.fill_mask"),
-    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.classify"),
-    "answer": Command("Find the answer to a question in a text", "headway.cli.answer"),
-    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.embed"),
+    "fill-mask": Command("Find words for masked places", "headway.cli.encoders:fill_mask"),
+    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
+    "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
+    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
     "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.eval"),
     "convert": Command(
@@ -139,7 +139,8 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
 
     from headway.cli._shared import application
 
-    given: Any = importlib.import_module(entry.module).command
+    module, _, function = entry.module.partition(":")
+    given: Any = getattr(importlib.import_module(module), function or "command")
     if not hasattr(given, "make_context"):
         app = application()
         app.command()(given)

@@ -7,16 +7,15 @@ A command whose first parameter is a dataclass of them has these, besides its ow
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ArgumentInfo
 
 from headway.cli._shared import read_texts, set_threads
-
-T = TypeVar("T")
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
@@ -62,56 +61,70 @@ LimitOption = Annotated[
 ]
 
 
-def with_options(function: Callable[..., T]) -> Callable[..., T]:
-    """A command: the function's first parameter, a dataclass, becomes the arguments and options of its fields. Its
-    arguments come before the function's own, its options after them."""
-    first, *own = inspect.signature(function).parameters.values()
-    shared = inspect.signature(first.annotation).parameters
-
-    def command(**given: Any) -> T:
-        return function(first.annotation(**{name: given.pop(name) for name in shared}), **given)
-
-    def is_argument(parameter: inspect.Parameter) -> bool:
-        return isinstance(parameter.annotation.__metadata__[0], typer.models.ArgumentInfo)
-
-    arguments = [p for p in shared.values() if is_argument(p)]
-    options = [p for p in shared.values() if not is_argument(p)]
-    parameters = [*arguments, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *options]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelRun:
-    """A model of any task, and how it is computed."""
+    """The model that a command runs, and how."""
 
     model: ModelArgument
     dtype: DtypeOption = None
     threads: ThreadsOption = None
     backend: BackendOption = "auto"
 
-    def load(self, task: str | None = None, **more: Any) -> Any:
-        """`headway.load` with these options."""
+    def load(self, **more: Any) -> Any:
+        """`headway.load` with these options, and more."""
         set_threads(self.threads)
         from headway.api import load
 
-        return load(self.model, task=task, dtype=self.dtype, backend=self.backend, **more)
+        return load(self.model, dtype=self.dtype, backend=self.backend, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextsRun(ModelRun):
-    """A model and the texts that it reads."""
+class BatchRun(ModelRun):
+    """A model that reads rows in batches, and a report."""
+
+    batch_size: BatchSizeOption = 32
+    json: JsonOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsRun(BatchRun):
+    """A model that reads texts."""
 
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="TEXT", help="texts; from standard input, one a line, when there are none"),
     ] = None
     file: Annotated[Path | None, typer.Option("--file", help="texts, one a line (.gz may be read)")] = None
-    batch_size: BatchSizeOption = 32
-    json: JsonOption = False
 
     def read(self) -> list[str]:
-        """The texts. Raises DataError when there are none."""
+        """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
         return read_texts(self.texts, self.file)
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command: the fields of the function's first parameter, a dataclass of options, are the command's arguments
+    and options, its arguments the first and its options the last."""
+    first, *own = inspect.signature(function).parameters.values()
+    group = inspect.signature(first.annotation).parameters
+
+    def command(**given: Any) -> Any:
+        return function(first.annotation(**{name: given.pop(name) for name in group}), **given)
+
+    arguments = [p for p in (*group.values(), *own) if _is_argument(p)]
+    options = [p for p in (*own, *group.values()) if not _is_argument(p)]
+    return with_parameters(command, [*arguments, *options], function)
+
+
+def with_parameters(
+    command: Callable[..., Any], parameters: Sequence[inspect.Parameter], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`command(**given)` as typer reads it: with these parameters, and the name and help text of `function`."""
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in keywords}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    return any(isinstance(item, ArgumentInfo) for item in get_args(parameter.annotation))

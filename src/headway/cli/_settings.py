@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from headway.cli._options import with_parameters
 from headway.cli._shared import application
 from headway.errors import ConfigError
 from headway.train.config import TrainConfig, extra
@@ -76,12 +77,8 @@ def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callabl
 
     own = inspect.signature(function, eval_str=True)
     fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    both = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in fixed]
-    both += [_flag(name, field) for name, field in kind.grouped().items()]
-    command.__doc__ = function.__doc__
-    command.__signature__ = own.replace(parameters=both)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in both} | {"return": int}
-    return command
+    both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
+    return with_parameters(command, both, function)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -77,9 +77,22 @@ def read_texts(texts: list[str] | None, file: Path | None = None) -> list[str]:
     return lines
 
 
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """These attributes of a value by name, as a report has them."""
+    return {name: getattr(value, name) for name in names}
+
+
 def note(message: str) -> None:
     """Print progress or a remark on stderr, so that stdout stays a result that can be piped."""
     print(message, file=sys.stderr, flush=True)
+
+
+def print_report(value: Any, text: str, json: bool) -> None:
+    """Print a report on stdout: as one JSON document (see `print_json`), or as `text`."""
+    if json:
+        print_json(value)
+    else:
+        print(text)
 
 
 def print_json(value: Any) -> None:

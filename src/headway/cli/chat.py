@@ -23,13 +23,13 @@ def command(
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
 ) -> None:
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr."""
-    lm = run.load("causal-lm")
+    lm = run.load(task="causal-lm")
     if lm.tokenizer is None or lm.tokenizer.chat_template is None:
         raise DataError(
             f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
             f"model was not trained to talk; continue a text with: headway generate {run.model}"
         )
-    talk(lm, system, {**run.options, "temperature": temperature})
+    talk(lm, system, run.options(temperature=temperature))
 
 
 def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:

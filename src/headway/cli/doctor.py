@@ -2,13 +2,14 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Annotated, Any
 
 import typer
 
 from headway.cli._options import JsonOption
-from headway.cli._shared import print_json
+from headway.cli._shared import print_report
 from headway.report import size, table
 
 OPTIONAL = {
@@ -35,10 +36,7 @@ def command(
 ) -> int:
     """Say what is usable on this machine, and why not. Exit code 1 when something needed is missing."""
     report = examine(measure)
-    if json:
-        print_json(report)
-    else:
-        print(to_text(report))
+    print_report(report, to_text(report), json)
     return 1 if report["problems"] else 0
 
 
@@ -94,9 +92,10 @@ def native() -> dict[str, Any]:
         found = loader.search()
     except BackendError as error:
         found = loader.Found(None, str(error), str(error))
+    library = found.library
     return {
-        "level": found.library.level if found.library else None,
-        "path": str(found.library.path) if found.library else None,
+        "level": library and library.level,
+        "path": library and str(library.path),
         "why_missing": found.why,
         "trouble": found.trouble,
         "levels": list(build.levels()),
@@ -113,7 +112,8 @@ def backends() -> list[dict[str, Any]]:
 
 def packages() -> list[dict[str, Any]]:
     """Versions of what headway needs and of what it can use; None where a package is absent."""
-    needed = [_name(line) for line in requires("headway") or () if "extra ==" not in line]
+    lines = [line for line in requires("headway") or () if "extra ==" not in line]
+    needed = [found[0] for line in lines if (found := re.match(r"[\w.-]+", line))]
     rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
     return [{"name": name, "version": _version(name), "needed": need, "use": use} for name, need, use in rows]
 
@@ -151,6 +151,10 @@ def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 def to_text(report: dict[str, Any]) -> str:
     """The report for a terminal."""
     cpu, torch, memory = report["cpu"], report["torch"], report["memory"]
+    libraries = ", ".join(
+        f"{'with' if torch[key] else 'without'} {name}"
+        for key, name in (("mkl", "MKL"), ("onednn", "oneDNN"))
+    )
     half = "never used on this CPU (no hardware for it: hundreds of times slower than bf16)"
     facts = [
         ("headway", f"{report['headway']}, Python {report['python']}, {report['system']}"),
@@ -158,7 +162,7 @@ def to_text(report: dict[str, Any]) -> str:
         ("bf16", "in hardware" if cpu["bf16"] else "not in hardware"),
         ("fp16", "in hardware" if cpu["fp16"] else half),
         ("memory", f"{size(memory['available'])} free of {size(memory['total'])}"),
-        ("torch", f"{torch['version']}, {torch['threads']} threads, {torch['capability']}, {_math(torch)}"),
+        ("torch", f"{torch['version']}, {torch['threads']} threads, {torch['capability']}, {libraries}"),
         ("gpu", ", ".join(torch["cuda"]) or "none"),
     ]
     if "measured" in report:
@@ -185,18 +189,6 @@ def to_text(report: dict[str, Any]) -> str:
         "" if report["problems"] else "everything that headway needs is here",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _math(torch: dict[str, Any]) -> str:
-    libraries = (("mkl", "MKL"), ("onednn", "oneDNN"))
-    return ", ".join(f"{'with' if torch[key] else 'without'} {name}" for key, name in libraries)
-
-
-def _name(requirement: str) -> str:
-    for at, letter in enumerate(requirement):
-        if not (letter.isalnum() or letter in "-_."):
-            return requirement[:at]
-    return requirement
 
 
 def _version(name: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headway.cli._options import BackendOption, JsonOption, LimitOption, RowOption, ThreadsOption
-from headway.cli._shared import print_json, set_threads
+from headway.cli._shared import attributes, print_report, set_threads
 from headway.report import table
 
 
@@ -26,7 +26,7 @@ def command(
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
     json: JsonOption = False,
-) -> int:
+) -> None:
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
     tokens, under one mask for good."""
     import torch
@@ -68,36 +68,15 @@ def command(
         "data": data,
         "dtype": precision.what,
         "context": length,
-        "tokens": found.tokens,
-        "text_bytes": found.text_bytes,
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte,
-        "accuracy": found.accuracy,
+        **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
         "tokens_per_s": found.tokens / found.seconds,
-        "positions": [
-            {"first": b.first, "last": b.last, "tokens": b.tokens, "loss": b.loss, "accuracy": b.accuracy}
-            for b in found.positions
-        ],
+        "positions": [attributes(b, "first", "last", "tokens", "loss", "accuracy") for b in found.positions],
     }
-    if json:
-        print_json(report)
-        return 0
-    names = (
-        "dtype",
-        "context",
-        "tokens",
-        "text_bytes",
-        "loss",
-        "perplexity",
-        "bits_per_byte" if spec.causal else "accuracy",
-        "tokens_per_s",
-    )
-    print(table(("what", "value"), [(name.replace("_", " "), report[name]) for name in names]))
+    hidden = {"model", "data", "positions", "accuracy" if spec.causal else "bits_per_byte"}
+    facts = [(name.replace("_", " "), value) for name, value in report.items() if name not in hidden]
     columns: tuple[str, ...] = ("tokens to look back on", "predictions", "nats per token")
     rows: list[tuple[object, ...]] = [(f"{b.first}-{b.last}", b.tokens, b.loss) for b in found.positions]
     if not spec.causal:
         columns = ("tokens before it", "predictions", "nats per token", "accuracy")
         rows = [(*row, b.accuracy) for row, b in zip(rows, found.positions, strict=True)]
-    print("\n" + table(columns, rows))
-    return 0
+    print_report(report, f"{table(('what', 'value'), facts)}\n\n{table(columns, rows)}", json)

@@ -1,22 +1,21 @@
 """`headway generate MODEL PROMPT`: continue a text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli._options import JsonOption, KvCacheOption, ModelRun, with_options
-from headway.cli._shared import note, print_json, read_prompt
+from headway.cli._shared import attributes, note, print_json, read_prompt
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headway.api import Options
     from headway.generate import Beams, Generation
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRun(ModelRun):
-    """A language model, and how its tokens are chosen."""
+    """A model that continues a text, and how its tokens are drawn."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -35,41 +34,10 @@ class SamplingRun(ModelRun):
     stop: Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")] = None
     kv_cache_dtype: KvCacheOption = "auto"
 
-    @property
-    def options(self) -> "Options":
-        """As `LanguageModel.generate` takes them."""
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "seed": self.seed,
-            "stop": self.stop or [],
-            "kv_cache_dtype": self.kv_cache_dtype,
-        }
-
-
-BeamsOption = Annotated[
-    int | None,
-    typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
-]
-LengthPenaltyOption = Annotated[
-    float | None,
-    typer.Option(
-        "--length-penalty", help="a score is log probability / tokens ** this; more is longer [default: 1]"
-    ),
-]
-EarlyStoppingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--early-stopping",
-        help="true | false | never: once as many texts as beams have ended [default: false]",
-    ),
-]
-NBestOption = Annotated[
-    int | None, typer.Option("--n-best", min=1, help="print so many texts with their scores [default: 1]")
-]
+    def options(self, **more: Any) -> Any:
+        """As `LanguageModel.generate` takes them, and more."""
+        own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
+        return {**attributes(self, *own), "stop": self.stop or [], **more}
 
 
 @with_options
@@ -83,10 +51,28 @@ def command(
     temperature: Annotated[
         float | None, typer.Option("--temperature", "-t", help="0 is greedy [default: 0.8; with --beams 0]")
     ] = None,
-    beams: BeamsOption = None,
-    length_penalty: LengthPenaltyOption = None,
-    early_stopping: EarlyStoppingOption = None,
-    n_best: NBestOption = None,
+    beams: Annotated[
+        int | None,
+        typer.Option("--beams", min=1, help="search for the text of the highest score with so many beams"),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--length-penalty",
+            help="a score is log probability / tokens ** this; more is longer [default: 1]",
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        str | None,
+        typer.Option(
+            "--early-stopping",
+            help="true | false | never: once as many texts as beams have ended [default: false]",
+        ),
+    ] = None,
+    n_best: Annotated[
+        int | None,
+        typer.Option("--n-best", min=1, help="print so many texts with their scores [default: 1]"),
+    ] = None,
     special: Annotated[
         bool, typer.Option("--special", help="control tokens in the prompt are no text")
     ] = False,
@@ -117,19 +103,16 @@ def command(
         raise ConfigError(
             "--stream: a beam search is certain of no token before its end; leave out --stream or --beams"
         )
+    lm = run.load(task="causal-lm")
     from headway.generate.loop import collect
 
-    lm = run.load("causal-lm")
     ids = lm.tokenizer.encode(prompt, eos=False, special=special) if lm.tokenizer else None
-    usual = 0.8 if search is None else 0.0
-    options: Options = {
-        **run.options,
-        "temperature": usual if temperature is None else temperature,
-        "beams": search,
-        "beyond_context": beyond_context,
-        "use_cache": cache,
-        "prefill_chunk": prefill_chunk,
-    }
+    if temperature is None:
+        temperature = 0.8 if search is None else 0.0
+    options = run.options(
+        temperature=temperature, beams=search, beyond_context=beyond_context, use_cache=cache,
+        prefill_chunk=prefill_chunk,
+    )  # fmt: skip
     asked = prompt if ids is None else ids
     live = search is None and stream is not False and not json
     if search is None:
@@ -142,8 +125,14 @@ def command(
     else:
         found = lm.generate(asked, **options)
     if json:
-        more = {} if search is None else {"score": found.score, "hypotheses": found.hypotheses}
-        print_json({**summary(found), "prompt": prompt, "text": found.text, "ids": found.ids, **more})
+        measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
+        measured += [] if search is None else ["score", "hypotheses"]
+        report = {
+            **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
+            "new_tokens": len(found.ids),
+            "prompt": prompt,
+        }
+        print_json(report)
         return
     if len(found.hypotheses) > 1:
         for place, text in enumerate(found.hypotheses, 1):
@@ -158,44 +147,28 @@ def how_to_search(
     beams: int | None, length_penalty: float | None, early_stopping: str | None, n_best: int | None
 ) -> "Beams | None":
     """What the flags say; ConfigError for those that mean nothing without --beams."""
-    given: dict[str, Any] = {
-        "length_penalty": length_penalty,
-        "early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping),
-        "n_best": n_best,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    early: Any = {"true": True, "false": False}.get(early_stopping or "", early_stopping)
+    flags = {"length_penalty": length_penalty, "early_stopping": early, "n_best": n_best}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    if beams is None and given:
+        flag = "--" + next(iter(given)).replace("_", "-")
+        raise ConfigError(
+            f"{flag} is about a beam search, which was not asked for; add --beams 4, or leave it out"
+        )
     if beams is None:
-        if given:
-            flag = "--" + next(iter(given)).replace("_", "-")
-            raise ConfigError(
-                f"{flag} is about a beam search, which was not asked for; add --beams 4, or leave it out"
-            )
         return None
     from headway.generate import Beams
 
     return Beams(beams, **given)
 
 
-def summary(found: "Generation") -> dict[str, object]:
-    """What a generation took."""
-    return {
-        "prompt_tokens": found.prompt_tokens,
-        "new_tokens": len(found.ids),
-        "finish_reason": found.finish_reason,
-        "seconds_to_first_token": found.seconds_to_first_token,
-        "tokens_per_second": found.tokens_per_second,
-        "seconds": found.seconds,
-    }
-
-
 def sentence(found: "Generation") -> str:
-    """The same on one line."""
-    speed = found.tokens_per_second
+    """What a generation took, on one line."""
     parts = [f"{found.prompt_tokens} + {len(found.ids)} tokens ({found.finish_reason})"]
     if found.seconds_to_first_token is not None:
         parts.append(f"first after {found.seconds_to_first_token:.3g} s")
     if found.score is not None:
         parts.append(f"score {found.score:.4f}, {found.seconds:.3g} s")
-    if speed is not None:
-        parts.append(f"then {speed:.3g} tokens/s")
+    if found.tokens_per_second is not None:
+        parts.append(f"then {found.tokens_per_second:.3g} tokens/s")
     return ", ".join(parts)

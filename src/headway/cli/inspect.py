@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from headway.cli._options import AllowPickleOption, FolderArgument, JsonOption
-from headway.cli._shared import print_json
+from headway.cli._shared import print_report
 from headway.report import cell, size
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ def command(
     from headway.checkpoints import inspect
 
     found = inspect(folder, allow_pickle=allow_pickle)
-    if json:
-        print_json({**vars(found), "spec": _facts(found.spec)})
-    else:
-        print(text(found))
+    print_report({**vars(found), "spec": _facts(found.spec)}, text(found), json)
 
 
 def text(found: "Inspection") -> str:

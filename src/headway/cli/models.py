@@ -1,7 +1,9 @@
 """`headway models`: the families, the published sizes by name, and how Chinese encoders compare."""
 
+from collections.abc import Sequence
+
 from headway.cli._options import JsonOption
-from headway.cli._shared import print_json
+from headway.cli._shared import print_report
 from headway.report import table
 
 
@@ -15,32 +17,25 @@ def command(json: JsonOption = False) -> None:
     from headway.checkpoints.hf.layouts import family_rows
     from headway.models.overview import COMPARED, Row, rows
 
-    compared = [Row.of(name) for name in COMPARED]
-    if json:
-        families = [row._asdict() for row in family_rows()]
-        print_json({"families": families, "compared": compared, "models": rows()})
-        return
-    print("Families\n")
-    print(
-        table(
-            ("family", "model_type", "what it is"), [(r.family, r.model_type, r.about) for r in family_rows()]
-        )
-    )
-    print("\nChinese encoders, as the paper of RoFormer compares them\n")
-    print(
-        table(
-            ("model", "family", "tokens", "positions", "vocab", "context"),
-            [(r.name, r.family, r.tokens, r.positions, r.vocab, r.context) for r in compared],
-        )
-    )
-    print("\nSizes: parameters are those of the module, a tied output layer counted once\n")
-    columns = "layers", "width", "heads", "kv_heads", "hidden", "vocab", "context"
-    print(
-        table(
-            ("model", "kind", "positions", "parameters", *(c.replace("_", " ") for c in columns)),
-            [
-                (r.name, r.kind, r.positions, r.parameters, *(getattr(r, column) for column in columns))
-                for r in rows()
-            ],
-        )
-    )
+    compared, catalog = [Row.of(name) for name in COMPARED], rows()
+    own = ("family", "model_type", "about")
+    paper = ("name", "family", "tokens", "positions", "vocab", "context")
+    sizes = ("name", "kind", "positions", "parameters", "layers", "width", "heads", "kv_heads", "hidden", "vocab",
+             "context")  # fmt: skip
+    parts = [
+        "Families",
+        _table(family_rows(), own, about="what it is"),
+        "Chinese encoders, as the paper of RoFormer compares them",
+        _table(compared, paper, name="model"),
+        "Sizes: parameters are those of the module, a tied output layer counted once",
+        _table(catalog, sizes, name="model", kv_heads="kv heads"),
+    ]
+    families = [row._asdict() for row in family_rows()]
+    report = {"families": families, "compared": compared, "models": catalog}
+    print_report(report, "\n\n".join(parts), json)
+
+
+def _table(rows: Sequence[object], attributes: Sequence[str], **titles: str) -> str:
+    """A row for each of `rows`, a column for each attribute, under its name or its title."""
+    cells = [[getattr(row, name) for name in attributes] for row in rows]
+    return table([titles.get(name, name) for name in attributes], cells)

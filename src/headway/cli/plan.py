@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli._options import JsonOption, KvCacheOption, ThreadsOption
-from headway.cli._shared import note, print_json, set_threads
+from headway.cli._shared import note, print_report, set_threads
 from headway.report import size, table
 
 if TYPE_CHECKING:
@@ -65,10 +65,7 @@ def command(
         dtype=DTYPES[dtype],
         kv_dtype=stored,
     )
-    if json:
-        print_json(report)
-    else:
-        print(to_text(report, spec))
+    print_report(report, to_text(report, spec), json)
 
 
 def find_spec(model: str) -> "ModelSpec":

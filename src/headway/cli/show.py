@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli._options import JsonOption
-from headway.cli._shared import note, print_json
+from headway.cli._shared import attributes, note, print_json
 from headway.report import table
 
 if TYPE_CHECKING:
@@ -61,11 +61,9 @@ def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
     """The properties of a pattern, in JSON's types."""
     from headway.patterns import pairs
 
-    count = tokens.count
-    heads = len(pattern.heads)
+    count, heads = tokens.count, len(pattern.heads)
     allowed = pairs(pattern, count, tokens=tokens)
     before, after = pattern.reach
-    retention = pattern.retention
     return {
         "pattern": str(pattern),
         "tokens": count,
@@ -74,7 +72,7 @@ def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
         "density": allowed / (heads * count * count),
         "causal": pattern.is_causal,
         "reach": {"before": before, "after": after},
-        "retention": {"reach": retention.reach, "sinks": retention.sinks, "globals": retention.globals},
+        "retention": attributes(pattern.retention, "reach", "sinks", "globals"),
         "cache": _cache(pattern),
         "pairs_at": {str(n): pairs(pattern, n) for n in LENGTHS},
         "receptive_field": _field(pattern, tokens, layers),
@@ -84,18 +82,22 @@ def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
 def to_text(report: dict[str, Any]) -> str:
     """The facts for a terminal."""
     count, heads = report["tokens"], report["heads"]
-    before, after = (_bound(report["reach"][side]) for side in ("before", "after"))
+    reach = {side: "all" if bound is None else bound for side, bound in report["reach"].items()}
+    growth = [
+        (int(n), pairs, pairs / int(n) / heads, f"{pairs / int(n) ** 2 / heads:.2%}")
+        for n, pairs in report["pairs_at"].items()
+    ]
     per = f" in {heads} heads" if heads > 1 else ""
     cache = report["cache"]
     order = "causal: no query sees a later key" if report["causal"] else "not causal: queries see later keys"
     lines = [
         f"pairs      {report['pairs']} of {heads * count * count}{per}, density {report['density']:.1%}",
         f"order      {order}",
-        f"reach      {before} before, {after} after",
+        f"reach      {reach['before']} before, {reach['after']} after",
         f"cache      {cache['what']}: {cache['why']}",
         *(f"           not {name}: {why}" for name, why in cache["rejected"]),
         "",
-        table(("tokens", "pairs", "pairs per token", "of all pairs"), _growth(report), indent=""),
+        table(("tokens", "pairs", "pairs per token", "of all pairs"), growth, indent=""),
         "",
         table(
             ("layers", "tokens that reach the last one", "first of them"),
@@ -106,26 +108,13 @@ def to_text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _growth(report: dict[str, Any]) -> list[tuple[int, int, float, str]]:
-    heads = report["heads"]
-    return [
-        (int(n), pairs, pairs / int(n) / heads, f"{pairs / int(n) ** 2 / heads:.2%}")
-        for n, pairs in report["pairs_at"].items()
-    ]
-
-
-def _bound(value: int | None) -> str:
-    return "all" if value is None else str(value)
-
-
 def _cache(pattern: "Pattern") -> dict[str, Any]:
     from headway.cache import choose_cache
 
     if not pattern.is_causal:
         why = "a query sees later keys, so nothing can be decoded token by token"
         return {"what": "none", "why": why, "rejected": []}
-    choice = choose_cache(pattern)
-    return {"what": choice.what, "why": choice.why, "rejected": [list(pair) for pair in choice.rejected]}
+    return attributes(choose_cache(pattern), "what", "why", "rejected")
 
 
 def _field(pattern: "Pattern", tokens: "Tokens", layers: int) -> list[dict[str, int]]:
@@ -136,13 +125,13 @@ def _field(pattern: "Pattern", tokens: "Tokens", layers: int) -> list[dict[str, 
     seen = visible(pattern, tokens, tokens)[0].any(0)
     at = seen.new_zeros(tokens.count)
     at[-1] = True
-    rows = []
+    rows: list[dict[str, int]] = []
     for layer in range(1, layers + 1):
         at = at | seen[at].any(0)  # the residual stream carries a token to itself
-        rows.append({"layers": layer, "tokens": int(at.sum()), "first": int(at.int().argmax())})
-        if len(rows) > 1 and rows[-1]["tokens"] == rows[-2]["tokens"]:
-            rows.pop()
+        reached = int(at.sum())
+        if rows and rows[-1]["tokens"] == reached:
             break
+        rows.append({"layers": layer, "tokens": reached, "first": int(at.int().argmax())})
     return rows
 
 

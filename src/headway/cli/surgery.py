@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli._options import with_options
-from headway.cli._shared import application, note, print_json
+from headway.cli._shared import application, note, print_report
 from headway.cli._surgery import MeasuredRun, Run, lengthened_text
 
 if TYPE_CHECKING:
@@ -159,10 +159,7 @@ def longformer(
     words = None if text is None else next(texts(text), "")
     given = sizes[0] if len(sizes) == 1 else sizes
     done = lengthen(folder, run.out, context, given, text=words, overwrite=run.overwrite)
-    if run.json:
-        print_json(done)
-    else:
-        print(lengthened_text(done))
+    print_report(done, lengthened_text(done), run.json)
 
 
 command = typer.main.get_command(app)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headway.cli._options import JsonOption
-from headway.cli._shared import print_json
+from headway.cli._shared import print_report
 from headway.report import table
 
 
@@ -27,32 +27,18 @@ def command(
     read = Tokenizer.load(tokenizer)
     texts = [text] if pair is None else [text, pair]
     (found,) = read.inputs([(text, pair) if pair is not None else text], special=special)
-    rows = [
-        {
-            "id": i,
-            "piece": read.token(i),
-            "type": kind,
-            "text": None if which is None else which,
-            "start": None if place is None else place[0],
-            "end": None if place is None else place[1],
-            "covers": None if place is None or which is None else texts[which][slice(*place)],
-        }
-        for i, kind, place, which in zip(
-            found.ids, found.token_types, found.offsets, found.texts, strict=True
-        )
-    ]
-    if json:
-        print_json({"tokenizer": str(tokenizer), "tokens": rows, "characters": sum(map(len, texts))})
-        return
-    shown = [
-        (
-            str(row["id"]),
-            row["piece"],
-            row["type"],
-            "" if row["start"] is None else f"{row['start']}:{row['end']}",
-            "" if row["covers"] is None else repr(row["covers"]),
-        )
-        for row in rows
-    ]
-    print(table(["id", "piece", "type", "place", "covers"], shown))
-    print(f"{len(rows)} tokens, {sum(map(len, texts))} characters")
+    rows, shown = [], []
+    for i, kind, place, which in zip(found.ids, found.token_types, found.offsets, found.texts, strict=True):
+        start, end = place or (None, None)
+        covers = None if which is None else texts[which][start:end]
+        row = {"id": i, "piece": read.token(i), "type": kind, "text": which, "start": start, "end": end}
+        rows.append({**row, "covers": covers})
+        where = ("", "") if covers is None else (f"{start}:{end}", repr(covers))
+        shown.append((str(i), row["piece"], kind, *where))
+    characters = sum(map(len, texts))
+    report = table(["id", "piece", "type", "place", "covers"], shown)
+    print_report(
+        {"tokenizer": str(tokenizer), "tokens": rows, "characters": characters},
+        f"{report}\n{len(rows)} tokens, {characters} characters",
+        json,
+    )

@@ -10,7 +10,7 @@ import typer
 
 from headway.cli._options import JsonOption
 from headway.cli._settings import SettingsCommand, resolve
-from headway.cli._shared import note, print_json
+from headway.cli._shared import attributes, note, print_report
 from headway.report import table
 from headway.train import config_yaml
 
@@ -60,8 +60,8 @@ def run(
     if dry_run:
         from headway.train.dry_run import describe_run
 
-        report = describe_run(settings)
-        print_json(report) if json else print(report.text())
+        plan = describe_run(settings)
+        print_report(plan, plan.text(), json)
         return 0
     from headway.train import Interrupted, train
 
@@ -71,10 +71,7 @@ def run(
         own = shlex.quote(str(Path(settings.out) / "config.yaml"))
         note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
         return 130
-    if json:
-        print_json(_report(result))
-    else:
-        print(_text(result))
+    print_report(_report(result), _text(result), json)
     return 0
 
 
@@ -83,19 +80,9 @@ command = SettingsCommand(run)
 
 def _report(result: TrainResult) -> dict[str, Any]:
     held = result.validation
-    return {
-        "model": result.model,
-        "metrics": result.metrics,
-        "curve": result.curve,
-        "steps": result.steps,
-        "trained_tokens": result.trained_tokens,
-        "seconds": result.seconds,
-        "loss": result.loss,
-        "accuracy": result.accuracy,
-        "val_loss": held.loss if held else None,
-        "val_bits_per_byte": held.bits_per_byte if held else None,
-        "val_accuracy": held.accuracy if held else None,
-    }
+    own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
+    held_out = {f"val_{name}": getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
+    return {**attributes(result, *own), **held_out}
 
 
 def _text(result: TrainResult) -> str:

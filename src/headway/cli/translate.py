@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli._options import TextsRun, with_options
-from headway.cli._shared import note, print_json
+from headway.cli._shared import attributes, note, print_json
 
 if TYPE_CHECKING:
     from headway.generate import Generation
@@ -42,11 +42,11 @@ def command(
     """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
     if n_best > beams:
         raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
+    translator = run.load(task="translate")
     from headway.api.bleu import bleu
     from headway.checkpoints import atomic_write
     from headway.data.pairs import read_lines
 
-    translator = run.load("translate")
     given = run.read()
     wanted = read_lines(reference) if reference is not None else None
     if wanted is not None and len(wanted) != len(given):
@@ -77,11 +77,12 @@ def command(
 
 
 def _row(text: str, found: "Generation") -> dict[str, object]:
+    texts = [attributes(one, "text", "score") for one in found.hypotheses]
     return {
         "text": text,
         "translation": found.text,
         "finish_reason": found.finish_reason,
-        "hypotheses": [{"text": one.text, "score": one.score} for one in found.hypotheses],
+        "hypotheses": texts,
     }
 
 

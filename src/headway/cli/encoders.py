@@ -1,0 +1,158 @@
+"""`headway fill-mask | classify | answer | embed MODEL ...`: what encoders say of texts."""
+
+from typing import Annotated, Any
+
+import typer
+
+from headway.cli._options import BatchRun, TextsRun, TruncateOption, with_options
+from headway.cli._shared import print_report, read_prompt
+from headway.errors import DataError
+from headway.report import table
+
+
+@with_options
+def fill_mask(
+    run: TextsRun,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of words for each mask")] = 5,
+) -> None:
+    """Find words for the masked places of texts ("Paris is the [MASK] of France."), with their probabilities.
+
+    The mask is written as the model's tokenizer writes it: [MASK] in BERT's, <mask> in RoBERTa's."""
+    filler, given = run.load(task="fill-mask"), run.read()
+    found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
+    lines = []
+    for text, masks in zip(given, found, strict=True):
+        rows = [
+            (place, one.text, one.piece, f"{one.probability:.4f}")
+            for place, candidates in enumerate(masks, 1)
+            for one in candidates
+        ]
+        lines += [text, table(("mask", "word", "piece", "probability"), rows)]
+    print_report(_by_text(given, "masks", found), "\n".join(lines), run.json)
+
+
+@with_options
+def classify(
+    run: TextsRun,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="each line is two texts with a tab between them")
+    ] = False,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, help="number of labels of each text [default: all]")
+    ] = None,
+    cut: TruncateOption = False,
+) -> None:
+    """Label texts with their probabilities; with a model that labels tokens, the spans that it labels."""
+    labeller = run.load()
+    from headway.api import Classifier, Tagger
+    from headway.api.loading import wrong_task
+
+    if not isinstance(labeller, Classifier | Tagger):
+        raise wrong_task(run.model, labeller.spec, "classify")
+    given = run.read()
+    if isinstance(labeller, Tagger):
+        if pairs or cut or top_k is not None:
+            raise typer.BadParameter(
+                "this model labels tokens: --pairs, --cut and --top-k are for labels of texts"
+            )
+        spans = labeller.tag(given, batch_size=run.batch_size)
+        rows = [
+            (i, f"{one.start}:{one.end}", one.label, f"{one.probability:.4f}", one.text)
+            for i, own in enumerate(spans, 1)
+            for one in own
+        ]
+        report = table(("text", "place", "label", "probability", "covers"), rows)
+        print_report(_by_text(given, "spans", spans), report, run.json)
+        return
+    both = [_pair(i, line) for i, line in enumerate(given, 1)] if pairs else given
+    found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
+    labels = [
+        (text, one.label, f"{one.probability:.4f}")
+        for text, own in zip(given, found, strict=True)
+        for one in own
+    ]
+    print_report(_by_text(given, "labels", found), table(("text", "label", "probability"), labels), run.json)
+
+
+@with_options
+def answer(
+    run: BatchRun,
+    question: Annotated[str, typer.Argument(metavar="QUESTION")],
+    context: Annotated[
+        str | None, typer.Argument(metavar="CONTEXT", help="the text; from standard input when missing")
+    ] = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="number of answers")] = 1,
+    longest: Annotated[int, typer.Option("--longest", min=1, help="most tokens of an answer")] = 30,
+    stride: Annotated[
+        int, typer.Option("--stride", min=1, help="tokens from one window of a long text to the next")
+    ] = 128,
+    no_answer: Annotated[
+        float | None,
+        typer.Option(
+            "--no-answer",
+            metavar="THRESHOLD",
+            help="also consider that there is no answer: it precedes the answers whose scores do not exceed its "
+            "own by THRESHOLD, a difference of logits (0 is even) [default: there is an answer]",
+        ),
+    ] = None,
+) -> None:
+    """Find the answer to a question in a text, with its place and probability."""
+    answerer = run.load(task="answer")
+    text = read_prompt() if context is None or context == "-" else context
+    limits = {"longest": longest, "stride": stride, "no_answer": no_answer, "batch_size": run.batch_size}
+    found = answerer.answer(question, text, top_k=top_k, **limits)
+    rows = [
+        (f"{one.start}:{one.end}" if one.text else "-", f"{one.probability:.4f}", one.text or "no answer")
+        for one in found
+    ]
+    report = table(("place", "probability", "answer"), rows)
+    print_report({"question": question, "answers": found}, report, run.json)
+
+
+@with_options
+def embed(
+    run: TextsRun,
+    pool: Annotated[
+        str | None,
+        typer.Option("--pool", help="first | mean, over a text's tokens [default: the folder's, or mean]"),
+    ] = None,
+    unit: Annotated[
+        bool | None,
+        typer.Option("--unit/--no-unit", help="vectors of length 1 [default: the folder's, or no]"),
+    ] = None,
+    similarity: Annotated[
+        bool, typer.Option("--similarity", help="print the cosines between the texts instead of vectors")
+    ] = False,
+    cut: TruncateOption = False,
+) -> None:
+    """Print one vector for each text, its numbers on one line, from any encoder."""
+    if pool not in (None, "first", "mean"):
+        raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
+    embedder, given = run.load(task="embed", pool=pool, unit=unit), run.read()
+    vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()
+    if similarity:
+        from headway.similarity import normalize
+
+        unit_vectors = normalize(vectors)
+        cosines = (unit_vectors @ unit_vectors.T).tolist()
+        rows = [
+            (i, *(f"{c:.4f}" for c in row), text)
+            for i, (row, text) in enumerate(zip(cosines, given, strict=True), 1)
+        ]
+        numbers = [str(i) for i, *_ in rows]
+        print_report({"texts": given, "cosines": cosines}, table(("", *numbers, "text"), rows), run.json)
+        return
+    found = vectors.tolist()
+    lines = [" ".join(f"{x:.6g}" for x in vector) for vector in found]
+    print_report({"texts": given, "head": embedder.spec.head, "vectors": found}, "\n".join(lines), run.json)
+
+
+def _by_text(texts: list[str], name: str, found: list[list[Any]]) -> list[dict[str, Any]]:
+    return [{"text": text, name: own} for text, own in zip(texts, found, strict=True)]
+
+
+def _pair(number: int, line: str) -> tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    if not tab:
+        raise DataError(f"text {number} has no tab between the two texts of a pair")
+    return first, second
