@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError
 from headway.text import Tokenizer, read_dictionary, train_characters, train_words
-from headway.text.words import RESERVED
+from headway.text.training import RESERVED
 from tests.data import data_path
 
 LINES = [
@@ -76,7 +76,7 @@ def best(text: str, weight: dict[str, int]) -> float:
 
 @given(st.text(st.sampled_from("宝玉黛笑道妹见过何曾"), max_size=9))
 def test_the_cut_is_the_most_probable_one(text: str) -> None:
-    from headway.text.words import _backend
+    from headway.text.training import _backend
 
     weight = {**dict.fromkeys("宝玉黛笑道妹见过何曾", 3), **DICTIONARY}
     backend, total = _backend(weight), sum(weight.values())

@@ -3,11 +3,10 @@
 from headway.text.chat import ChatTemplate
 from headway.text.files import first_file
 from headway.text.marian import MarianTokenizer
-from headway.text.stream import StreamDecoder
 from headway.text.template import Encoded
 from headway.text.tokenizer import Tokenizer
-from headway.text.training import train_bpe
-from headway.text.words import read_dictionary, train_characters, train_words
+from headway.text.training import read_dictionary, train_bpe, train_characters, train_words
+from headway.text.vocabulary import StreamDecoder
 
 __all__ = [
     "ChatTemplate",

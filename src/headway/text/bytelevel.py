@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text.byte_table import byte_level_alphabet
-from headway.text.tokenizer_config import decoded, parsed, short
-from headway.text.vocabulary import LARGEST_ID
+from headway.text.template import UNTYPED, A, Template
+from headway.text.tokenizer_config import decoded, parsed, short, token_names
+from headway.text.vocabulary import LARGEST_ID, add_controls
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
 # the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is apart.
@@ -35,16 +36,26 @@ ROBERTA = {
 GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
 
 
-def _byte_level(space: bool) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=space)
+def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Each match of `pattern` is merged by itself."""
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
-def _digits(space: bool) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level(space)])
+def _digits(add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
+    steps = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space),
+    ]
+    return pre_tokenizers.Sequence(steps)
 
 
-def _single_digits(space: bool) -> pre_tokenizers.PreTokenizer:
-    return _split(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
+def _single_digits(add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
+    return split_by(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class Style:
 
     kinds: frozenset[str]
     special: Mapping[str, str]
-    split: Callable[[bool], pre_tokenizers.PreTokenizer] = _byte_level
+    split: Callable[[bool], pre_tokenizers.PreTokenizer] = pre_tokenizers.ByteLevel
     normalizer: normalizers.Normalizer | None = None
     template: bool = False
 
@@ -146,21 +157,15 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
     return merges
 
 
-def build(
-    vocabulary: dict[str, int],
-    merges: list[tuple[str, str]],
-    style: Style,
-    config: Mapping[str, Any],
-    path: Path,
-) -> tuple[Backend, dict[str, str]]:
-    """The `tokenizers` form, and the names of its special tokens by role."""
-    names = {
-        role: str(value["content"] if isinstance(value, dict) else value)
-        for role, default in style.special.items()
-        if (value := config.get(f"{role}_token", default)) is not None
-    }
-    space = bool(config.get("add_prefix_space", False))
-    backend = Backend(models.BPE(vocabulary, merges))
+def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dict[str, str | None]]:
+    """The `tokenizers` form of `vocab.json` and the `merges.txt` beside it, and its special tokens by role."""
+    merges = file.with_name("merges.txt")
+    if not merges.is_file():
+        raise DataError(f"{file}: merges.txt, with the rules that make its pieces, is not in the folder")
+    vocabulary = read_vocabulary(file)
+    style = style_of(kind, vocabulary, file)
+    backend = Backend(models.BPE(vocabulary, read_merges(merges, vocabulary)))
+    names, space = token_names(config, style.special), bool(config.get("add_prefix_space", False))
     if style.normalizer is not None:
         backend.normalizer = style.normalizer
     backend.pre_tokenizer = style.split(space)
@@ -169,26 +174,19 @@ def build(
     if style.template:
         for role in ("cls", "sep"):
             if names[role] not in vocabulary:
-                raise DataError(f"{path}: the {role} token {names[role]!r} is not in vocab.json")
+                raise DataError(f"{file}: the {role} token {names[role]!r} is not in vocab.json")
+        sep, cls = ((name, vocabulary[name]) for name in (str(names["sep"]), str(names["cls"])))
+        trim = bool(config.get("trim_offsets", True))
         backend.post_processor = processors.RobertaProcessing(
-            (names["sep"], vocabulary[names["sep"]]), (names["cls"], vocabulary[names["cls"]]),
-            trim_offsets=bool(config.get("trim_offsets", True)), add_prefix_space=space,
-        )  # fmt: skip
-    there = sorted({name for name in names.values() if name in vocabulary}, key=vocabulary.__getitem__)
+            sep, cls, trim_offsets=trim, add_prefix_space=space
+        )
+    there = {name for name in names.values() if name is not None and name in vocabulary}
     # a mask replaces a word with its leading space
     backend.add_special_tokens(
-        [AddedToken(n, special=True, normalized=False, lstrip=n == names.get("mask")) for n in there]
-    )
+        [AddedToken(n, special=True, normalized=False, lstrip=n == names.get("mask"))
+         for n in sorted(there, key=vocabulary.__getitem__)]
+    )  # fmt: skip
     return backend, names
-
-
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
 
 
 def read_ranks(path: Path) -> list[bytes]:
@@ -239,11 +237,8 @@ def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
         found = [(a, b) for a, b in cuts if a in rank_of and b in rank_of]
         merges += sorted(found, key=lambda cut: (rank_of[cut[0]], rank_of[cut[1]]))
     backend = Backend(models.BPE(rank_of, merges, ignore_merges=True))
-    backend.pre_tokenizer = _split(SPLIT)
+    backend.pre_tokenizer = split_by(SPLIT)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
-    bos = specials[0]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, len(ranks))]
-    )
+    add_controls(backend, specials)
+    backend.post_processor = Template((A,), UNTYPED).beginning(len(ranks), True).processor(backend)
     return backend

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from tokenizers.models import WordLevel, WordPiece
 from headway.errors import DataError
 from headway.text import bytelevel, sentencepiece, wordpiece
 from headway.text.tokenizer_config import (
+    CLASSLESS,
+    content,
     naming,
     read_added,
     read_config,
@@ -23,31 +24,19 @@ from headway.text.tokenizer_config import (
     read_template,
     refuse_impostor,
 )
-from headway.text.vocabulary import LARGEST_ID
+from headway.text.vocabulary import LARGEST_ID, ROLES, add_controls
 
-ROLES = ("cls", "sep", "mask", "pad", "unk")
 T5 = {"t5", "mt5", "umt5", "longt5"}
 # SentencePiece models whose ids or templates differ from the file's own.
 SENTENCEPIECE_OTHERS = {"albert", "xlnet", "pegasus", "fnet", "bigbird", "rembert", "debertav2", "camembert",
                         "xlmroberta", "mbart", "mbart50", "nllb", "reformer", "speecht5"}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the files declare; None where they declare nothing. `names`: special tokens by role, "bos" and "eos" too;
-    `file`: the one with the vocabulary."""
-
-    file: Path
-    backend: Backend
-    names: dict[str, str | None] = field(default_factory=dict)
-    begins_with_bos: bool | None = None
-    ends_with_eos: bool | None = None
-    chat_template: str | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+Names = dict[str, str | None]
+Found = tuple[Path, Backend, dict[str, Any]]
 
 
 def find(path: Path) -> Found:
-    """Reads a folder or one tokenizer file; the other files of its folder are read, too."""
+    """The file with the vocabulary of a folder, or the file itself; what it holds; and what `Tokenizer` takes besides.
+    The other files of its folder are read, too."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; a tokenizer was to be read from it")
     if path.is_file():
@@ -74,42 +63,49 @@ def _read(file: Path, folder: Path) -> Found:
     with file.open("rb") as opened:
         refuse_impostor(file, opened.read(512))
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
-    config = read_config(folder / "tokenizer_config.json") if file.suffix != ".bin" else {}
-    declared = {**read_config(folder / "special_tokens_map.json"), **config} if file.suffix != ".bin" else {}
+    config: dict[str, Any] = {}
+    declared: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    alone = reader is _llama2c  # such a file is no part of the folder's model
+    if not alone:
+        config = read_config(folder / "tokenizer_config.json")
+        declared = {**read_config(folder / "special_tokens_map.json"), **config}
+        model = read_json(folder / "config.json")
     with naming(file):
-        backend, names = reader(file, config)
-    built = reader is not _json
-    if built and file.suffix != ".bin":
+        backend, names = reader(file, config, _kind(config, model))
+    if reader is not _json and not alone:
         _add_declared(backend, folder, config, declared, file)
-    for role in ("bos", "eos", *ROLES):
-        if f"{role}_token" in declared:
-            value = declared[f"{role}_token"]
-            names[role] = value["content"] if isinstance(value, dict) else value
-    if file.suffix != ".bin":
-        model = {**read_json(folder / "config.json"), **read_json(folder / "generation_config.json")}
-        for role in ("bos", "eos"):
-            if role not in names:
-                names[role] = _known(backend, model.get(f"{role}_token_id"))
+    names |= {
+        role: None if declared[f"{role}_token"] is None else content(declared[f"{role}_token"])
+        for role in ("bos", "eos", *ROLES)
+        if f"{role}_token" in declared
+    }
+    model |= {} if alone else read_json(folder / "generation_config.json")
     for role in ("bos", "eos"):
-        name = names.get(role)
+        name = names.setdefault(role, _known(backend, model.get(f"{role}_token_id")))
         if name is not None and backend.token_to_id(name) is None:
             raise DataError(
                 f"{file}: {role}_token is {name!r} in the configuration, but the tokenizer has no such token"
             )
-    return Found(
-        file, backend, names, config.get("add_bos_token"), config.get("add_eos_token"), read_template(folder, config),
-        {**config, **_classless()} if built or not config else config,
-    )  # fmt: skip
+    ids = {role: backend.token_to_id(name) for role, name in names.items() if name is not None}
+    return (
+        file,
+        backend,
+        {
+            "bos": ids.pop("bos", None),
+            "eos": ids.pop("eos", None),
+            "special": {role: i for role, i in ids.items() if i is not None},
+            "begins_with_bos": config.get("add_bos_token"),
+            "ends_with_eos": config.get("add_eos_token"),
+            "chat_template": read_template(folder, config),
+            "config": config if config and reader is _json else {**config, **CLASSLESS},
+        },
+    )
 
 
-def _classless() -> dict[str, Any]:
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-
-
-def kind(folder: Path, config: dict[str, Any]) -> str:
+def _kind(config: dict[str, Any], model: dict[str, Any]) -> str:
     """The kind of tokenizer that a folder names, in lower case without signs: the class in `tokenizer_config.json`,
     else the model type in `config.json`; "" without either."""
-    model = read_json(folder / "config.json")
     for name in (config.get("tokenizer_class"), model.get("tokenizer_class"), model.get("model_type")):
         if name and name not in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend"):
             plain = str(name).removesuffix("Fast").removesuffix("Tokenizer")
@@ -117,10 +113,7 @@ def kind(folder: Path, config: dict[str, Any]) -> str:
     return ""
 
 
-Names = dict[str, str | None]
-
-
-def _json(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
+def _json(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names]:
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
@@ -131,74 +124,36 @@ def _json(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
     return backend, {}
 
 
-def _sentencepiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
+def _sentencepiece(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names]:
     if sentencepiece.looks_like_tiktoken(file):
         specials = bytelevel.llama3_specials()
         backend = bytelevel.build_ranks(bytelevel.read_ranks(file), specials)
         return backend, {"bos": specials[0], "eos": specials[1]}
-    which = kind(file.parent, config)
-    if which in SENTENCEPIECE_OTHERS:
+    if kind in SENTENCEPIECE_OTHERS:
         raise DataError(
-            f"{file}: a SentencePiece model of kind {which!r}, whose ids are not those of the file; the "
+            f"{file}: a SentencePiece model of kind {kind!r}, whose ids are not those of the file; the "
             "tokenizer.json of the same model is supported: put it into the folder"
         )
     spec = sentencepiece.read_model(file)
-    backend = sentencepiece.build(spec, sentinels=config.get("extra_ids", 100) if which in T5 else 0)
-    return backend, _piece_names(spec)
+    sentinels = config.get("extra_ids", 100) if kind in T5 else 0
+    return sentencepiece.build(spec, sentinels=sentinels), spec.names
 
 
-def _llama2c(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
+def _llama2c(file: Path, config: dict[str, Any], kind: str) -> tuple[Backend, Names]:
     spec = sentencepiece.read_llama2c(file)
-    return sentencepiece.build(spec), _piece_names(spec)
+    return sentencepiece.build(spec), spec.names
 
 
-def _piece_names(spec: sentencepiece.Pieces) -> Names:
-    found: Names = {"unk": spec.pieces[spec.unk]}
-    for role, i in (("bos", spec.bos), ("eos", spec.eos)):
-        if i is not None:
-            found[role] = spec.pieces[i]
-    return found
-
-
-def _wordpiece(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
-    which = kind(file.parent, config)
-    if which in wordpiece.OTHERS:
-        raise DataError(
-            f"{file}: a vocab.txt of kind {which!r} is cut by rules other than BERT's; the tokenizer.json of the same "
-            "model is supported: put it into the folder"
-        )
-    vocabulary = wordpiece.read_vocabulary(file)
-    names = {role: content(config.get(f"{role}_token", name)) for role, name in wordpiece.NAMES.items()}
-    backend = wordpiece.build(vocabulary, names, wordpiece.rules(vocabulary, config, file), file)
-    return backend, {**names}
-
-
-def _bytelevel(file: Path, config: dict[str, Any]) -> tuple[Backend, Names]:
-    merges = file.with_name("merges.txt")
-    if not merges.is_file():
-        raise DataError(f"{file}: merges.txt, with the rules that make its pieces, is not in the folder")
-    vocabulary = bytelevel.read_vocabulary(file)
-    style = bytelevel.style_of(kind(file.parent, config), vocabulary, file)
-    pairs = bytelevel.read_merges(merges, vocabulary)
-    backend, names = bytelevel.build(vocabulary, pairs, style, config, file)
-    return backend, {**names}
-
-
-Reader = Callable[[Path, dict[str, Any]], tuple[Backend, Names]]
-READERS: dict[str, Reader] = {
+READERS: dict[str, Callable[[Path, dict[str, Any], str], tuple[Backend, Names]]] = {
     "tokenizer.json": _json,
     "tokenizer.model": _sentencepiece,
     "spiece.model": _sentencepiece,
     "tokenizer.bin": _llama2c,
-    "vocab.txt": _wordpiece,
-    "vocab.json": _bytelevel,
+    "vocab.txt": wordpiece.read,
+    "vocab.json": bytelevel.read,
 }
-BY_SUFFIX: dict[str, Reader] = {".model": _sentencepiece, ".bin": _llama2c, ".txt": _wordpiece}
-
-
-def content(value: Any) -> str:
-    """The text of a token that a config gives as a string or as an object."""
-    return str(value["content"] if isinstance(value, dict) else value)
+BY_SUFFIX = {".model": _sentencepiece, ".bin": _llama2c, ".txt": wordpiece.read}
+"""By name, or else by suffix: (file, tokenizer_config.json, kind) -> its `tokenizers` form, special tokens by role."""
 
 
 def _add_declared(
@@ -223,7 +178,7 @@ def _add_declared(
     more = declared.get("additional_special_tokens") or declared.get("extra_special_tokens") or []
     for token in more if isinstance(more, list) else []:
         if backend.token_to_id(content(token)) is None:
-            backend.add_special_tokens([AddedToken(content(token), special=True, normalized=False)])
+            add_controls(backend, [content(token)])
 
 
 def _known(backend: Backend, value: Any) -> str | None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
 from headway.text.byte_table import SPACE
-from headway.text.tokenizer_config import naming, read_config, refuse_impostor
+from headway.text.tokenizer_config import naming, read_config, refuse_impostor, token_names
 
 SIDES = ("source", "target")
 
@@ -41,7 +41,7 @@ class MarianTokenizer:
         self._spm, self._vocabularies = dict(spm), dict(vocabularies)
         self.config = dict(config or {})
         roles = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
-        self._names = {role: files.content(self.config.get(f"{role}_token", n)) for role, n in roles.items()}
+        self._names = {role: str(name) for role, name in token_names(self.config, roles).items()}
         separate = vocabularies["source"] is not vocabularies["target"]
         for side in SIDES:
             for role, name in self._names.items():

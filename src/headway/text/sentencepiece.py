@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text.byte_table import SPACE
+from headway.text.template import UNTYPED, A, Template
+from headway.text.vocabulary import add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
@@ -39,6 +41,16 @@ class Pieces:
     dummy_prefix: bool = True
     squeeze_spaces: bool = False
     charsmap: bytes = field(default=b"", repr=False)
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """Of the special tokens by role."""
+        ids = {"unk": self.unk, "bos": self.bos, "eos": self.eos}
+        return {role: self.pieces[i] for role, i in ids.items() if i is not None}
+
+    def of_kind(self, *kinds: int) -> list[str]:
+        """The pieces of these kinds, in order."""
+        return [piece for piece, kind in zip(self.pieces, self.kinds, strict=True) if kind in kinds]
 
 
 def read_model(path: Path, data: bytes | None = None) -> Pieces:
@@ -141,8 +153,7 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
         )
     backend = Backend(model)
     if spec.model == UNIGRAM:
-        kinds = zip(spec.pieces, spec.kinds, strict=True)
-        backend.pre_tokenizer = breaker([p for p, k in kinds if k in (CONTROL, UNKNOWN, BYTE)])
+        backend.pre_tokenizer = breaker(spec.of_kind(CONTROL, UNKNOWN, BYTE))
     backend.normalizer = _normalizer(spec)
     steps: list[decoders.Decoder] = [
         decoders.Replace(SPACE, " "),
@@ -152,26 +163,14 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     if spec.dummy_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(steps)
-    for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
-        chosen = [
-            AddedToken(piece, special=special, normalized=False)
-            for piece, k in zip(spec.pieces, spec.kinds, strict=True)
-            if k == kind
-        ]
-        (backend.add_special_tokens if special else backend.add_tokens)(chosen)
-    backend.add_special_tokens(
-        [AddedToken(f"<extra_id_{i}>", special=True, normalized=False) for i in reversed(range(sentinels))]
-    )
+    add_controls(backend, [*spec.of_kind(CONTROL), *spec.of_kind(UNKNOWN)])
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in spec.of_kind(USER_DEFINED)])
+    add_controls(backend, [f"<extra_id_{i}>" for i in reversed(range(sentinels))])
+    template = Template((A,), UNTYPED)
     if spec.bos is not None:
-        bos = spec.pieces[spec.bos]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, spec.bos)]
-        )
+        backend.post_processor = template.beginning(spec.bos, True).processor(backend)
     elif spec.eos is not None:
-        eos = spec.pieces[spec.eos]
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, spec.eos)]
-        )
+        backend.post_processor = template.ending(spec.eos, True).processor(backend)
     return backend
 
 
@@ -202,7 +201,7 @@ def breaker(controls: Sequence[str]) -> pre_tokenizers.PreTokenizer:
 def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
     """SentencePiece merges the adjacent pair whose joint piece scores best: every cut of every piece in two
     pieces, best score first. Control, unknown and byte pieces are never made of text."""
-    usable = {p for p, k in zip(spec.pieces, spec.kinds, strict=True) if k in (NORMAL, USER_DEFINED)}
+    usable = set(spec.of_kind(NORMAL, USER_DEFINED))
     found: list[tuple[float, int, int, str, str]] = []
     for piece, score in zip(spec.pieces, spec.scores, strict=True):
         if piece not in usable:

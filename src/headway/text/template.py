@@ -38,6 +38,8 @@ class Part(NamedTuple):
 
 
 A, B = Part(None, 0, 0), Part(None, 1, 1)
+UNTYPED = A, B._replace(type=0)
+"""Two texts of one token type."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,12 @@ class Template:
         if len(found) > 1:
             raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
         return found[0] if found else Template()
+
+    @staticmethod
+    def bert(cls: int, sep: int) -> Template:
+        """[CLS] a [SEP], and [CLS] a [SEP] b [SEP] with token type 1 from b on."""
+        first, end = Part(cls, None, 0), Part(sep, None, 0)
+        return Template((first, A, end), (first, A, end, B, end._replace(type=1)))
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -151,10 +159,11 @@ def _read(state: dict[str, Any]) -> Template | None:
         return Template(_parse(state["single"], ids), _parse(state["pair"], ids))
     if kind not in ("BertProcessing", "RobertaProcessing"):
         raise DataError(f"this tokenizer.json has a post-processor of type {kind}, which is not known")
-    cls, sep = Part(state["cls"][1], None, 0), Part(state["sep"][1], None, 0)
-    if kind == "RobertaProcessing":
-        return Template((cls, A, sep), (cls, A, sep, sep, B._replace(type=0), sep))
-    return Template((cls, A, sep), (cls, A, sep, B, sep._replace(type=1)))
+    bert = Template.bert(state["cls"][1], state["sep"][1])
+    if kind == "BertProcessing":
+        return bert
+    cls, _, sep = bert.single
+    return Template(bert.single, (cls, A, sep, sep, B._replace(type=0), sep))
 
 
 def _parse(pieces: list[dict[str, Any]], ids: dict[str, list[int]]) -> tuple[Part, ...]:

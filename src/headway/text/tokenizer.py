@@ -13,8 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text import files
-from headway.text.chat import ChatTemplate, Message, check_messages
-from headway.text.control_tokens import ControlTokens
+from headway.text.chat import ChatTemplate, ControlTokens, Message, check_messages
 from headway.text.template import Encoded, Template, fill, roles
 from headway.text.tokenizer_config import naming
 from headway.text.vocabulary import ROLES, Vocabulary
@@ -72,15 +71,9 @@ class Tokenizer(Vocabulary):
         """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
         `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
         `vocab.json` with `merges.txt`. Raises DataError, with the file, for what is none of these."""
-        found = files.find(Path(path))
-        ids = {r: found.backend.token_to_id(name) for r, name in found.names.items() if name is not None}
-        with naming(found.file):
-            return Tokenizer(
-                found.backend, bos=ids.pop("bos", None), eos=ids.pop("eos", None),
-                special={role: i for role, i in ids.items() if i is not None},
-                begins_with_bos=found.begins_with_bos, ends_with_eos=found.ends_with_eos,
-                chat_template=found.chat_template, config=found.config,
-            )  # fmt: skip
+        file, backend, arguments = files.find(Path(path))
+        with naming(file):
+            return Tokenizer(backend, **arguments)
 
     def save(self, folder: str | Path) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat template, each

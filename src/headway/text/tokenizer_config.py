@@ -14,6 +14,8 @@ from headway.errors import DataError, HeadwayError
 from headway.text.chat import ChatTemplate
 from headway.text.vocabulary import LARGEST_ID
 
+CLASSLESS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+"""The configuration of a tokenizer that is all in its tokenizer.json."""
 LONGEST = 256 << 20
 """Bytes of a file that is read as JSON."""
 MOST_SENTINELS = 10_000
@@ -84,6 +86,17 @@ KEYS: Mapping[str, Rule] = MappingProxyType(
         ),
     }
 )  # fmt: skip
+
+
+def content(value: Any) -> str:
+    """The text of a token that a config gives as a string or as an object."""
+    return str(value["content"] if isinstance(value, dict) else value)
+
+
+def token_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, str | None]:
+    """The special tokens by role, by a config or else the usual ones; None where the config has null."""
+    given = {role: config.get(f"{role}_token", name) for role, name in usual.items()}
+    return {role: None if value is None else content(value) for role, value in given.items()}
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,18 +1,40 @@
-"""Training a byte-level BPE."""
+"""Training of tokenizers: a byte-level BPE, and Chinese by characters and by words.
+
+Chinese: the same text is fewer tokens when words are tokens. A text is cut into the words whose probabilities have the
+greatest product, words being independent of each other: a unigram model, solved by a dynamic program over the places of
+the text (Kudo 2018, section 3.2; jieba without its hidden Markov model is the same with a dictionary's frequencies).
+Words that are not in the vocabulary fall to characters, and characters that are not in it to UTF-8 bytes, so every text
+comes back exactly.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
-from tokenizers import Regex, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import ConfigError
-from headway.text.bytelevel import SPLIT
+from headway.errors import ConfigError, DataError
+from headway.text.bytelevel import SPLIT, split_by
+from headway.text.sentencepiece import breaker, digits
+from headway.text.template import UNTYPED, A, Template
 from headway.text.tokenizer import Tokenizer
+from headway.text.tokenizer_config import CLASSLESS
+from headway.text.vocabulary import add_controls
+from headway.text.wordpiece import HAN
 
 BOS, EOS = "<|begin|>", "<|end|>"
+SPECIALS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+RESERVED = [*SPECIALS.values(), *(f"<0x{byte:02X}>" for byte in range(256))]
+# No word crosses from Chinese into another script, into punctuation or over a space before a word.
+LEAST, LONGEST = 3, 4
+CUT = r"\p{Han}+| ?[^\s\p{Han}\p{P}\p{S}]+| ?[\p{P}\p{S}]|\s"
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence[str] = ()) -> Tokenizer:
@@ -34,12 +56,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence
             f"need {least}"
         )
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = split_by(SPLIT)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -48,15 +65,152 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    _warn_fewer("train_bpe", backend, vocab_size, ": there was nothing left to merge")
+    backend.post_processor = Template((A,), UNTYPED).beginning(0, True).processor(backend)
+    return Tokenizer(backend, bos=0, eos=1, config={**CLASSLESS, "bos_token": BOS, "eos_token": EOS})
+
+
+def train_characters(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer whose tokens are the most frequent characters of `texts`.
+
+    Ids: [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, 256 bytes, then characters, the most frequent first (of equals
+    the smaller code point). Template: [CLS] a [SEP] b [SEP].
+    Raises ConfigError when `vocab_size` has no room for a character.
+    """
+    room = _room("train_characters", vocab_size)
+    counts = Counter(character for text in texts for character in text)
+    return _tokenizer("train_characters", _most(counts, room), vocab_size)
+
+
+def train_words(
+    texts: Iterable[str], vocab_size: int, *, dictionary: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """A tokenizer whose tokens are words and characters of `texts`; ids and template as in `train_characters`.
+
+    All characters are kept while there is room, the most frequent first; words have what is left, those that are found
+    most often, with their counts in `texts` as frequencies. With a `dictionary` (word -> how often it occurs anywhere;
+    see `read_dictionary`) the texts are cut by it, as jieba cuts them for RoFormer and WoBERT. Without one, words are
+    found in the texts: from all frequent runs of 2 to 4 Chinese characters, and whole words of other scripts, the
+    texts are cut and the counts taken anew, fewer words being kept each time (expectation maximisation with the best
+    cut in place of the expectation).
+
+    The result is a function of the multiset of texts. Memory grows with the number of different stretches of text
+    between punctuation, not with the number of texts.
+    Raises ConfigError when `vocab_size` has no room for a character, or the dictionary is empty.
+    """
+    room = _room("train_words", vocab_size)
+    if dictionary is not None and not dictionary:
+        raise ConfigError("train_words: the dictionary is empty; give words with their frequencies, or None")
+    cut = pre_tokenizers.Split(Regex(CUT), "isolated").pre_tokenize_str
+    stretches = Counter(stretch for text in texts for stretch, _ in cut(text))
+    every: Counter[str] = Counter()
+    for stretch, n in stretches.items():
+        for character in stretch:
+            every[character] += n
+    singles = _most(every, room)
+    room -= len(singles)
+    words = _seeds(stretches) if dictionary is None else {w: n for w, n in dictionary.items() if len(w) > 1}
+    for share in (4, 2, 1, 1) if dictionary is None else (1,):
+        counts = _count(stretches, {**singles, **words})
+        words = _most({word: counts[word] for word in words if counts[word]}, share * room)
+    counts = _count(stretches, {**singles, **words})
+    found = {piece: counts[piece] or 1 for piece in (*singles, *words)}
+    return _tokenizer("train_words", _most(found, len(found)), vocab_size)
+
+
+def read_dictionary(path: str | Path) -> dict[str, int]:
+    """Words with their frequencies, in jieba's form: "WORD COUNT" or "WORD COUNT TAG" a line.
+
+    Raises DataError, with the line, for anything else, and for a word that is there twice.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file; a dictionary of words with frequencies was to be read from it"
+        )
+    found: dict[str, int] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        parts = line.split()
+        if not parts:
+            continue
+        if len(parts) not in (2, 3) or not parts[1].isdecimal() or int(parts[1]) < 1:
+            raise DataError(
+                f"{path}: line {number}: a word and how often it occurs are expected, got {line!r}"
+            )
+        if parts[0] in found:
+            raise DataError(f"{path}: line {number}: {parts[0]!r} is there a second time")
+        found[parts[0]] = int(parts[1])
+    if not found:
+        raise DataError(f"{path}: no words; one is expected on each line")
+    return found
+
+
+def _room(what: str, vocab_size: int) -> int:
+    if vocab_size <= len(RESERVED):
+        raise ConfigError(
+            f"{what}: vocab_size {vocab_size} is too small: {len(SPECIALS)} special tokens and 256 bytes need "
+            f"{len(RESERVED)}, and characters come after them"
+        )
+    return vocab_size - len(RESERVED)
+
+
+def _most(counts: Mapping[str, int], room: int) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:room])
+
+
+def _seeds(stretches: Mapping[str, int]) -> dict[str, int]:
+    """Runs of 2 to LONGEST Chinese characters and words of other scripts that occur LEAST times or more. A run can be
+    that frequent only if the runs that it consists of are."""
+    chinese = {s: n for s, n in stretches.items() if re.match(HAN, s)}
+    found = {s: n for s, n in stretches.items() if s not in chinese and n >= LEAST and len(s) > 1}
+    shorter: Mapping[str, int] | None = None
+    for length in range(2, LONGEST + 1):
+        runs: Counter[str] = Counter()
+        for stretch, n in chinese.items():
+            for i in range(len(stretch) - length + 1):
+                run = stretch[i : i + length]
+                if shorter is None or (run[1:] in shorter and run[:-1] in shorter):
+                    runs[run] += n
+        shorter = {run: n for run, n in runs.items() if n >= LEAST}
+        found |= shorter
+    return found
+
+
+def _count(stretches: Mapping[str, int], weights: Mapping[str, int]) -> Counter[str]:
+    """How often each piece is in the best cuts of the stretches."""
+    backend = _backend(weights)
+    found: Counter[int] = Counter()
+    todo = iter(stretches.items())
+    while batch := list(islice(todo, 10_000)):
+        cuts = backend.encode_batch_fast([stretch for stretch, _ in batch], add_special_tokens=False)
+        for cut, (_, n) in zip(cuts, batch, strict=True):
+            for i in cut.ids:
+                found[i] += n
+    return Counter({str(backend.id_to_token(i)): n for i, n in found.items()})
+
+
+def _backend(weights: Mapping[str, int]) -> Backend:
+    total = sum(weights.values())
+    scored = [(name, 0.0) for name in RESERVED]
+    scored += [(piece, digits(math.log(n / total))) for piece, n in weights.items() if piece not in RESERVED]
+    backend = Backend(models.Unigram(scored, RESERVED.index(SPECIALS["unk"]), byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [breaker(RESERVED), pre_tokenizers.Split(Regex(CUT), "isolated")]
+    )
+    return backend
+
+
+def _tokenizer(what: str, weights: Mapping[str, int], vocab_size: int) -> Tokenizer:
+    backend = _backend(weights)
+    _warn_fewer(what, backend, vocab_size)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    add_controls(backend, SPECIALS.values())
+    cls, sep = (RESERVED.index(SPECIALS[role]) for role in ("cls", "sep"))
+    backend.post_processor = Template.bert(cls, sep).processor(backend)
+    return Tokenizer(backend, config=CLASSLESS)
+
+
+def _warn_fewer(what: str, backend: Backend, vocab_size: int, why: str = "") -> None:
     got = backend.get_vocab_size()
     if got < vocab_size:
-        warnings.warn(
-            f"train_bpe: the texts gave {got} tokens, not {vocab_size}: there was nothing left to merge",
-            stacklevel=2,
-        )
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, 0)]
-    )
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
-    config["clean_up_tokenization_spaces"] = False  # type: ignore[assignment]
-    return Tokenizer(backend, bos=0, eos=1, config=config)
+        warnings.warn(f"{what}: the texts gave {got} tokens, not {vocab_size}{why}", stacklevel=4)

@@ -1,10 +1,12 @@
-"""What the ids of a tokenizer are: names, special tokens by role, and the text that they give back."""
+"""What the ids of a tokenizer are: names, special tokens by role, and the text that they give back, at once or one at
+a time."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from tokenizers import AddedToken
@@ -12,7 +14,6 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text.byte_table import ByteTable, byte_table
-from headway.text.stream import StreamDecoder
 
 # Special tokens by role, with their usual names; bos and eos have none.
 ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
@@ -51,10 +52,9 @@ class Vocabulary:
                     f"special token id {i} is not in the vocabulary of {backend.get_vocab_size()}"
                 )
         controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        backend.add_special_tokens(
-            [AddedToken(str(backend.id_to_token(i)), special=True, normalized=False)
-             for i in dict.fromkeys(named) if i not in controls]
-        )  # fmt: skip
+        add_controls(
+            backend, [str(backend.id_to_token(i)) for i in dict.fromkeys(named) if i not in controls]
+        )
         self.backend = backend
         for role, usual in ROLES.items():
             there = (self.backend.token_to_id(name) for name in usual)
@@ -115,11 +115,8 @@ class Vocabulary:
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
         """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
-        return [*self._gaps, *range(self.vocab_size, embedding_rows)]
-
-    @cached_property
-    def _gaps(self) -> list[int]:
-        return [i for i, name in enumerate(self._names) if name is None]
+        gaps = [i for i, name in enumerate(self._names) if name is None]
+        return [*gaps, *range(self.vocab_size, embedding_rows)]
 
     def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
         """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
@@ -157,3 +154,54 @@ class Vocabulary:
 
     def _name(self, token: int | None) -> str | None:
         return None if token is None or not 0 <= token < len(self._names) else self._names[token]
+
+
+class StreamDecoder:
+    """Text of a growing token sequence.
+
+    Law: `"".join(push(i) for i in ids) + flush() == tokenizer.decode(ids)`, and no delta ends inside a
+    character: bytes that may still become one are kept until the next tokens (or `flush`) decide.
+
+    `after`: tokens before the stream (a prompt). Nothing of them is emitted; they decide
+    whether a SentencePiece tokenizer's leading space belongs to the text.
+    `special`: show special tokens (BOS, EOS, chat markers) as text; by default they contribute nothing.
+    """
+
+    def __init__(self, tokenizer: Vocabulary, *, after: Sequence[int] = (), special: bool = False) -> None:
+        self._tokenizer, self._special, self._table = tokenizer, special, tokenizer.table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips = False
+        if self._table is not None:
+            begun = any(tokenizer.text_bytes(i, special=special) for i in after)
+            self._strips = self._table.strips_space and not begun
+        # window[:read] is already emitted; it stays because joining rules look at the token before
+        self._window = list(after)[-4:]
+        self._read = len(self._window)
+
+    def push(self, token: int) -> str:
+        """The text that becomes certain with this token; often empty, sometimes several characters."""
+        if self._table is None:
+            self._window.append(token)
+            return self._advance(final=False)
+        piece = self._tokenizer.text_bytes(token, special=self._special) or b""
+        if self._strips and piece:
+            self._strips, piece = False, piece.removeprefix(b" ")
+        return self._utf8.decode(piece)
+
+    def flush(self) -> str:
+        """The bytes that were kept and never became a character, as U+FFFD. The stream is then at its end."""
+        return self._advance(final=True) if self._table is None else self._utf8.decode(b"", final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        before = self._tokenizer.decode(self._window[: self._read], special=self._special)
+        whole = self._tokenizer.decode(self._window, special=self._special)
+        if not final and whole.endswith("\ufffd"):
+            return ""
+        self._window = self._window[-4:]
+        self._read = len(self._window)
+        return whole[len(before) :]
+
+
+def add_controls(backend: Backend, names: Iterable[str]) -> None:
+    """Make control tokens of these: never made of text unless that is asked for, no part of it when decoded."""
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import DataError
+from headway.text.template import Template
+from headway.text.tokenizer_config import token_names
+from headway.text.vocabulary import add_controls
 
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
 # Models whose vocab.txt is cut by rules other than BERT's.
 OTHERS = {"mpnet", "funnel", "bertjapanese", "bertweet", "phobert", "herbert", "splinter", "cpm", "markuplm"}
 HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How text is prepared before it is cut (BERT, section 3; google-research/bert, tokenization.py).
-
-    lower: lower case. accents: None strips accents where letters are lowered. chinese: each Chinese character is a
-    word of its own.
-    """
-
-    lower: bool
-    accents: bool | None = None
-    chinese: bool = True
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
@@ -54,9 +43,13 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     return vocabulary
 
 
-def rules(vocabulary: Mapping[str, int], config: Mapping[str, Any], path: Path) -> Rules:
-    """The rules of `tokenizer_config.json`; where it has none for case, a vocabulary with capital letters keeps
-    them, and one without is lower-cased. Raises DataError for what cannot be done."""
+def normalizer(
+    vocabulary: Mapping[str, int], config: Mapping[str, Any], path: Path
+) -> normalizers.Normalizer:
+    """How text is prepared before it is cut (BERT, section 3; google-research/bert, tokenization.py), by
+    `tokenizer_config.json`; where it has no rule for case, a vocabulary with capital letters keeps them, and one
+    without is lower-cased; without one for accents, they are stripped where letters are lowered. Each
+    Chinese character is a word of its own. Raises DataError for what cannot be done."""
     if config.get("do_basic_tokenize") is False:
         raise DataError(
             f"{path}: do_basic_tokenize is false; text that is not cut into words is not supported"
@@ -71,37 +64,34 @@ def rules(vocabulary: Mapping[str, int], config: Mapping[str, Any], path: Path) 
     capitals = any(
         re.search("[A-Z]", piece) for piece in vocabulary if not re.fullmatch(r"\[.*\]|<.*>", piece)
     )
-    lower = config.get("do_lower_case", not capitals)
-    return Rules(bool(lower), config.get("strip_accents"), bool(config.get("tokenize_chinese_chars", True)))
-
-
-def build(vocabulary: dict[str, int], names: Mapping[str, str], rules: Rules, path: Path) -> Backend:
-    """The `tokenizers` form. `names`: the special tokens by role (see NAMES).
-
-    One text is [CLS] a [SEP], two are [CLS] a [SEP] b [SEP] with token type 1 from b on. Raises DataError when a
-    special token that is needed is not a piece.
-    """
-    for role in ("unk", "cls", "sep"):
-        if names[role] not in vocabulary:
-            raise DataError(
-                f"{path}: the {role} token {names[role][:80]!r} is not among its {len(vocabulary)} pieces"
-            )
-    backend = Backend(models.WordPiece(vocabulary, unk_token=names["unk"]))
-    backend.normalizer = normalizers.BertNormalizer(
+    return normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=rules.chinese,
-        strip_accents=rules.accents,
-        lowercase=rules.lower,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", not capitals)),
     )
+
+
+def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dict[str, str | None]]:
+    """The `tokenizers` form of a `vocab.txt`, with BERT's template, and its special tokens by role. Raises DataError
+    for a `kind` of other rules, and when a special token that is needed is not a piece."""
+    if kind in OTHERS:
+        raise DataError(
+            f"{file}: a vocab.txt of kind {kind!r} is cut by rules other than BERT's; the tokenizer.json of the same "
+            "model is supported: put it into the folder"
+        )
+    vocabulary, names = read_vocabulary(file), token_names(config, NAMES)
+    prepare = normalizer(vocabulary, config, file)
+    unk, cls, sep = (str(names[role]) for role in ("unk", "cls", "sep"))
+    for role, name in (("unk", unk), ("cls", cls), ("sep", sep)):
+        if name not in vocabulary:
+            raise DataError(
+                f"{file}: the {role} token {name[:80]!r} is not among its {len(vocabulary)} pieces"
+            )
+    backend = Backend(models.WordPiece(vocabulary, unk_token=unk))
+    backend.normalizer = prepare
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    backend.add_special_tokens(
-        [AddedToken(n, special=True, normalized=False) for n in names.values() if n in vocabulary]
-    )
-    cls, sep = names["cls"], names["sep"]
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
-    )
-    return backend
+    add_controls(backend, [name for name in names.values() if name in vocabulary])
+    backend.post_processor = Template.bert(vocabulary[cls], vocabulary[sep]).processor(backend)
+    return backend, names
