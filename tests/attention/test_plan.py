@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.attention import Entry, plan
+from headway.attention.backends.native.plan_arrays import plan_arrays
 from headway.patterns import Causal, Pattern, Sink, Window, classify
 from headway.tokens import Tokens
 from tests.strategies import patterns, tokens
@@ -106,6 +107,14 @@ def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
     for p in (Causal(), Window.last(512), Window.around(256)):
         alone = sum(plan(p, Tokens.range(n), Tokens.range(n)).area for n in lengths)
         assert plan(p, packed, packed).area == alone
+
+
+def test_batches_of_one_length_are_planned_by_their_number_of_rows() -> None:
+    """Rows that are one document each need no look at the data; how many they are is remembered with them."""
+    for rows in (2, 3, 2):
+        tokens = Tokens.packed([[24]] * rows, total=24)
+        made = plan_arrays(Causal(), tokens, tokens)
+        assert (made.plan.rows, made.queries.rows, made.keys.rows) == (rows, rows, rows)
 
 
 def test_a_batch_without_rows_plans_nothing() -> None:

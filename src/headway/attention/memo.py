@@ -22,9 +22,9 @@ OTHERS = 8
 class TokensMemo(Generic[Made, *More]):
     """`make(pattern, q, k, ...)`, remembered.
 
-    Where `Tokens.static_key` says all, by it; for other tokens for as long as these very tokens live unchanged, so that
-    the layers of a model, and forward and backward, share one value. In a graph that is traced nothing is remembered.
-    Of the former `most` values are kept; when there are more, all are dropped.
+    Where `Tokens.static_key` says all, by it and the number of rows; for other tokens for as long as these very tokens
+    live unchanged, so that the layers of a model, and forward and backward, share one value. In a graph that is
+    traced nothing is remembered. Of the former `most` values are kept; when there are more, all are dropped.
     """
 
     def __init__(self, make: Callable[[Pattern, Tokens, Tokens, *More], Made], most: int = 64) -> None:
@@ -35,7 +35,7 @@ class TokensMemo(Generic[Made, *More]):
     def __call__(self, pattern: Pattern, q: Tokens, k: Tokens, *more: *More) -> Made:
         if torch.compiler.is_compiling():
             return self._make(pattern, q, k, *more)
-        key: Hashable = (pattern, q.static_key, k.static_key, q.device, more)
+        key: Hashable = (pattern, q.static_key, k.static_key, q.index.shape, k.index.shape, q.device, more)
         versions: tuple[Hashable, Hashable] = ((), ())
         known, most = self._static, self._most
         if q.static_key is None or k.static_key is None:
