@@ -30,19 +30,19 @@ def summed(logits: Tensor, targets: Tensor) -> Tensor:
 def test_packed_is_alone(tmp_path: Path, patterns: object) -> None:
     model: Decoder = small(patterns).double()  # type: ignore[arg-type]
     corpus = rows(tmp_path)
-    ids, targets, tokens = corpus.batch(range(len(corpus)))
-    packed = model(ids, tokens=tokens)
+    inputs, targets = corpus.batch(range(len(corpus)))
+    packed = model(**inputs)
     loss = summed(packed.flatten(0, 1), targets.flatten())
     together = torch.autograd.grad(loss, list(model.parameters()))
     parts = []
     for i in range(len(corpus)):
         row, at = corpus[i], 0
         for n in row.lengths:
-            logits = model(row.ids[at : at + n].unsqueeze(0))[0]
+            logits = model(torch.from_numpy(row.ids[at : at + n])[None])[0]
             assert torch.allclose(
                 packed[i, at : at + n], logits, rtol=0, atol=1e-12 * float(logits.detach().abs().max())
             )
-            parts.append(summed(logits, row.targets[at : at + n]))
+            parts.append(summed(logits, torch.from_numpy(row.targets[at : at + n])))
             at += n
     apart = torch.autograd.grad(torch.stack(parts).sum(), list(model.parameters()))
     assert torch.allclose(loss, torch.stack(parts).sum(), rtol=1e-12)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +51,9 @@ def test_each_token_but_the_first_of_a_document_is_a_target_once(
     for i in range(len(rows)):
         row = rows[i]
         trained = row.targets != -100
-        assert torch.equal(row.targets[trained], row.ids[trained] + 1)  # the next token of the same document
+        assert np.array_equal(
+            row.targets[trained], row.ids[trained] + 1
+        )  # the next token of the same document
         targets += row.targets[trained].tolist()
     assert targets == [100 * d + i for d, n in enumerate(lengths) for i in range(1, n)]
 
@@ -66,14 +68,16 @@ def test_the_rows_of_a_file_are_those_of_pack(
     assert len(rows) == len(expected)
     for i, spans in enumerate(expected):
         ids = [100 * s.document + t for s in spans for t in range(s.start, s.stop)]
-        assert rows[i].ids.tolist() == ids + [0] * (length - len(ids))
+        assert rows[i].ids.tolist() == ids
+        assert rows.batch([i]).inputs["ids"].tolist() == [ids + [0] * (length - len(ids))]
         assert rows[i].lengths == [s.length for s in spans]
 
 
 def test_a_batch_tells_its_documents_apart(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "x", [3, 5, 2], 4)
-    ids, targets, tokens = rows.batch([0, 2])
-    assert ids.tolist() == [[0, 1, 2, 100], [200, 0, 0, 0]]
+    inputs, targets = rows.batch([0, 2])
+    tokens = inputs["tokens"]
+    assert inputs["ids"].tolist() == [[0, 1, 2, 100], [200, 0, 0, 0]]
     assert targets.tolist() == [[1, 2, -100, 101], [201, -100, -100, -100]]
     assert tokens.index.tolist() == [[0, 1, 2, 0], [0, -1, -1, -1]]
     assert tokens.documents[0].tolist() == [0, 0, 0, 1]

@@ -5,13 +5,13 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import torch
-from torch import Tensor
 
+from headway.data import Batch
 from headway.data.order import keyed
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.text import train_characters
-from headway.train import Evaluation, Sums, Task
+from headway.train import Evaluation, Task
 from headway.train.config import TrainConfig, setting
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
@@ -29,7 +29,7 @@ class ReversalConfig(TrainConfig):
     lr: float = setting(3e-3, "learning rate", group="Optimizer", gt=0)
 
 
-class Reversal(Task[Decoder, Tensor]):
+class Reversal(Task[Decoder]):
     """Words are drawn by (seed, step); only the second half of a row is trained."""
 
     settings = ReversalConfig
@@ -58,24 +58,22 @@ class Reversal(Task[Decoder, Tensor]):
     def schedule(self, step: int, seconds: float) -> float:
         return 1.0
 
-    def words(self, step: int) -> Tensor:
+    def drawn(self, step: int) -> Batch:
         noise = torch.Generator().manual_seed(keyed(self.config.seed, step) >> 1)
         picked = torch.randint(26, (self.config.rows, self.config.letters), generator=noise)
-        return self.letters[torch.cat([picked, picked.flip(1)], 1)]
-
-    def batches(self, step: int) -> Sequence[Tensor]:
-        return self.words(step).chunk(2)
-
-    def count(self, batch: Tensor) -> int:
-        return len(batch) * self.config.letters
-
-    def loss(self, model: Decoder, batch: Tensor) -> Sums:
-        targets = batch[:, 1:].clone()
+        words = self.letters[torch.cat([picked, picked.flip(1)], 1)]
+        targets = words[:, 1:].clone()
         targets[:, : self.config.letters - 1] = IGNORE_INDEX
-        found = model(batch[:, :-1], targets=targets)
-        return Sums(found.total, found.nats)
+        return Batch({"ids": words[:, :-1]}, targets)
+
+    def batches(self, step: int) -> Sequence[Batch]:
+        inputs, targets = self.drawn(step)
+        return [
+            Batch({"ids": ids}, said)
+            for ids, said in zip(inputs["ids"].chunk(2), targets.chunk(2), strict=True)
+        ]
 
     def evaluate(self, model: Decoder, pool: MicrobatchPool, *, last: bool) -> Evaluation:
-        words = self.words(HELD_OUT)
+        held = self.drawn(HELD_OUT)
         with torch.no_grad():
-            return Evaluation(float(self.loss(model, words).loss), self.count(words))
+            return Evaluation(float(self.loss(model, held).loss), self.count(held))

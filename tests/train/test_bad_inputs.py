@@ -79,10 +79,8 @@ def test_the_last_window_of_an_epoch_is_the_mean_over_its_own_tokens(tmp_path: P
     assert [len(part) for part in last] == [2, 1]
     own, plain = model(), model()
     stats, taken = sgd_step(Given.of(rows, last), own)
-    ids, targets, tokens = rows.batch([r for part in last for r in part])
-    mean = F.cross_entropy(
-        plain(ids, tokens=tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX
-    )
+    inputs, targets = rows.batch([r for part in last for r in part])
+    mean = F.cross_entropy(plain(**inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)
     mean.backward()  # torch's own mean over the tokens that are trained on
     assert stats.count == int((targets != IGNORE_INDEX).sum())
     assert stats.loss == pytest.approx(float(mean.detach()), rel=1e-6)

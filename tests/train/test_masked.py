@@ -104,7 +104,7 @@ def test_the_loss_is_the_mean_over_masked_tokens(encoder: Make, tmp_path: Path, 
     model = build(replace(spec, init_std=0.3), seed=1).eval()
     assert isinstance(model, Encoder)
     batch = rows.batch(range(6))
-    ids, targets, tokens = batch
+    ids, tokens, targets = batch.inputs["ids"], batch.inputs["tokens"], batch.targets
     kept = targets != IGNORE_INDEX
     assert (tokens.is_global is not None) == spec.global_projections
     logits = model(ids, tokens=tokens)[kept].double().detach()
@@ -140,8 +140,9 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
     assert isinstance(model, Encoder)
     batch = rows.batch(range(len(rows)))
     alone = []
+    tokens = batch.inputs["tokens"]
     for ids, targets, index, document in zip(
-        *batch[:2], batch[2].index, batch[2].document if batch[2].document is not None else (), strict=True
+        batch.inputs["ids"], batch.targets, tokens.index, tokens.document, strict=True
     ):
         for d in document[index >= 0].unique():
             own = document == d
@@ -149,7 +150,7 @@ def test_a_packed_row_is_its_texts_alone(encoder: Make, tmp_path: Path) -> None:
             if (said != IGNORE_INDEX).any():
                 alone.append(model(ids[own][None], targets=said).each[said != IGNORE_INDEX])
     assert len(alone) > len(rows)
-    together = model(batch[0], tokens=batch[2], targets=batch[1]).each[batch[1] != IGNORE_INDEX]
+    together = model(**batch.inputs, targets=batch.targets).each[batch.targets != IGNORE_INDEX]
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
 
 
@@ -185,7 +186,7 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
     rows = MaskedRows.of(file, 24, tokenizer, packed=False, draw=5)
     batch = rows.batch(range(len(rows)))
-    ids, targets, tokens = batch
+    ids, tokens, targets = batch.inputs["ids"], batch.inputs["tokens"], batch.targets
     with torch.no_grad():
         said = peer(input_ids=ids, attention_mask=tokens.valid.long(), labels=targets)
         found = ours(ids, tokens=tokens, targets=targets)

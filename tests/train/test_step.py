@@ -38,21 +38,25 @@ def ragged(rows: int, length: int = 16) -> list[Batch]:
     for b, n in enumerate(lengths):
         targets[b, n:] = IGNORE_INDEX
     return [
-        (ids[b : b + 1, :-1], targets[b : b + 1], Tokens.from_lengths([lengths[b]], total=length))
+        batch(ids[b : b + 1, :-1], targets[b : b + 1], Tokens.from_lengths([lengths[b]], total=length))
         for b in range(rows)
     ]
+
+
+def batch(ids: Tensor, targets: Tensor, tokens: Tokens) -> Batch:
+    return Batch({"ids": ids, "tokens": tokens}, targets)
 
 
 def joined(batches: list[Batch], size: int) -> list[Batch]:
     out = []
     for i in range(0, len(batches), size):
         part = batches[i : i + size]
-        lengths = [int(t.valid.sum()) for _, _, t in part]
+        lengths = [int(b.inputs["tokens"].valid.sum()) for b in part]
         out.append(
-            (
-                torch.cat([b[0] for b in part]),
-                torch.cat([b[1] for b in part]),
-                Tokens.from_lengths(lengths, total=part[0][0].shape[1]),
+            batch(
+                torch.cat([b.inputs["ids"] for b in part]),
+                torch.cat([b.targets for b in part]),
+                Tokens.from_lengths(lengths, total=part[0].targets.shape[1]),
             )
         )
     return out
@@ -123,7 +127,7 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
             piece = [i for e, i in row if e == d]
             said = [texts[d][i + 1] if i + 1 < lengths[d] else IGNORE_INDEX for i in piece]
             ids = torch.tensor([[texts[d][i] for i in piece]])
-            alone.append((ids, torch.tensor([said]), Tokens.range(len(piece))))
+            alone.append(batch(ids, torch.tensor([said]), Tokens.range(len(piece))))
     a, b = MasterWeights(model(), torch.float32), MasterWeights(model(), torch.float32)
     nats, count, _ = accumulated(a, packed)
     nats_alone, count_alone, _ = accumulated(b, alone)
@@ -134,15 +138,16 @@ def test_a_packed_row_is_its_documents_alone(tmp_path: Path) -> None:
 
 
 def test_a_window_without_a_trained_token_has_no_gradient() -> None:
-    ids, targets, tokens = ragged(1)[0]
+    only = ragged(1)[0]
+    empty = only._replace(targets=torch.full_like(only.targets, IGNORE_INDEX))
     weights = MasterWeights(model(), torch.float32)
-    assert accumulated(weights, [(ids, torch.full_like(targets, IGNORE_INDEX), tokens)] * 3) == (0.0, 0, {})
+    assert accumulated(weights, [empty] * 3) == (0.0, 0, {})
     assert all(p.grad is None for p in weights.master.parameters())
 
 
 def test_a_micro_batch_without_a_trained_token_changes_nothing() -> None:
     rows = ragged(3)
-    empty = (rows[0][0], torch.full_like(rows[0][1], IGNORE_INDEX), rows[0][2])
+    empty = rows[0]._replace(targets=torch.full_like(rows[0].targets, IGNORE_INDEX))
     for name, grad in gradients([rows[1], empty, rows[2]]).items():
         torch.testing.assert_close(grad, gradients([rows[1], rows[2]])[name])
 
@@ -178,7 +183,7 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
     def saved(redo: bool) -> int:
         m = model()
         m.gradient_checkpointing = redo
-        ids, _, tokens = joined(ragged(8), 8)[0]
+        inputs = joined(ragged(8), 8)[0].inputs
         sizes: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -186,7 +191,7 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            hidden = m.hidden(ids, tokens=tokens)
+            hidden = m.hidden(**inputs)
         assert hidden.requires_grad
         return sum(sizes.values())
 

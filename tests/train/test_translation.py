@@ -72,9 +72,9 @@ def test_batches_hold_every_pair_once_and_no_more_slots_than_asked(
     found = batches(pairs, 40, seed, 0)
     assert sorted(i for rows in found for i in rows) == list(range(len(lengths)))
     for rows in found:
-        batch = pairs.batch(rows)
-        assert batch.source.numel() <= 40
-        assert batch.ids.numel() <= 40
+        inputs = pairs.batch(rows).inputs
+        assert inputs["source"].numel() <= 40
+        assert inputs["ids"].numel() <= 40
     assert found == batches(pairs, 40, seed, 0)
 
 
@@ -85,10 +85,10 @@ def test_epochs_have_orders_of_their_own() -> None:
 
 def test_row_14_a_target_is_read_one_slot_late() -> None:
     batch = Pairs([[5, 6, END], [5, END]], [[7, END], [8, 9, END]]).batch([0, 1])
-    assert batch.ids.tolist() == [[START, 7, END], [START, 8, 9]]
+    assert batch.inputs["ids"].tolist() == [[START, 7, END], [START, 8, 9]]
     assert batch.targets.tolist() == [[7, END, IGNORE_INDEX], [8, 9, END]]
-    assert batch.tokens.index.tolist() == [[0, 1, -1], [0, 1, 2]]
-    assert batch.source_tokens.index.tolist() == [[0, 1, 2], [0, 1, -1]]
+    assert batch.inputs["tokens"].index.tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert batch.inputs["source_tokens"].index.tolist() == [[0, 1, 2], [0, 1, -1]]
 
 
 def test_row_23_the_rate_rises_and_falls_as_the_paper_says() -> None:
@@ -134,7 +134,7 @@ def test_the_gradient_is_that_of_the_mean_over_target_tokens(tmp_path: Path) -> 
     pairs = encode_pairs(tokenizer, *read_pairs(config.source, config.target), config.context)
     batch = pairs.batch(batches(pairs, 4096, config.seed, 0)[0])
     model = build(translation_spec(config, tokenizer.vocab_size), seed=config.seed)
-    logits = model(batch.source, batch.ids, source_tokens=batch.source_tokens, tokens=batch.tokens)
+    logits = model(**batch.inputs)
     mean = F.cross_entropy(
         logits.flatten(0, 1), batch.targets.flatten(), label_smoothing=config.label_smoothing
     )

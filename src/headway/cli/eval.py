@@ -41,6 +41,7 @@ def command(
     from headway.train.master_weights import DTYPES, choose_precision
     from headway.train.microbatch_pool import MicrobatchPool
     from headway.train.tasks import text_task_of, text_tasks
+    from headway.train.text_config import TextConfig
 
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
@@ -55,14 +56,15 @@ def command(
     tokenizer.require_fits(spec.vocab)
     length = context or min(spec.trained_context, 2048)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(data)
-        if path.suffix != ".tokens":
-            whole = Path(folder) / "data.tokens"
-            path = encode_corpus(data, tokenizer, whole, bos=spec.causal, eos=spec.causal).path
-        file = TokenFile(path)
+        if Path(data).suffix == ".tokens":
+            file = TokenFile(data)
+        else:
+            own, framed = Path(folder) / "data.tokens", task.in_template
+            file = encode_corpus(data, tokenizer, own, bos=framed, eos=framed)
         file.require_tokenizer(tokenizer.fingerprint)
+        settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
         with MicrobatchPool(torch.get_num_threads()) as pool:
-            found = evaluate(found_model, task.rows(file, tokenizer, spec, length), limit=limit, pool=pool)
+            found = evaluate(found_model, task.rows(file, settings, tokenizer, spec), limit=limit, pool=pool)
     report = {
         "model": model,
         "data": data,

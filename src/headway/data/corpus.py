@@ -1,4 +1,4 @@
-"""Text files as a stream of documents, with errors that name the file and the line.
+"""Text files as a stream of documents, with errors that name the file and the line, and a corpus as a token file.
 
 | path | documents |
 |---|---|
@@ -7,8 +7,7 @@
 | a folder | the files below it that end in .txt, .jsonl (or .gz of these), in the order of their names |
 
 Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay as they are. A NUL
-character,
-bytes that are not UTF-8, lone surrogates and empty files are errors: they say that something is not text.
+character, bytes that are not UTF-8, lone surrogates and empty files are errors: they say that something is not text.
 """
 
 from __future__ import annotations
@@ -16,14 +15,17 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from headway.data.tokenfile import TokenFile, TokenFileWriter
 from headway.errors import DataError, did_you_mean
+from headway.text import Tokenizer
 
 PIECE = 1 << 16  # bytes of a long text that are handled at a time
+_BATCH_PIECES, _BATCH_CHARACTERS = 512, 1 << 20
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 
 
@@ -43,8 +45,7 @@ def read_text(
     corpus.
 
     A long document is cut where a line ends and the next begins with something other than white space, so
-    that
-    byte-level tokenizers give the same ids as for the whole.
+    that byte-level tokenizers give the same ids as for the whole.
     """
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         for file in _files(Path(path)):
@@ -57,6 +58,60 @@ def read_text(
 def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Iterator[str]:
     """The same as plain strings (for training a tokenizer)."""
     return (piece.text for piece in read_text(paths, key=key))
+
+
+def encode_corpus(
+    source: str | Path | Iterable[str | Path] | Iterable[Piece],
+    tokenizer: Tokenizer,
+    path: str | Path,
+    *,
+    key: str = "text",
+    bos: bool = True,
+    eos: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> TokenFile:
+    """Reads `source` (files, folders, or pieces), writes the token file `path` and opens it.
+
+    Each document begins with BOS (if `bos` and the tokenizer does so) and ends with EOS (if `eos` and it has
+    one). `progress(tokens, bytes)` is called after each batch. Memory does not grow with the corpus.
+    """
+    before = [tokenizer.bos] if bos and tokenizer.begins_with_bos and tokenizer.bos is not None else []
+    after = [tokenizer.eos] if eos and tokenizer.eos is not None else []
+    with TokenFileWriter(path, tokenizer.vocab_size, fingerprint=tokenizer.fingerprint) as out:
+        begins = True
+        for batch in _batches(_pieces(source, key)):
+            encoded = tokenizer.encode_batch([piece.text for piece in batch], bos=False)
+            for piece, ids in zip(batch, encoded, strict=True):
+                out.extend([*(before if begins else ()), *ids], text_bytes=len(piece.text.encode()))
+                begins = piece.ends
+                if piece.ends:
+                    out.add(after)
+            if progress is not None:
+                progress(out.count, out.text_bytes)
+        if not out.text_bytes:
+            raise DataError(f"{path}: no text; every document of the corpus is empty")
+    return TokenFile(path)
+
+
+def _pieces(source: str | Path | Iterable[str | Path] | Iterable[Piece], key: str) -> Iterator[Piece]:
+    if isinstance(source, (str, Path)):
+        yield from read_text(source, key=key)
+        return
+    for one in source:
+        yield from [one] if isinstance(one, Piece) else read_text(one, key=key)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if len(batch) >= _BATCH_PIECES or size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _is_jsonl(file: Path) -> bool:

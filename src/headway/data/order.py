@@ -1,4 +1,4 @@
-"""The order of training rows: a pure function, so that resuming needs three integers.
+"""The order of training rows: a pure function, so that resuming needs nothing but a step number.
 
 A Feistel network over 2b-bit numbers is a permutation whatever its round function; numbers that fall outside
 [0, n) are sent through again ("cycle walking", Black and Rogaway 2002), which leaves a permutation of [0, n).
@@ -32,8 +32,8 @@ def keyed(*words: int) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
-    """A permutation of range(size): `order(i)` is the row that is read as the i-th of this epoch."""
+class Permutation:
+    """Of range(size), drawn by (seed, epoch): `permutation(i)` is the row that is read as the i-th of the epoch."""
 
     seed: int
     epoch: int
@@ -42,7 +42,7 @@ class Order:
     def __post_init__(self) -> None:
         if self.size < 1 or self.epoch < 0:
             raise DataError(
-                f"order: size must be 1 or more, epoch 0 or more; got {self.size} and {self.epoch}"
+                f"permutation: size must be 1 or more, epoch 0 or more; got {self.size} and {self.epoch}"
             )
 
     @cached_property
@@ -55,7 +55,7 @@ class Order:
 
     def __call__(self, index: int) -> int:
         if not 0 <= index < self.size:
-            raise DataError(f"order: index {index} is outside the epoch's {self.size} rows")
+            raise DataError(f"permutation: index {index} is outside the epoch's {self.size} rows")
         half, low = self._half, (1 << self._half) - 1
         x = index
         while True:
@@ -67,35 +67,13 @@ class Order:
                 return x
 
 
-def order(seed: int, epoch: int, size: int) -> Order:
-    """The permutation of `size` rows that belongs to (seed, epoch)."""
-    return Order(seed, epoch, size)
+def rows_from(seed: int, first: int, count: int, size: int) -> list[int]:
+    """The rows that are read as number first, first + 1, .. of a run over a corpus of `size` rows.
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run stands in its data: `index` rows of `epoch` are read. The whole state of the order."""
-
-    seed: int
-    epoch: int = 0
-    index: int = 0
-
-    def take(self, count: int, size: int) -> tuple[list[int], Place]:
-        """The next `count` rows of a corpus of `size` rows, and the place after them.
-
-        An epoch's last rows are followed by the next epoch's first: every row is read once per epoch.
-        """
-        rows: list[int] = []
-        epoch, index = self.epoch, self.index
-        now = order(self.seed, epoch, size)
-        if index > size:
-            raise DataError(
-                f"order: {index} rows of epoch {epoch} were read, but the corpus has {size}; it is not the same one"
-            )
-        while len(rows) < count:
-            if index == size:
-                epoch, index = epoch + 1, 0
-                now = order(self.seed, epoch, size)
-            rows.append(now(index))
-            index += 1
-        return rows, Place(self.seed, epoch, index)
+    An epoch's last rows are followed by the next epoch's first: every row is read once per epoch."""
+    found: list[int] = []
+    while len(found) < count:
+        epoch, index = divmod(first + len(found), size)
+        permutation = Permutation(seed, epoch, size)
+        found += map(permutation, range(index, min(size, index + count - len(found))))
+    return found

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.data.order import order
+from headway.data.order import Permutation
+from headway.data.rows import Batch
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer, train_bpe
@@ -45,38 +46,29 @@ class Pairs:
             "digest": digest.hexdigest(),
         }
 
-    def batch(self, rows: Sequence[int]) -> PairBatch:
-        """The pairs `rows`, padded on the right; a target is read one slot late, behind START."""
+    def batch(self, rows: Sequence[int], **options: Any) -> Batch:
+        """The pairs `rows`, padded on the right; a target is read one slot late, behind START.
+
+        Inputs are source [B, S], ids [B, T], their descriptions source_tokens and tokens, and `options`."""
         sources, targets = [self.sources[i] for i in rows], [self.targets[i] for i in rows]
-        return PairBatch(
-            _padded(sources, END),
-            Tokens.from_lengths([len(ids) for ids in sources]),
-            _padded([[START, *ids[:-1]] for ids in targets], END),
-            Tokens.from_lengths([len(ids) for ids in targets]),
-            _padded(targets, IGNORE_INDEX),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class PairBatch:
-    """source [B, S]; ids [B, T], which are read, and targets [B, T], which follow them."""
-
-    source: Tensor
-    source_tokens: Tokens
-    ids: Tensor
-    tokens: Tokens
-    targets: Tensor
+        inputs = {
+            "source": _padded(sources, END),
+            "source_tokens": Tokens.from_lengths([len(ids) for ids in sources]),
+            "ids": _padded([[START, *ids[:-1]] for ids in targets], END),
+            "tokens": Tokens.from_lengths([len(ids) for ids in targets]),
+        }
+        return Batch(inputs | options, _padded(targets, IGNORE_INDEX))
 
 
 def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """Every pair once, beside pairs of its length; at most `batch_tokens` slots on either side, padding included.
 
-    A pure function of its arguments: the pairs in an order of their own (`headway.data.order`), sorted by length,
+    A pure function of its arguments: the pairs in an order of their own (`Permutation`), sorted by length,
     cut, and the batches in an order of their own again. The lengths alone say how many there are, so that every epoch
     has as many.
     """
     size = len(pairs.sources)
-    drawn = order(seed, epoch, size)
+    drawn = Permutation(seed, epoch, size)
     rows = sorted(map(drawn, range(size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
     found: list[list[int]] = []
     longest = batch_tokens + 1
@@ -86,7 +78,7 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
             found.append([])
             longest = max(len(pairs.targets[i]), len(pairs.sources[i]))
         found[-1].append(i)
-    again = order(seed + 1, epoch, len(found))
+    again = Permutation(seed + 1, epoch, len(found))
     return [found[again(i)] for i in range(len(found))]
 
 

@@ -1,30 +1,43 @@
-"""Documents side by side in rows of one length.
+"""Rows of one length over a token file, and what batches are made of.
 
-A row is a stretch of the token stream: row i reads tokens [i*L, i*L + L) and is trained to say tokens
-[i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once per epoch, none is
-dropped, and only the last row may have empty slots. Documents in a row do not see each other
-(`Tokens.packed`);
+For next tokens (`Rows`) a row is a stretch of the token stream: row i reads tokens [i*L, i*L + L) and is trained to say
+tokens [i*L + 1, i*L + L + 1). Every token but the first of each document is a target exactly once per epoch, none is
+dropped, and only the last row may have empty slots. Documents in a row do not see each other (`Tokens.packed`);
 the part of a document that falls into the next row begins anew there, at index 0.
+
+For encoders (`FramedRows`, `MaskedRows`) every stretch of text is within the tokenizer's template, [CLS] text [SEP].
 """
+
+# Legend: B rows, L slots of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from headway.data.masking import SHARE, Masking
+from headway.data.order import keyed
 from headway.data.tokenfile import TokenFile
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
+from headway.text import Tokenizer
 from headway.tokens import Tokens
 
-Batch = tuple[Tensor, Tensor, Tokens]
-"""ids [B, L], targets [B, L] (`IGNORE_INDEX` where nothing is predicted), and the tokens' description."""
+HELD_OUT = -1  # the draw of every evaluation: steps are numbered from 0
+
+
+class Batch(NamedTuple):
+    """Keyword arguments of a model's forward, and its targets [B, L], `IGNORE_INDEX` where nothing is trained."""
+
+    inputs: Mapping[str, Any]
+    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -74,13 +87,11 @@ def apart(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list
             yield [Span(document, at, min(at + room, n))]
 
 
-@dataclass(frozen=True, eq=False)
-class PackedRow:
-    """ids [L] (0 in empty slots), targets [L] (-100 where nothing is to be said), lengths of its
-    documents."""
+class PackedRow(NamedTuple):
+    """Of a row's n tokens: ids [n], targets [n] (-100 where nothing is to be said), lengths of its documents."""
 
-    ids: Tensor
-    targets: Tensor
+    ids: NDArray[np.int64]
+    targets: NDArray[np.int64]
     lengths: list[int]
 
 
@@ -102,19 +113,17 @@ class Rows:
     def __getitem__(self, i: int) -> PackedRow:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} of {len(self)}")
-        length, begin = self.length, i * self.length
-        window = np.asarray(self.file.tokens[begin : begin + length + 1], dtype=np.int64)
-        n = len(window) - 1
-        ids = np.zeros(length, np.int64)
-        targets = np.full(length, IGNORE_INDEX, np.int64)
-        ids[:n], targets[:n] = window[:-1], window[1:]
+        begin = i * self.length
+        window = np.asarray(self.file.tokens[begin : begin + self.length + 1], dtype=np.int64)
+        ids, targets = window[:-1], window[1:].copy()
+        n = len(ids)
         edges_of_row = np.array([begin, begin + n], np.uint64)  # the same dtype: else numpy copies all ends
         first, last = np.searchsorted(self.file.ends, edges_of_row, side="right")
         ends = np.asarray(self.file.ends[first:last], dtype=np.int64) - begin
-        targets[ends[(ends >= 1) & (ends <= n)] - 1] = IGNORE_INDEX
-        edges = [0, *(int(e) for e in ends if 0 < e < n), n]
+        targets[ends - 1] = IGNORE_INDEX
+        edges = [0, *ends[ends < n].tolist(), n]
         lengths = [b - a for a, b in pairwise(edges)]
-        return PackedRow(torch.from_numpy(ids), torch.from_numpy(targets), lengths)
+        return PackedRow(ids, targets, lengths)
 
     def drawn(self, draw: int) -> Rows:
         """The same rows: nothing in them is drawn."""
@@ -122,9 +131,132 @@ class Rows:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """The given rows."""
-        rows = [self[i] for i in indices]
-        ids, targets = torch.stack([r.ids for r in rows]), torch.stack([r.targets for r in rows])
-        return ids, targets, Tokens.packed([r.lengths for r in rows], total=self.length)
+        return _batch([self[i] for i in indices], self.length)
+
+
+class FramedRows:
+    """Rows of `length` slots over a token file of plain text: `len(rows)`, `rows[i]`.
+
+    A document that does not fit is cut, and each part has the template around it, so that what a model reads first is
+    always what the template begins with. The parts of a row do not see each other (`Tokens.packed`).
+
+    Args:
+        file: ids without a template (`encode_corpus(..., bos=False, eos=False)`).
+        length: slots of a row, those of the template included.
+        prefix: what the template puts before a text. suffix: and after it.
+        packed: parts of several documents side by side; False is one part a row, the rest of the row being empty.
+    Raises DataError for rows that have no room, and for a file whose documents have the template already.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        length: int,
+        *,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        packed: bool = True,
+    ) -> None:
+        self.file, self.length = file, length
+        self.prefix, self.suffix = np.asarray(prefix, np.int64), np.asarray(suffix, np.int64)
+        if len(prefix) and file.documents and file.document(0)[: len(prefix)].tolist() == [*prefix]:
+            raise DataError(
+                f"{file.path}: its documents begin with {[*prefix]}, which the tokenizer's template puts there once "
+                "more; encode the text with bos=False, eos=False"
+            )
+        begins = np.concatenate([[0], np.asarray(file.ends, np.int64)])
+        lay = pack if packed else apart
+        first, parts = [0], []
+        for row in lay(np.diff(begins).tolist(), length, len(prefix) + len(suffix)):
+            parts += [(begins[span.document] + span.start, begins[span.document] + span.stop) for span in row]
+            first.append(len(parts))
+        self._first, self._parts = np.array(first), np.array(parts, np.int64).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self._first) - 1
+
+    def __getitem__(self, i: int) -> tuple[NDArray[np.int64], list[int]]:
+        """ids of the row's tokens, one part after the other, and how many each part has, template included."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        texts = [
+            self.file.tokens[begin:end] for begin, end in self._parts[self._first[i] : self._first[i + 1]]
+        ]
+        parts = [np.concatenate([self.prefix, text, self.suffix], dtype=np.int64) for text in texts]
+        return np.concatenate(parts), [len(part) for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedRows:
+    """Rows with tokens to be found: `len(rows)`, `rows.batch([..])`.
+
+    What is masked in row i is a function of (seed, draw, i): another draw is another mask, an equal one the same,
+    whatever else is in the batch. With `global_first` the first token of each text, [CLS], is global.
+    """
+
+    rows: FramedRows
+    masking: Masking
+    seed: int = 0
+    draw: int = 0
+    global_first: bool = False
+    covers_text: ClassVar[bool] = False
+
+    @staticmethod
+    def of(
+        file: TokenFile,
+        length: int,
+        tokenizer: Tokenizer,
+        *,
+        share: float = SHARE,
+        whole_words: bool = False,
+        packed: bool = True,
+        seed: int = 0,
+        draw: int = HELD_OUT,
+        global_first: bool = False,
+    ) -> MaskedRows:
+        """For a tokenizer, its template and its mask; arguments and errors as in `FramedRows` and `Masking.of`."""
+        template = tokenizer.template
+        rows = FramedRows(file, length, prefix=template.prefix, suffix=template.suffix, packed=packed)
+        masking = Masking.of(tokenizer, share=share, whole_words=whole_words)
+        return MaskedRows(rows, masking, seed, draw, global_first)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def file(self) -> TokenFile:
+        """Where the text is from."""
+        return self.rows.file
+
+    @property
+    def length(self) -> int:
+        """Slots of a row."""
+        return self.rows.length
+
+    def __getitem__(self, i: int) -> PackedRow:
+        row, lengths = self.rows[i]
+        return PackedRow(*self.masking(row, keyed(self.seed, self.draw, i)), lengths)
+
+    def drawn(self, draw: int) -> MaskedRows:
+        """The same rows with another mask."""
+        return replace(self, draw=draw)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The given rows."""
+        return _batch([self[i] for i in indices], self.length, self.global_first)
+
+
+def _batch(rows: Sequence[PackedRow], length: int, global_first: bool = False) -> Batch:
+    """Rows as one batch [B, L], with 0 in empty slots."""
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    targets = torch.full_like(ids, IGNORE_INDEX)
+    for b, row in enumerate(rows):
+        n = len(row.ids)
+        ids[b, :n], targets[b, :n] = torch.from_numpy(row.ids), torch.from_numpy(row.targets)
+    tokens = Tokens.packed([row.lengths for row in rows], total=length)
+    if global_first:
+        tokens = tokens.with_global(tokens.index == 0)
+    return Batch({"ids": ids, "tokens": tokens}, targets)
 
 
 def _check_length(length: int, around: int = 0) -> None:

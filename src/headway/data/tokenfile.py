@@ -10,11 +10,11 @@ A file appears under its name only when it is complete.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -113,8 +113,7 @@ class TokenFileWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.vocab, self.fingerprint = vocab, fingerprint
         self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
-        self.count = self.documents = self.text_bytes = 0
-        self._open_document = False
+        self.count = self.documents = self.text_bytes = self._last_end = 0
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
         self._file, self._temporary = os.fdopen(handle, "wb"), Path(name)
         self._ends = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
@@ -123,69 +122,54 @@ class TokenFileWriter:
     def extend(self, ids: Sequence[int] | NDArray[Any], *, text_bytes: int = 0) -> None:
         """Adds ids to the current document; `text_bytes` is how much text they stand for."""
         values = np.asarray(ids, dtype=np.int64)
-        if values.size:
-            low, high = int(values.min()), int(values.max())
-            if low < 0 or high >= self.vocab:
-                raise DataError(
-                    f"{self.path}: token id {low if low < 0 else high} in document {self.documents} is outside the "
-                    f"vocabulary of {self.vocab}"
-                )
-            self._file.write(values.astype(self.dtype).tobytes())
-            self.count += values.size
-            self._open_document = True
+        outside = values[(values < 0) | (values >= self.vocab)]
+        if outside.size:
+            raise DataError(
+                f"{self.path}: token id {outside[0]} in document {self.documents} is outside the vocabulary of "
+                f"{self.vocab}"
+            )
+        self._file.write(values.astype(self.dtype).tobytes())
+        self.count += values.size
         self.text_bytes += text_bytes
 
     def end_document(self) -> None:
         """Ends the current document; one without ids leaves no trace."""
-        if self._open_document:
+        if self.count > self._last_end:
             self._ends.write(struct.pack("<Q", self.count))
+            self._last_end = self.count
             self.documents += 1
-            self._open_document = False
 
     def add(self, ids: Sequence[int] | NDArray[Any], *, text_bytes: int = 0) -> None:
         """Adds one whole document."""
         self.extend(ids, text_bytes=text_bytes)
         self.end_document()
 
-    def close(self) -> None:
+    def __enter__(self) -> TokenFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._file.close()
+            self._ends.close()
+            self._temporary.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
         """Ends the last document, writes the header and gives the file its name."""
         self.end_document()
         if not self.count:
-            self.abort()
             raise DataError(f"{self.path}: no tokens; the corpus is empty")
         self._file.write(bytes(_aligned(self._file.tell()) - self._file.tell()))
         self._ends.seek(0)
-        while block := self._ends.read(1 << 20):
-            self._file.write(block)
+        shutil.copyfileobj(self._ends, self._file)
         self._file.seek(0)
         head = (_MAGIC, _VERSION, self.dtype.itemsize, self.vocab, self.count, self.documents)
         self._file.write(_HEADER.pack(*head, self.text_bytes, self.fingerprint))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
-        self._ends.close()
         self._temporary.replace(self.path)
-
-    def abort(self) -> None:
-        """Leaves nothing behind."""
-        self._file.close()
-        self._ends.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> TokenFileWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-            return
-        try:
-            self.close()
-        except BaseException:
-            self.abort()
-            raise
 
 
 def _aligned(offset: int) -> int:

@@ -45,10 +45,9 @@ class Text:
         tokenizer = Tokenizer.load(folder.path)
         tokenizer.require_fits(folder.spec.vocab)
         with tempfile.TemporaryDirectory() as scratch:
-            path = Path(path)
-            if path.suffix != ".tokens":
-                path = encode_corpus(path, tokenizer, Path(scratch) / "text.tokens").path
-            file = TokenFile(path)
+            encoded = Path(path).suffix == ".tokens"
+            own = Path(scratch) / "text.tokens"
+            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own)
             file.require_tokenizer(tokenizer.fingerprint)
             yield Text(file, limit)
 

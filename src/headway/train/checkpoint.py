@@ -53,7 +53,7 @@ class State:
     `save` and `load` are its way to a folder and back."""
 
     config: TrainConfig
-    task: Task[Any, Any]
+    task: Task[Any]
     optimizer: Optimizer
     machine: Machine
     progress: Progress

@@ -14,14 +14,36 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from headway.errors import ConfigError
-from headway.train.setting_aliases import known_as
+from headway.errors import ConfigError, did_you_mean
 
 GROUPS = ("Task", "Data", "Model", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
     "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, or MODULE:CLASS of your own; "
     "`--task NAME --help` lists the settings of a task"
 )
+
+# What other trainers call a setting, where no similarity of letters would find ours.
+ELSEWHERE = {
+    "task": ("objective",),
+    "lr": ("learning_rate", "max_lr"),
+    "clip": ("grad_clip", "max_grad_norm"),
+    "steps": ("max_steps", "max_iters"),
+    "epochs": ("num_train_epochs", "num_epochs"),
+    "micro_batch": ("per_device_train_batch_size", "micro_batch_size"),
+    "batch_tokens": ("batch_size", "gradient_accumulation_steps"),
+    "out": ("output_dir", "out_dir"),
+    "model": ("model_name_or_path",),
+    "data": ("data_path",),
+    "context": ("block_size", "model_max_length"),
+    "warmup": ("warmup_ratio", "warmup_steps"),
+    "log_every": ("logging_steps",),
+    "eval_every": ("eval_steps",),
+    "save_every": ("save_steps",),
+    "keep_last": ("save_total_limit",),
+    "depth": ("num_layers", "n_layer"),
+    "dtype": ("bf16",),
+    "vocab": ("vocab_size",),
+}
 
 
 def setting(
@@ -30,7 +52,7 @@ def setting(
     *,
     group: str,
     unit: str | None = None,
-    on_resume: Literal["fixed", "same bits", "other bits"] = "fixed",
+    on_resume: Literal["fixed", "same bits", "other bits"] | None = None,
     **limits: Any,
 ) -> Any:
     """A field of settings.
@@ -39,10 +61,14 @@ def setting(
         description: what `--help` and config.yaml say of it.
         group: under which they list it.
         on_resume: whether a run that goes on may have another value, and whether it then ends with the same bits.
-            "fixed" is for what decides weights, data, or the optimizer's state.
+            "fixed" is for what decides weights, data, or the optimizer's state, and the default; in the group Output,
+            "same bits" is.
         limits: as in `pydantic.Field`.
     """
-    extra: dict[str, Any] = {"group": group, "on_resume": on_resume} | ({"unit": unit} if unit else {})
+    usual = "same bits" if group == "Output" else "fixed"
+    extra: dict[str, Any] = {"group": group, "on_resume": on_resume or usual} | (
+        {"unit": unit} if unit else {}
+    )
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -75,17 +101,10 @@ class TrainConfig(BaseModel):
         None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
     )
     seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
-    out: str = setting("runs/train", "folder of the run", group="Output", on_resume="same bits")
-    log_every: int = setting(
-        10, "a progress line every N steps", group="Output", unit="steps", ge=1, on_resume="same bits"
-    )
+    out: str = setting("runs/train", "folder of the run", group="Output")
+    log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)
     eval_every: int | None = setting(
-        None,
-        "evaluate every N steps [default: only at the end]",
-        group="Output",
-        unit="steps",
-        ge=1,
-        on_resume="same bits",
+        None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
     )
     save_every: int | None = setting(
         None,
@@ -93,11 +112,8 @@ class TrainConfig(BaseModel):
         group="Output",
         unit="steps",
         ge=1,
-        on_resume="same bits",
     )
-    keep_last: int = setting(
-        2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1, on_resume="same bits"
-    )
+    keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
@@ -106,7 +122,7 @@ class TrainConfig(BaseModel):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
         unknown = [str(key) for key in values if key not in cls.model_fields]
         if unknown:
-            said = ", ".join(f'"{key}"{known_as(key, cls.model_fields)}' for key in unknown)
+            said = ", ".join(f'"{key}"{_known_as(key, cls.model_fields)}' for key in unknown)
             raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
         try:
             return cls.model_validate(dict(values))
@@ -128,6 +144,15 @@ def extra(field: FieldInfo) -> dict[str, Any]:
     """What `setting` says of a field besides pydantic's own: group, on_resume, and unit where it has one."""
     assert isinstance(field.json_schema_extra, dict), "fields of settings are made by `setting`"
     return field.json_schema_extra
+
+
+def _known_as(key: str, fields: Mapping[str, FieldInfo]) -> str:
+    """` (here it is "lr": ...)` for a foreign name, else the nearest of ours, else the empty string."""
+    foreign = key.removeprefix("--").replace("-", "_")
+    for ours, names in ELSEWHERE.items():
+        if foreign in names and ours in fields:
+            return f' (here it is "{ours}": {fields[ours].description})'
+    return did_you_mean(key, fields)
 
 
 def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Iterable[str]:

@@ -95,7 +95,7 @@ def describe_run(config: TrainConfig) -> DryRun:
         groups = parameter_groups(blank(spec))
     rows = -(-tokens // config.context)
     if exact and tokenizer is not None:
-        rows = len(task.rows(TokenFile(config.data), tokenizer, spec, config.context, config))
+        rows = len(task.rows(TokenFile(config.data), config, tokenizer, spec))
     low = DTYPES[precision.what]
     threads, passes = (
         config.threads or torch.get_num_threads(),

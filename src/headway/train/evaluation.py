@@ -142,10 +142,10 @@ def evaluate(
 
     @torch.no_grad()
     def run(start: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        ids, targets, tokens = rows.batch(range(start, min(start + per_batch, count)))
-        found, wanted = model(ids, tokens=tokens, targets=targets), targets != IGNORE_INDEX
+        inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
+        found, wanted = model(**inputs, targets=targets), targets != IGNORE_INDEX
         hits = None if found.hits is None else found.hits[wanted]
-        return tokens.index.expand(targets.shape)[wanted], found.each[wanted].double(), hits
+        return inputs["tokens"].index.expand(targets.shape)[wanted], found.each[wanted].double(), hits
 
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     right: Tensor | None = None

@@ -10,7 +10,7 @@ import torch
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
-from headway.data import Piece, TokenFile, encode_corpus, order, read_text
+from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, blank, build, catalog
 from headway.patterns import Causal
@@ -122,7 +122,7 @@ def hold_out(
         size += len(piece.text)
     if documents > 1:
         count = min(documents - 1, max(1, round(share * documents)))
-        pick = order(seed, 0, documents)
+        pick = Permutation(seed, 0, documents)
         chosen = {pick(i) for i in range(count)}
         number = 0
         for piece in read():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.data import Place
+from headway.data import rows_from
 from headway.train.text_config import TextConfig
 
 
@@ -50,9 +50,7 @@ class Plan:
         if self.total_rows is not None:
             count = min(count, self.total_rows - first)
         assert count > 0, f"step {step} lies behind the last one"
-        epoch, index = divmod(first, self.rows)
-        taken, _ = Place(self.seed, epoch, index).take(count, self.rows)
-        return taken
+        return rows_from(self.seed, first, count, self.rows)
 
     def micro_batches(self, step: int) -> list[list[int]]:
         """The same rows, cut into forward passes."""

@@ -85,7 +85,7 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
-        task: Task[Any, Any],
+        task: Task[Any],
         start: Path | None,
         dtype: torch.dtype,
         callbacks: Sequence[Callback],

@@ -196,13 +196,11 @@ class TextConfig(TrainConfig):
         group="Output",
         unit="tokens",
         ge=1,
-        on_resume="same bits",
     )
     sample_prompts: tuple[str, ...] = setting(
         (),
         "texts that are continued, or whose mask tokens are filled in, every `sample_every` steps and at the end",
         group="Output",
-        on_resume="same bits",
     )
     sample_every: int | None = setting(
         None,
@@ -210,11 +208,8 @@ class TextConfig(TrainConfig):
         group="Output",
         unit="steps",
         ge=1,
-        on_resume="same bits",
     )
-    sample_tokens: int = setting(
-        64, "length of a continuation", group="Output", unit="tokens", ge=1, on_resume="same bits"
-    )
+    sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> TextConfig:

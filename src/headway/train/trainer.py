@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Any, Generic
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from headway.errors import HeadwayError
 from headway.train.master_weights import MasterWeights
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import B, M, Objective, StepStats
+from headway.train.tasks.base import M, Objective, StepStats
 
 Schedule = Callable[[int, float], float]
 """(step from 0, seconds of training) -> factor of the peak learning rates."""
@@ -45,7 +45,7 @@ class Progress:
     seconds: float = 0.0
 
 
-class Trainer(Generic[M, B]):
+class Trainer(Generic[M]):
     """Steps an optimizer along the gradient of
 
         (sum of the losses of all micro batches of the step) / (number of their targets)
@@ -64,7 +64,7 @@ class Trainer(Generic[M, B]):
 
     def __init__(
         self,
-        objective: Objective[M, B],
+        objective: Objective[M],
         model: M,
         optimizer: Optimizer,
         *,
@@ -124,7 +124,7 @@ class Trainer(Generic[M, B]):
 
 
 def accumulate(
-    weights: MasterWeights[M], objective: Objective[M, B], batches: Sequence[B], pool: MicrobatchPool
+    weights: MasterWeights[M], objective: Objective[M], batches: Sequence[Any], pool: MicrobatchPool
 ) -> tuple[float, int, dict[str, float]]:
     """Add the gradient of a step to `.grad` of the fp32 weights; the sum of its losses, its targets, further sums.
 
@@ -133,7 +133,7 @@ def accumulate(
     count = sum(objective.count(batch) for batch in batches)
     loss_sum, extra = 0.0, dict[str, float]()
 
-    def run(job: tuple[M, B]) -> tuple[float, Mapping[str, float]]:
+    def run(job: tuple[M, Any]) -> tuple[float, Mapping[str, float]]:
         found = objective.loss(*job)
         (found.total / count).backward()
         return float(found.loss), found.extra
@@ -151,7 +151,7 @@ def accumulate(
 
 
 def fit(
-    objective: Objective[M, B],
+    objective: Objective[M],
     model: M,
     optimizer: Optimizer,
     *,
@@ -161,20 +161,14 @@ def fit(
 ) -> list[StepStats]:
     """Train `model` in memory by the steps of `headway train`; what each step did. Nothing is read or written.
 
-        class Copy(Objective[Decoder, Tensor]):                       # rows of bytes [B, T + 1]
+        class Copy(Objective[Decoder]):                               # of random bytes [B, T]
             def __init__(self, seed):
                 self.seed = seed
 
             def batches(self, step):                                  # drawn by (seed, step)
                 noise = torch.Generator().manual_seed(keyed(self.seed, step))
-                return [torch.randint(0, 256, (8, 65), generator=noise)]
-
-            def count(self, batch):
-                return batch[:, 1:].numel()
-
-            def loss(self, model, batch):
-                found = model(batch[:, :-1], targets=batch[:, 1:])
-                return Sums(found.total, found.nats)
+                ids = torch.randint(0, 256, (8, 65), generator=noise)
+                return [Batch({"ids": ids[:, :-1]}, ids[:, 1:])]
 
         for seed in (0, 1, 2):
             model = build(spec, seed=seed)

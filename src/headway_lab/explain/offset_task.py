@@ -84,7 +84,7 @@ def sample(rows: int, noise: torch.Generator) -> Tensor:
     return torch.randint(0, SYMBOLS, (rows, TOKENS), generator=noise)
 
 
-class NameTokens(Objective[Layer, Tensor]):
+class NameTokens(Objective[Layer]):
     """Fresh random rows, drawn from `seed`: name the tokens `offsets` places before."""
 
     def __init__(self, offsets: tuple[int, ...], seed: int) -> None:

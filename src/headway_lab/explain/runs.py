@@ -122,7 +122,7 @@ def batch_of(ids: Tensor, causal: bool, noise: torch.Generator) -> Batch:
     return Batch(inputs.masked_fill(hidden, MASK), inputs.masked_fill(~hidden, IGNORE_INDEX))
 
 
-class BytePrediction(Objective[Model, Batch]):
+class BytePrediction(Objective[Model]):
     """Random rows of the training text, drawn from `seed`, and the loss of their bytes."""
 
     def __init__(self, budget: Budget, seed: int, causal: bool) -> None:

@@ -25,7 +25,7 @@ TASKS = {
 }
 
 
-def find_task(name: str) -> type[Task[Any, Any]]:
+def find_task(name: str) -> type[Task[Any]]:
     """The task of a name of the table, or of MODULE:CLASS. Raises ConfigError when there is none."""
     if ":" not in name and name not in TASKS:
         raise ConfigError(

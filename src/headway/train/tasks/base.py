@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
@@ -20,7 +21,6 @@ from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 
 M = TypeVar("M", bound=nn.Module)
-B = TypeVar("B")
 
 
 class Sums(NamedTuple):
@@ -60,26 +60,28 @@ class StepStats:
         return self.loss_sum / self.count if self.count else None
 
 
-class Objective(ABC, Generic[M, B]):
+class Objective(ABC, Generic[M]):
     """What a `Trainer` minimises: the sum of `loss` over the micro batches of a step, divided by the sum of `count`.
 
-    `batches`, `count` and `loss` are all that training in memory needs (`headway.train.trainer.fit`).
+    `batches` is all that training in memory needs (`headway.train.trainer.fit`), where batches are
+    `headway.data.Batch`; others need a `count` and a `loss` of their own.
     """
 
     tokenizer: Tokenizer | None = None
 
     @abstractmethod
-    def batches(self, step: int) -> Sequence[B]:
+    def batches(self, step: int) -> Sequence[Any]:
         """The micro batches of step 0, 1, ..: a pure function of seed and step, so that a resumed run needs no more
         than the number of steps that are done."""
 
-    @abstractmethod
-    def count(self, batch: B) -> int:
+    def count(self, batch: Any) -> int:
         """Targets of a batch, by which the summed loss is divided."""
+        return int((batch.targets != IGNORE_INDEX).sum())
 
-    @abstractmethod
-    def loss(self, model: M, batch: B) -> Sums:
+    def loss(self, model: M, batch: Any) -> Sums:
         """The summed loss of a batch."""
+        found = model(**batch.inputs, targets=batch.targets)
+        return Sums(found.total, found.nats, {} if found.hits is None else {"hits": int(found.hits.sum())})
 
     def epoch(self, steps: int) -> float | None:
         """Passes over the data after `steps` steps; None where data does not come in passes."""
@@ -98,7 +100,7 @@ class Objective(ABC, Generic[M, B]):
         return None
 
 
-class Task(Objective[M, B]):
+class Task(Objective[M]):
     """An objective that `headway train` runs in a folder, made from its settings.
 
     Attributes:

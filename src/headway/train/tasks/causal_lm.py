@@ -32,14 +32,12 @@ class CausalLM(TextTask):
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
-        """See `TextTask`."""
         if spec.encoder is not None:
             return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
         return None if spec.causal else f"{spec.family} is an encoder, trained on masked tokens"
 
     @classmethod
     def check(cls, config: TextConfig, spec: ModelSpec) -> None:
-        """See `TextTask`."""
         super().check(config, spec)
         wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n) is not None]
         if wrong:
@@ -48,16 +46,8 @@ class CausalLM(TextTask):
             )
 
     @classmethod
-    def rows(
-        cls,
-        file: TokenFile,
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        length: int,
-        config: TextConfig | None = None,
-    ) -> Rows:
-        """See `TextTask`."""
-        return Rows(file, length)
+    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> Rows:
+        return Rows(file, config.context)
 
     def callbacks(self) -> list[Callback]:
         """See `Task`: prompts are continued."""

@@ -27,7 +27,6 @@ class MaskedLM(TextTask):
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
-        """See `TextTask`."""
         if spec.encoder is not None:
             return f"{spec.family} is an encoder-decoder, which is trained on pairs of texts"
         if spec.causal:
@@ -40,22 +39,14 @@ class MaskedLM(TextTask):
         return None
 
     @classmethod
-    def rows(
-        cls,
-        file: TokenFile,
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        length: int,
-        config: TextConfig | None = None,
-    ) -> MaskedRows:
-        """See `TextTask`."""
+    def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> MaskedRows:
         given: dict[str, Any] = {}
         if config is not None:
             names = {"share": "mask_share", "whole_words": "whole_words", "packed": "pack", "seed": "seed"}
             given = {
                 own: value for own, name in names.items() if (value := getattr(config, name)) is not None
             }
-        return MaskedRows.of(file, length, tokenizer, global_first=spec.global_projections, **given)
+        return MaskedRows.of(file, config.context, tokenizer, global_first=spec.global_projections, **given)
 
     def callbacks(self) -> list[Callback]:
         """See `Task`: masks in prompts are filled in."""

@@ -13,7 +13,6 @@ from headway.data import Batch, MaskedRows, Rows, TokenFile
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, cost
-from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation, evaluate
 from headway.train.inputs import check_model, first_model, model_spec, prepare
@@ -25,7 +24,7 @@ from headway.train.tasks.base import StepStats, Sums, Task
 from headway.train.text_config import TextConfig
 
 
-class TextTask(Task[Decoder | Encoder, Batch]):
+class TextTask(Task[Decoder | Encoder]):
     """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
 
     settings = TextConfig
@@ -38,9 +37,8 @@ class TextTask(Task[Decoder | Encoder, Batch]):
         self.check(config, spec)
         check_model(config, spec)
         self.tokenizer, train, validation = prepare(config, folder, start, in_template=self.in_template)
-        given = self.tokenizer, spec, config.context, config
-        self.train_rows = self.rows(train, *given)
-        self.held_rows = None if validation is None else self.rows(validation, *given)
+        self.train_rows = self.rows(train, config, self.tokenizer, spec)
+        self.held_rows = None if validation is None else self.rows(validation, config, self.tokenizer, spec)
         self.model = first_model(config, self.tokenizer.vocab_size)
         self.tokenizer.require_fits(self.model.spec.vocab)
         self.model.gradient_checkpointing = config.gradient_checkpointing
@@ -70,15 +68,10 @@ class TextTask(Task[Decoder | Encoder, Batch]):
     @classmethod
     @abstractmethod
     def rows(
-        cls,
-        file: TokenFile,
-        tokenizer: Tokenizer,
-        spec: ModelSpec,
-        length: int,
-        config: TextConfig | None = None,
+        cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec
     ) -> Rows | MaskedRows:
-        """Rows of `length` tokens of a token file; as they are when held-out text is measured, where something in them
-        is drawn. With the defaults of the settings unless they are given."""
+        """Rows of `config.context` tokens of a token file; as they are when held-out text is measured, where something
+        in them is drawn."""
 
     @abstractmethod
     def quality(self, stats: StepStats) -> dict[str, float | None]:
@@ -96,29 +89,20 @@ class TextTask(Task[Decoder | Encoder, Batch]):
         return learning_rate(share, warmup=self.config.warmup, floor=self.config.lr_floor)
 
     def batches(self, step: int) -> Sequence[Batch]:
-        """See `Objective`."""
         rows = self.train_rows.drawn(step)
         return [rows.batch(part) for part in self.plan.micro_batches(step)]
 
-    def count(self, batch: Batch) -> int:
-        """See `Objective`: tokens that are predicted."""
-        return int((batch[1] != IGNORE_INDEX).sum())
-
     def loss(self, model: Decoder | Encoder, batch: Batch) -> Sums:
-        """See `Objective`."""
-        ids, targets, tokens = batch
-        found = model(ids, tokens=tokens, targets=targets)
-        extra = {"read": int(tokens.valid.expand(ids.shape).sum())}
-        if found.hits is not None:
-            extra["hits"] = int(found.hits.sum())
-        return Sums(found.total, found.nats, extra)
+        """See `Objective`; and tokens that are read."""
+        found, tokens = super().loss(model, batch), batch.inputs["tokens"]
+        return found._replace(
+            extra={**found.extra, "read": int(tokens.valid.expand(batch.targets.shape).sum())}
+        )
 
     def epoch(self, steps: int) -> float:
-        """See `Objective`."""
         return self.plan.epoch(steps)
 
     def where(self, step: int) -> str:
-        """See `Objective`."""
         rows = ", ".join(map(str, self.plan.rows_of(step)))
         return f"rows {rows} of {self.train_rows.file.path}"
 

@@ -13,22 +13,21 @@ from pydantic import model_validator
 from headway.data.pairs import (
     END,
     START,
-    PairBatch,
     Pairs,
     batches,
     encode_pairs,
     joint_tokenizer,
     read_pairs,
 )
+from headway.data.rows import Batch
 from headway.models import EncoderDecoder, Head, ModelSpec, build
-from headway.nn import IGNORE_INDEX
 from headway.patterns import Full
 from headway.text import Tokenizer
 from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import Sums, Task
+from headway.train.tasks.base import Task
 
 
 class TranslationConfig(TrainConfig):
@@ -70,10 +69,8 @@ class TranslationConfig(TrainConfig):
         0.1, "share of the target that all tokens share evenly", group="Optimizer", ge=0.0, lt=1.0
     )
 
-    out: str = setting("runs/translation", "folder of the run", group="Output", on_resume="same bits")
-    log_every: int = setting(
-        50, "a progress line every N steps", group="Output", unit="steps", ge=1, on_resume="same bits"
-    )
+    out: str = setting("runs/translation", "folder of the run", group="Output")
+    log_every: int = setting(50, "a progress line every N steps", group="Output", unit="steps", ge=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> TranslationConfig:
@@ -91,7 +88,7 @@ class TranslationConfig(TrainConfig):
         return self
 
 
-class Translation(Task[EncoderDecoder, PairBatch]):
+class Translation(Task[EncoderDecoder]):
     """Sentences and their translations, in batches of like length.
 
     The schedule knows of no end, so that a run that `steps` or `max_seconds` ended goes on as if it had been longer.
@@ -127,27 +124,16 @@ class Translation(Task[EncoderDecoder, PairBatch]):
         return Optimizer.single(self.model, adam)
 
     def schedule(self, step: int, seconds: float) -> float:
-        """See `Task`."""
         return inverse_sqrt(step + 1, self.config.width, self.config.warmup)
 
-    def batches(self, step: int) -> Sequence[PairBatch]:
-        """See `Objective`: the step's pairs at once."""
-        return [self.train.batch(self._rows(step))]
-
-    def count(self, batch: PairBatch) -> int:
-        """See `Objective`."""
-        return int((batch.targets != IGNORE_INDEX).sum())
-
-    def loss(self, model: EncoderDecoder, batch: PairBatch) -> Sums:
-        """See `Objective`: with smoothed labels."""
-        return self._loss(model, batch, self.config.label_smoothing)
+    def batches(self, step: int) -> Sequence[Batch]:
+        """See `Objective`: the step's pairs at once, with smoothed labels."""
+        return [self.train.batch(self._rows(step), label_smoothing=self.config.label_smoothing)]
 
     def epoch(self, steps: int) -> float:
-        """See `Objective`."""
         return steps / len(self._epoch[1])
 
     def where(self, step: int) -> str:
-        """See `Objective`."""
         pairs = ", ".join(str(row + 1) for row in self._rows(step))
         return f"the pairs in lines {pairs} of {self.config.source} and {self.config.target}"
 
@@ -160,21 +146,10 @@ class Translation(Task[EncoderDecoder, PairBatch]):
         with torch.no_grad():
             for rows in batches(self.held, self.config.batch_tokens, 0, 0):
                 batch = self.held.batch(rows)
-                total += float(self._loss(model, batch, 0.0).loss)
+                total += float(self.loss(model, batch).loss)
                 tokens += self.count(batch)
         model.train()
         return Evaluation(total, tokens)
-
-    def _loss(self, model: EncoderDecoder, batch: PairBatch, smoothing: float) -> Sums:
-        found = model(
-            batch.source,
-            batch.ids,
-            source_tokens=batch.source_tokens,
-            tokens=batch.tokens,
-            targets=batch.targets,
-            label_smoothing=smoothing,
-        )
-        return Sums(found.total, found.nats)
 
     def _rows(self, step: int) -> list[int]:
         """The pairs that step `step` reads."""
