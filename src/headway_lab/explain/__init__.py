@@ -13,7 +13,7 @@ import csv
 import importlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from headway.errors import ConfigError, did_you_mean
 from headway_lab.explain.report import Report
@@ -51,28 +51,13 @@ TOPICS = {
 }
 
 
-class Topic(Protocol):
-    """What answers a question: a module or a contest."""
-
-    @property
-    def FORMULA(self) -> str:
-        """What is verified."""
-
-    def run(self) -> Report:
-        """Measure."""
-
-    def draw(self, figure: Any, report: Report) -> None:
-        """Paint the report."""
-
-
-def find_topic(name: str) -> Topic:
-    """The topic of that name. Raises ConfigError for a name that does not exist."""
+def find_topic(name: str) -> Any:
+    """The module or the contest of that name. Raises ConfigError for a name that does not exist."""
     if name not in TOPICS:
         raise ConfigError(f"no topic {name!r}{did_you_mean(name, TOPICS)}; topics are {', '.join(TOPICS)}")
     from headway_lab.explain.contests import CONTESTS
 
-    module: Any = importlib.import_module
-    return CONTESTS.get(name) or module(f"headway_lab.explain.{name.replace('-', '_')}")
+    return CONTESTS.get(name) or importlib.import_module(f"headway_lab.explain.{name.replace('-', '_')}")
 
 
 def explain(name: str, out: Path | None = None) -> Report:
@@ -80,7 +65,7 @@ def explain(name: str, out: Path | None = None) -> Report:
 
     Raises ConfigError for a topic that does not exist."""
     topic = find_topic(name)
-    report = replace(topic.run(), topic=name, question=TOPICS[name], formula=topic.FORMULA)
+    report: Report = replace(topic.run(), topic=name, question=TOPICS[name], formula=topic.FORMULA)
     if out is None:
         return report
     from headway.draw import saved_figure

@@ -12,7 +12,7 @@ from headway.cache import DecoderCache
 from headway.draw import BLUE, GREEN, RED
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
-from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.figures import LOG_LOG, curves, panels
 from headway_lab.explain.report import Report, Row
 from headway_lab.profiling import fastest, one_thread, power
 
@@ -128,16 +128,13 @@ def judge(rows: Sequence[Row], off: float) -> Report:
 
 def draw(figure: Any, report: Report) -> None:
     """Left: operations of a step's attention against T. Right: the measured time of a step."""
-    figure.set_size_inches(9, 3.8)
-    left, right = figure.subplots(1, 2)
-    length = report.column("T")
-    names = {"no cache": RED, "cache": BLUE, "ring": GREEN}
-    for name, colour in names.items():
-        left.loglog(length, report.column(f"{name} (FLOPs)"), "o-", color=colour, label=name)
-    left.set(title="attention in step T", xlabel="T", ylabel="operations")
-    for name in ("no cache", "cache"):
-        right.loglog(length, report.column(f"{name} (ms)"), "o-", color=names[name], label=name)
-    right.set(title="time of step T", xlabel="T", ylabel="ms")
-    for axes in (left, right):
-        label_ticks(axes, length)
-        axes.legend()
+    left, right = panels(figure, 9, 3.8)
+    work = {
+        "no cache": ("no cache (FLOPs)", "o-", RED),
+        "cache": ("cache (FLOPs)", "o-", BLUE),
+        "ring": ("ring (FLOPs)", "o-", GREEN),
+    }
+    time = {"no cache": ("no cache (ms)", "o-", RED), "cache": ("cache (ms)", "o-", BLUE)}
+    title = "attention in step T"
+    curves(left, report, "T", work, title=title, xlabel="T", ylabel="operations", **LOG_LOG)
+    curves(right, report, "T", time, title="time of step T", xlabel="T", ylabel="ms", **LOG_LOG)

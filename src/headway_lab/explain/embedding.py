@@ -9,7 +9,7 @@ import torch
 from headway.draw import GREEN, GREY, RED
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.positions import Sinusoidal
-from headway_lab.explain.figures import label_ticks
+from headway_lab.explain.figures import LOG_LOG, curves, panels
 from headway_lab.explain.report import Report, Row
 
 WIDTHS = (32, 64, 128, 256, 512, 1024)
@@ -26,16 +26,8 @@ def run() -> Report:
     """Fresh encoder-decoders of growing width: lengths of embeddings and positions, and the variance of logits."""
     rows = []
     for width in WIDTHS:
-        spec = ModelSpec.of_pair(
-            "transformer",
-            vocab=VOCAB,
-            width=width,
-            layers=1,
-            heads=4,
-            hidden=width,
-            tied=True,
-            init_std=width**-0.5,
-        )
+        sizes = {"vocab": VOCAB, "width": width, "layers": 1, "heads": 4, "hidden": width}
+        spec = ModelSpec.of_pair("transformer", **sizes, tied=True, init_std=width**-0.5)
         model = build(spec, seed=SEED)
         assert isinstance(model, EncoderDecoder)
         matrix = model.decoder.embedding
@@ -93,16 +85,17 @@ def judge(rows: Sequence[Row]) -> Report:
 
 def draw(figure: Any, report: Report) -> None:
     """Left: lengths against the width. Right: how much of the sum is the token."""
-    figure.set_size_inches(9, 3.8)
-    left, right = figure.subplots(1, 2)
-    width = report.column("M")
-    left.loglog(width, report.column("|PE|"), "s--", color=GREY, label="position, |PE|")
-    left.loglog(width, report.column("|e|"), "o-", color=RED, label="token, |e|")
-    left.loglog(width, report.column("|sqrt(M) e|"), "o-", color=GREEN, label="token, |√M e|")
-    left.set(title="lengths of what is added", xlabel="width M", ylabel="length")
-    right.semilogx(width, report.column("share of the token"), "o-", color=RED, label="e + PE")
-    right.semilogx(width, report.column("share, scaled"), "o-", color=GREEN, label="√M e + PE")
-    right.set(title="share of the token in the sum", xlabel="width M", ylabel="share", ylim=(0, 1))
-    for axes in (left, right):
-        label_ticks(axes, width)
-        axes.legend()
+    left, right = panels(figure, 9, 3.8)
+    lengths = {
+        "position, |PE|": ("|PE|", "s--", GREY),
+        "token, |e|": ("|e|", "o-", RED),
+        "token, |√M e|": ("|sqrt(M) e|", "o-", GREEN),
+    }
+    shares = {
+        "e + PE": ("share of the token", "o-", RED),
+        "√M e + PE": ("share, scaled", "o-", GREEN),
+    }
+    sums = {"title": "lengths of what is added", "xlabel": "width M", "ylabel": "length"}
+    parts = {"title": "share of the token in the sum", "xlabel": "width M", "ylabel": "share"}
+    curves(left, report, "M", lengths, **sums, **LOG_LOG)
+    curves(right, report, "M", shares, **parts, xscale="log", ylim=(0, 1))

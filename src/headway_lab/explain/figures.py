@@ -1,9 +1,31 @@
 """What several figures of `explain` draw alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway_lab.explain.report import Report
+
 SMALLEST = 1e-17
+LOG_LOG = {"xscale": "log", "yscale": "log"}
+
+
+def panels(figure: Any, width: float, height: float, count: int = 2, **rest: Any) -> Any:
+    """`count` panels side by side, on a figure of that size in inches; `rest` as in `Figure.subplots`."""
+    figure.set_size_inches(width, height)
+    return figure.subplots(1, count, **rest)
+
+
+def curves(
+    axes: Any, report: Report, x: str, columns: Mapping[str, tuple[str, str, str]], **properties: Any
+) -> None:
+    """Columns of a report over its column `x`, with a legend: by label, each column's name, its format and colour.
+    `properties` as in `Axes.set`; a logarithmic x axis has a tick at each value."""
+    for label, (name, form, colour) in columns.items():
+        axes.plot(report.column(x), report.column(name), form, color=colour, label=label)
+    axes.set(**properties)
+    axes.legend()
+    if properties.get("xscale") == "log":
+        label_ticks(axes, report.column(x))
 
 
 def label_ticks(axes: Any, values: Sequence[float], axis: str = "x") -> None:

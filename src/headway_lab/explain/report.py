@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from headway.report import plain, table
 
-Cell = float | int | str | bool | None
 Row = Mapping[str, Any]  # cells by the name of their column, with units in parentheses
 
 
@@ -43,7 +43,7 @@ class Report:
         return tuple(dict.fromkeys(name for row in self.rows for name in row))
 
     @property
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[Any]]:
         """The table without its header; None where a row has no such column."""
         return [[row.get(name) for name in self.columns] for row in self.rows]
 
@@ -59,11 +59,11 @@ class Report:
     def to_text(self) -> str:
         """The report for a terminal."""
         shown = [self.cells[i] for i in self.highlight] or self.cells
-        parts = [f"{self.topic}: {self.question}", indent(self.formula), table(self.columns, shown)]
+        parts = [f"{self.topic}: {self.question}", indent(self.formula, "  "), table(self.columns, shown)]
         if len(shown) < len(self.rows):
             parts[-1] += f"\n  ({len(shown)} of {len(self.rows)} rows; all of them with --out or --json)"
         if self.picture:
-            parts.append(indent(self.picture))
+            parts.append(indent(self.picture, "  "))
         parts.append(f"verdict: {self.verdict}")
         written = [str(path) for path in (self.figure, self.csv) if path]
         if written:
@@ -75,8 +75,3 @@ class Report:
         facts = plain(self)
         first = {name: facts[name] for name in ("topic", "question", "formula")}
         return {**first, "columns": self.columns, **facts, "rows": plain(self.cells), "verdict": self.verdict}
-
-
-def indent(text: str, by: str = "  ") -> str:
-    """Every line of `text` indented."""
-    return "\n".join(by + line if line else line for line in text.splitlines())

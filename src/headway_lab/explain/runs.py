@@ -177,12 +177,9 @@ def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
 
 def contend(specs: Mapping[str, ModelSpec], budget: Budget) -> dict[str, tuple[Run, ...]]:
     """Every contender with every seed, in the order of the seeds, on one thread."""
-    found: dict[str, list[Run]] = {name: [] for name in specs}
     with one_thread():
-        for seed in budget.seeds:
-            for name, spec in specs.items():
-                found[name].append(train(spec, budget, seed))
-    return {name: tuple(runs) for name, runs in found.items()}
+        turns = [[train(spec, budget, seed) for spec in specs.values()] for seed in budget.seeds]
+    return dict(zip(specs, zip(*turns, strict=True), strict=True))
 
 
 def small(**fields: Any) -> ModelSpec:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from headway.attention import attention_weights
-from headway_lab.explain.figures import label_ticks
+from headway.draw import BLUE, GREEN, GREY, RED
+from headway_lab.explain.figures import LOG_LOG, curves, panels
 from headway_lab.explain.report import Report, Row
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,24 +25,23 @@ def run() -> Report:
     """Var(q . k) and the median norm of the softmax's Jacobian, with and without the scale, d = 4..512."""
     rows = []
     for width in WIDTHS:
-        variance, plain, scaled, alone = [], [], [], []
-        for seed in SEEDS:
-            q, k = _sample(width, seed)
-            variance.append(float((q @ k.transpose(-1, -2)).var()))
-            sharp = attention_weights(q, k, scale=1.0)
-            plain.append(float(jacobian_norm(sharp).median()))
-            scaled.append(float(jacobian_norm(attention_weights(q, k)).median()))
-            alone.append(float(sharp.amax(-1).mean()))
-        rows.append(
-            {
-                "d": width,
-                "Var(q.k)": fmean(variance),
-                "|J| without scale": fmean(plain),
-                "|J| with scale": fmean(scaled),
-                "largest weight without scale": fmean(alone),
-            }
-        )
+        found = [measure(width, seed) for seed in SEEDS]
+        rows.append({"d": width, **{name: fmean(one[name] for one in found) for name in found[0]}})
     return judge(rows)
+
+
+def measure(width: int, seed: int) -> dict[str, float]:
+    """The columns of one width, for one seed."""
+    noise = torch.Generator().manual_seed(seed)
+    both = torch.randn(1, 1, QUERIES + KEYS, width, generator=noise, dtype=torch.float64)
+    q, k = both.split((QUERIES, KEYS), 2)
+    sharp = attention_weights(q, k, scale=1.0)
+    return {
+        "Var(q.k)": float((q @ k.mT).var()),
+        "|J| without scale": float(jacobian_norm(sharp).median()),
+        "|J| with scale": float(jacobian_norm(attention_weights(q, k)).median()),
+        "largest weight without scale": float(sharp.amax(-1).mean()),
+    }
 
 
 def judge(rows: Sequence[Row]) -> Report:
@@ -70,22 +70,13 @@ def jacobian_norm(p: Tensor) -> Tensor:
 
 def draw(figure: Any, report: Report) -> None:
     """Left: the variance against d. Right: the Jacobian's norm with and without the scale."""
-    figure.set_size_inches(9, 3.8)
-    left, right = figure.subplots(1, 2)
-    width = report.column("d")
-    left.loglog(width, width, "--", color="#8a94a0", linewidth=1.2, label="d")
-    left.loglog(width, report.column("Var(q.k)"), "o", label="measured")
-    left.set(title="variance of q · k", xlabel="head width d", ylabel="Var(q · k)")
-    right.loglog(width, report.column("|J| without scale"), "o-", color="#c8453c", label="softmax(q · k)")
-    right.loglog(width, report.column("|J| with scale"), "o-", color="#3c9b6b", label="softmax(q · k / √d)")
-    right.set(title="gradient through the softmax", xlabel="head width d", ylabel="median |dp/ds|")
-    for axes in (left, right):
-        label_ticks(axes, width)
-        axes.legend()
-
-
-def _sample(width: int, seed: int) -> tuple[Tensor, Tensor]:
-    noise = torch.Generator().manual_seed(seed)
-    shape = (1, 1, QUERIES + KEYS, width)
-    both = torch.randn(shape, generator=noise, dtype=torch.float64)
-    return both[:, :, :QUERIES], both[:, :, QUERIES:]
+    left, right = panels(figure, 9, 3.8)
+    common: dict[str, Any] = {"xlabel": "head width d", **LOG_LOG}
+    variance = {"d": ("d", "--", GREY), "measured": ("Var(q.k)", "o", BLUE)}
+    curves(left, report, "d", variance, title="variance of q · k", ylabel="Var(q · k)", **common)
+    gradient = {
+        "softmax(q · k)": ("|J| without scale", "o-", RED),
+        "softmax(q · k / √d)": ("|J| with scale", "o-", GREEN),
+    }
+    title = "gradient through the softmax"
+    curves(right, report, "d", gradient, title=title, ylabel="median |dp/ds|", **common)
