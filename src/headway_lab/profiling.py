@@ -61,6 +61,11 @@ def saved_bytes(
     return out, sum(size for at, size in sizes.items() if at not in own)
 
 
+def doublings(first: int, last: int) -> tuple[int, ...]:
+    """first, 2 first, 4 first, ... up to last."""
+    return tuple(first * 2**i for i in range((last // first).bit_length()))
+
+
 def line(x: Sequence[float], y: Sequence[float]) -> float:
     """The slope of the least-squares line through the points."""
     middle, level = sum(x) / len(x), sum(y) / len(y)

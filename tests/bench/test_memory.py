@@ -6,22 +6,22 @@ import os
 import pytest
 
 from headway.errors import BackendError
-from headway.patterns import Window
+from headway.patterns import Causal, Window
 from headway_lab.bench import growth, mkl_full_path, rows
 from headway_lab.bench.cases import FORWARD, named
-from headway_lab.bench.growth import GROWTHS, Growth, fitted_memory, memory_row, powers
+from headway_lab.bench.growth import GROWTHS, Growth, fitted_memory, memory_row
 from headway_lab.bench.inputs import OURS
 from headway_lab.bench.measure import Effort, measure
-from headway_lab.bench.peak_memory import Peak, Step, peak
+from headway_lab.bench.peak_memory import Peak, peak
 from headway_lab.bench.subprocess_runner import SubprocessRunner
-from headway_lab.profiling import line, power
+from headway_lab.profiling import doublings, line, power
 
 MIB = 1 << 20
 WINDOW = GROWTHS[0]
 
 
 def test_the_exponent_of_a_power_law_is_found() -> None:
-    x = powers(1024, 16384)
+    x = doublings(1024, 16384)
     assert x == (1024, 2048, 4096, 8192, 16384)
     for p in (0.0, 1.0, 1.5, 2.0):
         assert power(x, [7.0 * n**p for n in x]) == pytest.approx(p)
@@ -75,7 +75,7 @@ def test_lengths_are_cut_and_quick_is_short() -> None:
 def test_what_is_held_is_measured_apart() -> None:
     scores = 8 * 1024 * 1024 * 4
     with SubprocessRunner({}) as runner:
-        held = runner.call(peak, Step("stored", "Causal()", 1024, "float32"))
+        held = runner.call(peak, "stored", Causal(), 1024, "float32")
     tensor = 8 * 1024 * 64 * 4
     assert (held.inputs, held.outputs) == (4 * tensor, 4 * tensor)
     assert 2 * scores < held.beyond < 6 * scores, "scores and weights at least, and copies of them in between"
@@ -83,15 +83,15 @@ def test_what_is_held_is_measured_apart() -> None:
 
 def test_the_outputs_are_not_held_beyond() -> None:
     with SubprocessRunner({}) as runner:
-        held = runner.call(peak, Step("sdpa", "Causal()", 4096, "float32"))
+        held = runner.call(peak, "sdpa", Causal(), 4096, "float32")
     assert held.outputs == 4 * 8 * 4096 * 64 * 4
     assert held.beyond < held.outputs / 2, "the fused kernel keeps a number per row and small buffers"
 
 
 def test_a_step_runs_here_for_every_side() -> None:
     for side in (OURS, "sdpa", "mask", "stored"):
-        assert peak(Step(side, "Causal()", 64, "float32")).seconds > 0
-    assert peak(Step(OURS, "Window.last(16)", 64, "bfloat16", backend="banded")).inputs == 4 * 8 * 64 * 64 * 2
+        assert peak(side, Causal(), 64, "float32").seconds > 0
+    assert peak(OURS, Window.last(16), 64, "bfloat16", backend="banded").inputs == 4 * 8 * 64 * 64 * 2
 
 
 def test_rows_of_a_growth_and_its_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_row_from_another_process_is_a_row() -> None:
         assert runner.call(os.getenv, "HEADWAY_TEST") == "there"
         assert "HEADWAY_TEST" not in os.environ
         with pytest.raises(BackendError, match="unknown backend"):
-            runner.call(peak, Step(OURS, "Causal()", 32, "float32", backend="no"))
+            runner.call(peak, OURS, Causal(), 32, "float32", backend="no")
         runner._process.kill()
         with pytest.raises(BackendError, match="ended with code -9"):
             runner.call(os.getpid)

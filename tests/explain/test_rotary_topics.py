@@ -20,10 +20,10 @@ from headway_lab.explain import (
     rotary_shift,
     rotary_values,
 )
-from headway_lab.explain.decay_bounds import bound, decay, product
 from headway_lab.explain.report import Report
-from headway_lab.explain.rotary_notations import angles
-from tests.positions.test_schemes import GOLDEN
+from headway_lab.explain.rotary_decay import bound, decay
+from headway_lab.explain.rotary_forms import angles
+from tests.positions.test_schemes import GOLDEN, product
 
 TRAINED = (rotary_frequencies, rotary_values)
 MODULES = (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headway.positions import Rotary, RotaryTable
 from headway.tokens import Tokens
-from headway_lab.explain.rotary_notations import rotation_matrix
+from headway_lab.explain.rotary_forms import rotation_matrix
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "elu+1": lambda x: torch.where(x > 0, x + 1, torch.exp(x)),

@@ -11,7 +11,7 @@ from headway_lab.bench import growth
 from headway_lab.bench.cases import Case
 from headway_lab.bench.growth import fitted_times, linear_flops, linear_problem
 from headway_lab.bench.measure import Effort, Samples, summarized
-from headway_lab.bench.peak_memory import Peak, Step, peak
+from headway_lab.bench.peak_memory import Peak, peak
 from headway_lab.bench.rows import Row, to_text
 from headway_lab.bench.subprocess_runner import SubprocessRunner
 from headway_lab.profiling import power
@@ -22,7 +22,7 @@ LENGTHS = (4096, 8192, 16384, 32768)
 def held(tokens: int) -> Peak:
     """Forward and backward of causal linear attention, 8 heads of 64, in a process of its own."""
     with SubprocessRunner({}) as runner:
-        return runner.call(peak, Step("headway", "Causal()", tokens, "float32", "linear"))
+        return runner.call(peak, "headway", Causal(), tokens, "float32", "linear")
 
 
 def flops(n: int, direction: str) -> float:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import Rotary, coordinate_pairs, to_pairing
-from headway_lab.explain import rotary_notations as f
+from headway_lab.explain import rotary_forms as f
 
 SHUFFLED = ((5, 0), (2, 7), (1, 4), (6, 3))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import DynamicNTK, LinearScaling, LongRope, NoPositions, Rotary, RotaryTable, YaRN
-from headway_lab.explain.rotary_notations import rotation_matrix
+from headway_lab.explain.rotary_forms import rotation_matrix
 
 PAIRINGS = ["adjacent", "halves", ((0, 3), (5, 1), (2, 4))]
 positions = st.integers(-(10**6), 10**6)

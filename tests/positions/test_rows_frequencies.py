@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 from headway.patterns import Causal
 from headway.positions import DynamicNTK, LinearScaling, PositionScheme, Rotary
 from headway.tokens import Tokens
-from headway_lab.explain.decay_bounds import decay
+from headway_lab.explain.rotary_decay import decay
 from tests.data import data_path
 from tests.positions.small import NONE, ROTARY, WIDTH, Small
 from tests.positions.test_schemes import GOLDEN

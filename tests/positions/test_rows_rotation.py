@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.positions import MatrixTable, Rotary, SpecialOrthogonal, to_pairing
 from headway.positions.orthogonal import rotation_matrices
-from headway_lab.explain.rotary_notations import (
+from headway_lab.explain.rotary_forms import (
     angles,
     complex_form,
     half_split_form,

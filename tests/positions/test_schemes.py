@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.positions import Learned, NoPositions, Rotary, Sinusoidal
-from headway_lab.explain.decay_bounds import bound, decay, product
+from headway_lab.explain.rotary_decay import bound, decay
 
 GOLDEN = {
     0: 32.5,
@@ -21,6 +21,15 @@ GOLDEN = {
     200: 7.244771,
     256: 6.543097,
 }
+
+
+def product(
+    q: torch.Tensor, k: torch.Tensor, distance: torch.Tensor, frequencies: torch.Tensor
+) -> torch.Tensor:
+    """|sum_i q_i k_i^* e^(i m theta_i)| for q, k [..., d] in neighbour pairs: what `bound` bounds."""
+    angle = distance.double()[..., None] * frequencies.double()
+    q, k = (torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+    return (q * k.conj() * torch.polar(torch.ones_like(angle), angle)).sum(-1).abs()
 
 
 def test_sinusoidal_is_the_printed_formula():

@@ -22,6 +22,7 @@ from headway_lab.bench.cases import Case
 from headway_lab.bench.measure import THOROUGH, Effort, measure
 from headway_lab.bench.rows import Row
 from headway_lab.bench.subprocess_runner import SubprocessRunner
+from headway_lab.profiling import doublings
 
 Say = Callable[[str], None]
 
@@ -55,9 +56,7 @@ def check_backend(name: str) -> None:
 
 def scaling() -> tuple[int, ...]:
     """1, 2, 4, ... threads, and as many as there are cores."""
-    most = cores()
-    powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
-    return tuple(dict.fromkeys([*powers, most]))
+    return tuple(dict.fromkeys([*doublings(1, cores()), cores()]))
 
 
 def attention(request: Request, say: Say) -> Iterator[Row]:

@@ -27,23 +27,18 @@ OTHER = "headway, the case that it is compared with"
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write attention.png, scaling.png and memory.png, as far as there are rows for them. Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
-    makers = {"attention": rates, "scaling": scaling, "memory": growth}
-    parts = {
-        "attention": [row for row in measured if row.bench == "attention"],
-        "scaling": _at_several(measured),
-        "memory": [row for row in measured if row.bench == "memory" and row.rate is not None],
+    attention = [row for row in measured if row.bench == "attention"]
+    memory = [row for row in measured if row.bench == "memory" and row.rate is not None]
+    charts = {
+        "attention.png": (rates, attention, max(3.0, 0.34 * len(attention) + 1.5)),
+        "scaling.png": (scaling, _at_several(attention), 4.2),
+        "memory.png": (growth, memory, 4.2),
     }
-    written = []
-    for name, part in parts.items():
-        if not part:
-            continue
-        path = out / f"{name}.png"
-        with saved_figure(
-            path, 9.0, max(3.0, 0.34 * len(part) + 1.5) if name == "attention" else 4.2
-        ) as figure:
-            makers[name](figure, part)
-        written.append(path)
-    return written
+    wanted = {out / name: chart for name, chart in charts.items() if chart[1]}
+    for path, (paint, shown, height) in wanted.items():
+        with saved_figure(path, 9.0, height) as figure:
+            paint(figure, shown)
+    return list(wanted)
 
 
 def rates(figure: Any, rows: Sequence[Row]) -> None:
@@ -106,7 +101,7 @@ def _at_several(rows: Sequence[Row]) -> list[Row]:
     by: dict[str, set[int]] = {}
     for row in rows:
         by.setdefault(_name(row, threads=False), set()).add(row.machine.get("threads", 0))
-    return [row for row in rows if row.bench == "attention" and len(by[_name(row, threads=False)]) > 1]
+    return [row for row in rows if len(by[_name(row, threads=False)]) > 1]
 
 
 def _name(row: Row, threads: bool = True) -> str:

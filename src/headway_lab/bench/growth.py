@@ -18,10 +18,10 @@ from headway.positions import Rotary
 from headway_lab.bench.cases import FLOAT32, FORWARD, TRAIN, Case, check_names, named
 from headway_lab.bench.inputs import OURS, Problem, flops, make, tokens_of
 from headway_lab.bench.measure import Effort, timed
-from headway_lab.bench.peak_memory import Peak, Step, peak
+from headway_lab.bench.peak_memory import Peak, peak
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.subprocess_runner import SubprocessRunner
-from headway_lab.profiling import line, power
+from headway_lab.profiling import doublings, line, power
 
 NOISE = 16 << 20
 """Bytes below which a peak says nothing about its growth."""
@@ -30,11 +30,6 @@ MOST = 16384
 USUAL = Effort(repeats=5, seconds=10.0)
 
 Say = Callable[[str], None]
-
-
-def powers(first: int, last: int) -> tuple[int, ...]:
-    """first, 2 first, 4 first, ... up to last."""
-    return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -63,28 +58,22 @@ GROWTHS = (
     Growth(
         name="window",
         pattern=Window.last(512),
-        lengths=powers(2048, 131072),
+        lengths=doublings(2048, 131072),
         peers={"mask": 8192},
         quick=16384,
     ),
     Growth(
         name="causal",
         pattern=Causal(),
-        lengths=powers(1024, 16384),
+        lengths=doublings(1024, 16384),
         peers={"sdpa": 16384, "stored": 4096},
         quick=4096,
     ),
-    Growth(
-        name="mistral",
-        pattern=Window.last(512),
-        lengths=(8192,),
-        peers={"sdpa": 8192},
-        kind="mistral",
-    ),
+    Growth(name="mistral", pattern=Window.last(512), lengths=(8192,), peers={"sdpa": 8192}, kind="mistral"),
     Growth(
         name="linear",
         pattern=Causal(),
-        lengths=powers(2048, 131072),
+        lengths=doublings(2048, 131072),
         peers={"attend": 16384},
         kind="linear",
     ),
@@ -123,9 +112,8 @@ def memory(growths: Sequence[Growth], dtypes: Sequence[str], backend: str, say: 
 
 def peak_of(growth: Growth, side: str, tokens: int, dtype: str, backend: str) -> Peak:
     """One step in a process of its own."""
-    step = Step(side, str(growth.pattern), tokens, dtype, growth.kind, backend)
     with SubprocessRunner({}) as runner:
-        return runner.call(peak, step)
+        return runner.call(peak, side, growth.pattern, tokens, dtype, growth.kind, backend)
 
 
 def memory_row(
@@ -133,10 +121,10 @@ def memory_row(
 ) -> Row:
     """The row of one length."""
     blank = Row("memory", f"{growth.name} n={n} {TRAIN}", dtype, machine=machine(backend, notes))
-    ours = peaks.get(OURS)
+    peers = dict(peaks)
+    ours = peers.pop(OURS, None)
     if ours is None:
         return blank
-    peers = {side: step for side, step in peaks.items() if side != OURS}
     work = None
     if growth.kind == "attention":
         case = replace(named("causal"), pattern=growth.pattern, tokens=n)
@@ -156,17 +144,15 @@ def memory_row(
 
 
 def fitted_memory(growth: Growth, dtype: str, peaks: Mapping[str, Mapping[int, Peak]], backend: str) -> Row:
-    """How time and memory grow with the length, per side: exponents, and bytes per token."""
+    """How time and memory grow with the length, per side: exponents (None: memory is flat), and bytes per token."""
     times, sizes, slopes = {}, {}, {}
     for side, by in peaks.items():
-        lengths = sorted(by)
-        if len(lengths) < 2:
-            continue
-        beyond = [float(by[n].beyond) for n in lengths]
-        flat = max(beyond) < NOISE or min(beyond) <= 0
-        times[side] = power(lengths, [by[n].seconds for n in lengths])
-        sizes[side] = None if flat else power(lengths, beyond)
-        slopes[side] = line(lengths, beyond)
+        if len(by) > 1:
+            lengths, beyond = list(by), [step.beyond for step in by.values()]
+            flat = max(beyond) < NOISE or min(beyond) <= 0
+            times[side] = power(lengths, [step.seconds for step in by.values()])
+            sizes[side] = None if flat else power(lengths, beyond)
+            slopes[side] = line(lengths, beyond)
     extra = {"time_exponent": times, "memory_exponent": sizes, "bytes_per_token": slopes}
     return Row("memory", f"{growth.name} growth", dtype, machine=machine(backend), extra=extra)
 
@@ -224,6 +210,5 @@ def fitted_times(direction: str, times: Mapping[str, Mapping[int, float]]) -> Ro
     fitted = {side: power(list(by), list(by.values())) for side, by in times.items() if len(by) > 1}
     listed = ", ".join(f"{side} n^{p:.2f}" for side, p in fitted.items())
     where = machine("auto", [f"time grows as: {listed}"] if listed else [])
-    return Row(
-        "linear", f"linear growth {direction}", FLOAT32, machine=where, extra={"time_exponent": fitted}
-    )
+    extra = {"time_exponent": fitted}
+    return Row("linear", f"linear growth {direction}", FLOAT32, machine=where, extra=extra)

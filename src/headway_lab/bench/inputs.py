@@ -5,7 +5,6 @@ Legend: B rows, H query heads, K kv heads, N tokens, D per head.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from headway.patterns import pairs
 from headway.tokens import Tokens
+from headway_lab import profiling
 from headway_lab.bench.cases import TRAIN, Case
 
 OURS = "headway"
@@ -81,15 +81,10 @@ class Inputs:
     def run(self, call: Call) -> Side:
         """`call` as it is measured: forward alone without gradients, or forward and backward, with the
         output and the gradients of q, k and v as result."""
-        leaves = (self.q, self.k, self.v)
 
         def both() -> Sequence[Tensor]:
-            for leaf in leaves:
-                leaf.grad = None
             out = call()
-            out.backward(self.grad)
-            grads = [leaf.grad for leaf in leaves]
-            return (out.detach(), *(g for g in grads if g is not None))
+            return (out.detach(), *torch.autograd.grad(out, (self.q, self.k, self.v), self.grad))
 
         return both if self.backward else without_gradient(call)
 
@@ -111,15 +106,13 @@ def without_gradient(call: Call) -> Side:
 
 def fastest(calls: Sequence[T], run: Callable[[T], Callable[[], object]]) -> T:
     """The call whose `run(call)` is fastest, of two tries each after a warm-up."""
-    best: tuple[float, int] = (float("inf"), 0)
-    for number, call in enumerate(calls):
+
+    def seconds(call: T) -> float:
         whole = run(call)
         whole()
-        for _ in range(2):
-            begin = time.perf_counter()
-            whole()
-            best = min(best, (time.perf_counter() - begin, number))
-    return calls[best[1]]
+        return profiling.fastest(whole, 2)
+
+    return min(calls, key=seconds)
 
 
 def flops(case: Case, backward: bool, tokens: Tokens) -> float:

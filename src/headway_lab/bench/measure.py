@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_high
 
 import torch
 from torch import Tensor
@@ -128,13 +128,14 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, 
                 f"{side} is below its floor ({share:.1%} of the limit, not {least:.1%}): this machine is busy or of "
                 "another kind, and the row does not count"
             )
-    middle = sorted(samples.limit)[len(samples.limit) // 2]
-    where = {"limit": limit_name, "limit_rate": middle / 1e9, "turns": len(samples.limit), "notes": notes}
+    ours_ms, turns = samples.milliseconds(OURS), len(samples.limit)
+    rate = median_high(samples.limit) / 1e9
+    where = {"limit": limit_name, "limit_rate": rate, "turns": turns, "notes": notes}
     return replace(
         blank,
         bound=problem.bound,
-        ours_ms=samples.milliseconds(OURS),
-        rate=problem.work / (samples.milliseconds(OURS) / 1e3),
+        ours_ms=ours_ms,
+        rate=problem.work / (ours_ms / 1e3),
         peers=peers,
         ratios=ratios,
         share_of_limit=samples.share(OURS, problem.work),
@@ -145,10 +146,9 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, 
 def drop_mismatches(problem: Problem, dtype: str, direction: str) -> None:
     """Remove the peers whose outputs are not ours, with a note."""
     ours = problem.sides[OURS]()
+    allowed = [TOLERANCE[dtype], *[2 * TOLERANCE[dtype]] * (len(ours) - 1)]
     for name in [n for n in problem.sides if n != OURS and n not in problem.unrelated]:
-        theirs = problem.sides[name]()
-        apart = [difference(a, b) for a, b in zip(ours, theirs, strict=True)]
-        allowed = [TOLERANCE[dtype] * (1 if i == 0 else 2) for i in range(len(apart))]
+        apart = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
         if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
             del problem.sides[name]
             what = "output and gradients" if direction == TRAIN else "output"

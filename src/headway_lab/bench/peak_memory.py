@@ -6,7 +6,6 @@ the output and the gradients of q, k and v; for a training step nothing (its gra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,29 +16,16 @@ from torch import Tensor
 from headway import hardware
 from headway.attention import attend
 from headway.attention.linear_attention import LinearAttentionSpec, linear_attend
-from headway.patterns import parse
+from headway.patterns import Pattern
 from headway.positions import Rotary
 from headway_lab.bench.cases import TRAIN, named
 from headway_lab.bench.inputs import OURS, Inputs, make
 from headway_lab.bench.peers import PEERS
 from headway_lab.bench.transformers_layers import mistral_step
+from headway_lab.profiling import fastest
 
 WARM = 256
 """Tokens of a step that is run before, so that libraries are loaded and threads started."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """Which step: `side` is "headway" (with `backend`), a peer of `peers.PEERS`, "stored" (scores kept n x n); for
-    "linear", "headway" is linear attention and "attend" softmax attention; for "mistral", an attention
-    implementation of transformers."""
-
-    side: str
-    pattern: str
-    tokens: int
-    dtype: str
-    kind: str = "attention"
-    backend: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -52,41 +38,46 @@ class Peak:
     seconds: float
 
 
-def peak(step: Step) -> Peak:
-    """Run the step once in this process, whose peak before it must not have been higher."""
-    if step.kind == "mistral":
-        case = replace(named("mistral"), pattern=parse(step.pattern), tokens=step.tokens)
-        run = mistral_step(case, getattr(torch, step.dtype), step.side)
-        run(min(WARM, step.tokens))  # the optimizer's state, too, is there before
-        return _measured(run, 0, 0)
-    for tokens in (min(WARM, step.tokens), step.tokens):
-        case = replace(named("causal"), pattern=parse(step.pattern), tokens=tokens)
-        at = make(case, step.dtype, TRAIN)
+def peak(
+    side: str, pattern: Pattern, tokens: int, dtype: str, kind: str = "attention", backend: str = "auto"
+) -> Peak:
+    """Run a step once in this process, whose peak before it must not have been higher.
+
+    Args:
+        side: "headway" (with `backend`), a peer of `peers.PEERS`, "stored" (scores kept n x n); for "linear", "headway"
+            is linear attention and "attend" softmax attention; for "mistral", an attention implementation of
+            transformers.
+    """
+    if kind == "mistral":
+        case = replace(named("mistral"), pattern=pattern, tokens=tokens)
+        run = mistral_step(case, getattr(torch, dtype), side)
+        run(min(WARM, tokens))  # the optimizer's state, too, is there before
+        return _measured(run, 0)
+    for length in (min(WARM, tokens), tokens):
+        at = make(replace(named("causal"), pattern=pattern, tokens=length), dtype, TRAIN)
         size = sum(t.nbytes for t in (at.q, at.k, at.v, at.grad))
-        found = _measured(_attention(step, at), size, size)
+        found = _measured(_attention(at, side, kind, backend), size)
     return found
 
 
-def _measured(run: Callable[[], object], inputs: int, outputs: int) -> Peak:
+def _measured(run: Callable[[], object], size: int) -> Peak:
     before = hardware.peak_rss()
-    begin = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - begin
-    return Peak(max(0, hardware.peak_rss() - before - outputs), inputs, outputs, seconds)
+    seconds = fastest(run, 1)
+    return Peak(max(0, hardware.peak_rss() - before - size), size, size, seconds)
 
 
-def _attention(step: Step, at: Inputs) -> Callable[[], object]:
+def _attention(at: Inputs, side: str, kind: str, backend: str) -> Callable[[], object]:
     """The step on these inputs. What a peer prepares is part of it."""
     pattern = at.case.pattern
-    if step.side == "stored":
+    if side == "stored":
         return at.run(lambda: _stored(at.q, at.k, at.v))
-    if step.kind == "linear" and step.side == OURS:
+    if kind == "linear" and side == OURS:
         spec = LinearAttentionSpec()
         rotation = Rotary(pairing="halves").table(torch.arange(at.case.tokens), at.case.width, dtype=at.dtype)
         return at.run(lambda: linear_attend(at.q, at.k, at.v, spec, pattern, rotation=rotation))
-    if step.side in (OURS, "attend"):
-        return at.run(lambda: attend(at.q, at.k, at.v, pattern, backend=step.backend))
-    build = PEERS[step.side].build
+    if side in (OURS, "attend"):
+        return at.run(lambda: attend(at.q, at.k, at.v, pattern, backend=backend))
+    build = PEERS[side].build
     assert build is not None
     return lambda: at.run(build(at))()
 

@@ -88,7 +88,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
     ends = [(at, min(at + size, count)) for at in cuts if at < count]
     places = [(a, b, max(0, a - before), min(count, b + after)) for a, b in ends]
     masks = [bias(*place) for place in places]
-    shared = bias(before, before + size, 0, size + before + after) if inside else None
+    span = size + before + after
+    shared = bias(before, before + size, 0, span) if inside else None
 
     def stacked(t: Tensor, chunks: int) -> Tensor:
         """[B, H, chunks * C, D] as [B K, chunks, G C, D]."""
@@ -105,7 +106,6 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
     def overlapping(t: Tensor) -> Tensor:
         """[B, K, N, D] as [B K, chunks, C + before + after, D]."""
         t = t.narrow(2, first * size - before, inside * size + before + after).flatten(0, 1)
-        span = size + before + after
         if not joined:
             return t.unfold(1, span, size).transpose(2, 3)
         pieces = []

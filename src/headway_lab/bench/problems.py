@@ -38,15 +38,9 @@ MOST_CACHES = 32
 
 def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Problem:
     """The sides of one row. Raises BackendError where `backend` cannot run it."""
-    match case.kind:
-        case "attention":
-            return attention(case, dtype, direction, backend)
-        case "decode":
-            return decode(case, dtype, backend)
-        case "mistral":
-            return mistral(case, dtype, backend)
-        case _:
-            return longformer(case, dtype, backend)
+    if case.kind == "attention":
+        return attention(case, dtype, direction, backend)
+    return {"decode": decode, "mistral": mistral}.get(case.kind, longformer)(case, dtype, backend)
 
 
 def attention(case: Case, dtype: str, direction: str, backend: str) -> Problem:
@@ -128,12 +122,6 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(kind)
         return (weights @ part.v[0]).view_as(q)
 
-    def rounded_once(t: Tensor, scale: Tensor) -> Tensor:
-        return dequantize(t, scale, kind)
-
-    def rounded_twice(t: Tensor, scale: Tensor) -> Tensor:
-        return t.to(kind).mul_(scale.to(kind).unsqueeze(-1))
-
     def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[[KeyValues], Tensor]:
         def step(part: KeyValues) -> Tensor:
             k, v, k_scale, v_scale = part.tensors
@@ -151,7 +139,9 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
             case "rows":
                 side = turns(fastest([rows_first, keys_first], turns))
             case "dequantised":
-                ways = [dequantized(rounded_once), dequantized(rounded_twice)]
+                rounded_once = dequantized(lambda t, scale: dequantize(t, scale, kind))
+                rounded_twice = dequantized(lambda t, scale: t.to(kind).mul_(scale.to(kind).unsqueeze(-1)))
+                ways = [rounded_once, rounded_twice]
                 side = turns(fastest(ways, lambda step: turns(step, caches)), caches)
             case _:
                 side = turns({"rows-sdpa": rows_sdpa, "gqa": gqa}[name])

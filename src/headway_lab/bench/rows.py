@@ -85,17 +85,13 @@ def machine(backend: str, notes: Sequence[str] = ()) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        **_versions(),
+        **{name: _version(name) for name in ("headway", "torch", "transformers")},
         "backend": backend,
         "notes": list(notes),
     }
 
 
 @cache
-def _versions() -> dict[str, str | None]:
-    return {name: _version(name) for name in ("headway", "torch", "transformers")}
-
-
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -15,7 +15,7 @@ from headway.models import Decoder, cost
 from headway.patterns import Window, visible
 from headway.report import size, table
 from headway.tokens import Tokens
-from headway_lab.profiling import in_turn
+from headway_lab.profiling import doublings, in_turn
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
     """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
     model = model.eval()
     spec, cache = model.spec, model.make_cache(1)
-    marks = [window * 2**i for i in range(times.bit_length()) if 2**i <= times]
+    marks = doublings(window, times * window)
     noise = torch.Generator().manual_seed(0)
     seen, sizes = 0, list[CacheSize]()
     while seen < marks[-1]:

@@ -16,7 +16,7 @@ from headway.nn import RMSNorm
 from headway.positions import PositionScheme, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gap, gaps, listed, losses, rows, stated
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Figure, Report, panels
 from headway_lab.explain.runs import VOCAB, Budget, Run, contend, small
 from headway_lab.profiling import in_turn, one_thread
 
@@ -116,9 +116,8 @@ def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Repo
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Losses of every rung and seed."""
-    figure.set_size_inches(8, 3.4)
-    axes = figure.subplots()
+    axes = panels(figure, 8, 3.4, 1)
     draw_losses(axes, report.rows, BUDGET)
     axes.set_title("from the block of 2017 to LLaMA's (each against the one above)")

@@ -1,6 +1,5 @@
 """What a key-value cache saves, and that it changes nothing. (Shazeer 2019, "Fast Transformer Decoding".)"""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +11,7 @@ from headway.cache import DecoderCache
 from headway.draw import BLUE, GREEN, RED
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
-from headway_lab.explain.figures import LOG_LOG, curves, panels
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import LOG_LOG, Figure, Report, Row, Rows, curves, panels
 from headway_lab.profiling import fastest, one_thread, power
 
 LENGTHS = (64, 128, 256, 512)
@@ -103,7 +101,7 @@ def attention_flops(flops: float, tokens: int) -> float:
     return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 
-def judge(rows: Sequence[Row], off: float) -> Report:
+def judge(rows: Rows, off: float) -> Report:
     """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, 0 with the ring."""
     lengths, last = [row["T"] for row in rows], rows[-1]
     with_cache, without, with_ring = (
@@ -126,7 +124,7 @@ def judge(rows: Sequence[Row], off: float) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: operations of a step's attention against T. Right: the measured time of a step."""
     left, right = panels(figure, 9, 3.8)
     work = {

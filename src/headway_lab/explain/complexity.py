@@ -1,8 +1,9 @@
 """Self-attention beside recurrence, convolution and windows. (Vaswani et al. 2017, table 1.)"""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 LENGTHS, WIDTHS, KERNEL, NEAR, SEED = (16, 32, 64), (32, 64), 3, 8, 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
@@ -47,14 +48,11 @@ def one_recurrent_step(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     return torch.tanh(F.pad(x, (0, 0, 1, 0))[:-1] @ w[0] + x @ w[1])
 
 
-def convolution(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
-    """The last k tokens, each with a matrix of its own."""
-    return _convolve(x, w, 1)
-
-
-def dilated(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
-    """The same with steps of k^depth: 1, k, k^2, .. from layer to layer."""
-    return _convolve(x, w, KERNEL**depth)
+def convolution(x: Tensor, w: list[Tensor], depth: int, dilation: int = 1) -> Tensor:
+    """k tokens, each with a matrix of its own: the last ones, or with steps of dilation^depth from layer to layer."""
+    step = dilation**depth
+    padded = F.pad(x.T[None], (step * (KERNEL - 1), 0))
+    return torch.tanh(F.conv1d(padded, torch.stack(w, -1), dilation=step))[0].T
 
 
 def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
@@ -64,12 +62,6 @@ def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     scores = torch.bmm(x[:, None], keys)[:, 0] * x.shape[-1] ** -0.5
     weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
     return torch.bmm(weights[:, None], keys.mT)[:, 0]
-
-
-def _convolve(x: Tensor, w: list[Tensor], step: int) -> Tensor:
-    kernel = torch.stack(w[:KERNEL], -1)
-    padded = F.pad(x.T[None], (step * (KERNEL - 1), 0))
-    return torch.tanh(F.conv1d(padded, kernel, dilation=step))[0].T
 
 
 Size = Callable[[int, int], int]
@@ -94,7 +86,7 @@ LAYERS: tuple[tuple[str, Layer, Layer, Size, Size, Size], ...] = (
     (
         "convolution, dilated",
         convolution,
-        dilated,
+        partial(convolution, dilation=KERNEL),
         lambda n, d: KERNEL * n * d * d,
         lambda n, d: 1,
         lambda n, d: math.ceil(math.log(n, KERNEL)),
@@ -112,23 +104,21 @@ LAYERS: tuple[tuple[str, Layer, Layer, Size, Size, Size], ...] = (
 
 def run() -> Report:
     """Operations counted by torch while each layer runs, and paths found by gradients, for several n and d."""
-    rows = []
-    for name, layer, step, size, steps, path in LAYERS:
-        for n in LENGTHS:
-            for d in WIDTHS:
-                rows.append(
-                    {
-                        "layer": name,
-                        "n": n,
-                        "d": d,
-                        "multiply-adds": counted(layer, n, d),
-                        "formula": size(n, d),
-                        "sequential steps": steps(n, d),
-                        "path": path(n, d),
-                        "path by gradient": hops(step, n) if d == WIDTHS[0] else None,
-                    }
-                )
-    return judge(rows)
+    return judge(
+        [
+            {
+                "layer": name,
+                "n": n,
+                "d": d,
+                "multiply-adds": counted(layer, n, d),
+                "formula": size(n, d),
+                "sequential steps": steps(n, d),
+                "path": path(n, d),
+                "path by gradient": hops(step, n) if d == WIDTHS[0] else None,
+            }
+            for (name, layer, step, size, steps, path), n, d in product(LAYERS, LENGTHS, WIDTHS)
+        ]
+    )
 
 
 def counted(layer: Layer, n: int, d: int) -> int:
@@ -160,7 +150,7 @@ def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:
     return x, list(w)
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: every count is its formula, and every path the one that gradients find."""
     right = [
         row["multiply-adds"] == row["formula"] and row["path by gradient"] in (None, row["path"])
@@ -192,10 +182,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: operations against n, at d = 512. Right: path length against n, with what gradients found."""
-    figure.set_size_inches(10.5, 4)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 10.5, 4)
     width, lengths = 512, [2**i for i in range(4, 15)]
     for (name, *_, size, _, path), colour in zip(LAYERS, COLOURS, strict=True):
         if name != "convolution, dilated":

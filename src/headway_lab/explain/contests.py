@@ -19,7 +19,7 @@ from headway.positions import (
     Sinusoidal,
     T5Bias,
 )
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Axes, Figure, Report, Rows
 from headway_lab.explain.runs import Budget, Run, contend, small
 
 # Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
@@ -92,7 +92,7 @@ def rows(runs: Mapping[str, Sequence[Run]], budget: Budget, base: str | None = N
     return found
 
 
-def gaps(table: Sequence[Row]) -> dict[str, Gap]:
+def gaps(table: Rows) -> dict[str, Gap]:
     """The gaps that `rows` hold, by contender."""
     return {row["contender"]: Gap(row["gap"], row["bound"]) for row in table if row["against"] is not None}
 
@@ -107,7 +107,7 @@ def listed(found: Mapping[str, Gap]) -> str:
     return "; ".join(f"{name} {apart}" for name, apart in found.items())
 
 
-def draw_losses(axes: Any, table: Sequence[Row], budget: Budget) -> None:
+def draw_losses(axes: Axes, table: Rows, budget: Budget) -> None:
     """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
     differs from what it is measured against is in colour."""
     for at, row in enumerate(table):
@@ -174,7 +174,7 @@ class Contest:
             finding=f"{stated(claims)}.{ranking} Against {base}: {listed(apart)}",
         )
 
-    def draw(self, figure: Any, report: Report) -> None:
+    def draw(self, figure: Figure, report: Report) -> None:
         """Losses of every contender and seed."""
         figure.set_size_inches(8, self.height)
         axes = figure.subplots()

@@ -1,7 +1,6 @@
 """Why embeddings are multiplied by the square root of the width. (Vaswani et al. 2017, section 3.4.)"""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ import torch
 from headway.draw import GREEN, GREY, RED
 from headway.models import EncoderDecoder, ModelSpec, build
 from headway.positions import Sinusoidal
-from headway_lab.explain.figures import LOG_LOG, curves, panels
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, panels
 
 WIDTHS = (32, 64, 128, 256, 512, 1024)
 VOCAB, POSITIONS, STATES, SEED = 2000, 512, 256, 0
@@ -26,7 +24,7 @@ def run() -> Report:
     """Fresh encoder-decoders of growing width: lengths of embeddings and positions, and the variance of logits."""
     rows = []
     for width in WIDTHS:
-        sizes = {"vocab": VOCAB, "width": width, "layers": 1, "heads": 4, "hidden": width}
+        sizes: dict[str, Any] = {"vocab": VOCAB, "width": width, "layers": 1, "heads": 4, "hidden": width}
         spec = ModelSpec.of_pair("transformer", **sizes, tied=True, init_std=width**-0.5)
         model = build(spec, seed=SEED)
         assert isinstance(model, EncoderDecoder)
@@ -59,7 +57,7 @@ def _share(token: float, place: float) -> float:
     return token**2 / (token**2 + place**2)
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: with the scale token and position are of one size at every width, without it tokens drown; the
     matrix itself must stay small for its other use."""
     even = max(abs(row["|sqrt(M) e| / |PE|"] / math.sqrt(2) - 1) for row in rows)
@@ -83,7 +81,7 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: lengths against the width. Right: how much of the sum is the token."""
     left, right = panels(figure, 9, 3.8)
     lengths = {

@@ -3,15 +3,14 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from headway.draw import INK
 from headway.models import ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
-from headway_lab.explain.contests import Gap, gap, position_schemes, stated
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.contests import gap, position_schemes, stated
+from headway_lab.explain.report import Figure, Report, Row, panels
 from headway_lab.explain.runs import Batch, Budget, Run, contend, held_out_rows, mean_loss, small
 from headway_lab.profiling import one_thread
 
@@ -76,13 +75,10 @@ def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
 
 def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
     """The verdict: whether rotary as it was trained reads longer rows, and what else does."""
+    ends = {name: losses[-1] for name, losses in found.items() if losses[-1] is not None}
+    apart = {name: gap(last, found[name][0] or []) for name, last in ends.items()}
     rows: list[Row] = []
-    apart: dict[str, Gap] = {}
     for name, losses in found.items():
-        first, last = losses[0], losses[-1]
-        assert first is not None
-        if last is not None:
-            apart[name] = gap(last, first)
         own = apart.get(name)
         rows.append(
             {
@@ -95,25 +91,18 @@ def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
         )
     bears = [name for name, own in apart.items() if not own.higher]
     gains = [name for name, own in apart.items() if own.lower]
-    ends = {name: losses[-1] for name, losses in found.items()}
-    rotary, sinusoidal, alibi, window = (
-        ends[name] for name in ("rotary", "sinusoidal", "ALiBi", "rotary, window L")
-    )
-    assert rotary is not None
-    assert sinusoidal is not None
-    assert alibi is not None
-    assert window is not None
-    rescaled = [x for name, x in ends.items() if name in RESCALED and x is not None]
+    rotary, window = ends["rotary"], ends["rotary, window L"]
+    rescaled = [ends[name] for name in RESCALED if name in ends]
     claims = {
         f"rotary reads rows of {TIMES[-1]} L as well as rows of L": "rotary" in bears,
-        "it loses less than sinusoidal": gap(rotary, sinusoidal).lower,
-        "linear decay (ALiBi) ends lower than rotary": gap(alibi, rotary).lower,
+        "it loses less than sinusoidal": gap(rotary, ends["sinusoidal"]).lower,
+        "linear decay (ALiBi) ends lower than rotary": gap(ends["ALiBi"], rotary).lower,
         "through a window of L rotary reads them as well as rows of L": "rotary, window L" in bears,
         "and ends lower than by any rescaling": all(gap(window, x).lower for x in rescaled),
     }
     return Report(
         rows=tuple(rows),
-        seen=claims[f"rotary reads rows of {TIMES[-1]} L as well as rows of L"],
+        seen="rotary" in bears,
         setting=f"L = {BUDGET.tokens}, 2 layers of width 64, {BUDGET}",
         finding=(
             f"{stated(claims)}. Not worse at {TIMES[-1]} L than at L: {', '.join(bears) or 'none'}; better: "
@@ -122,10 +111,9 @@ def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: loss against length for every scheme as trained. Right: rotary and what rescues it."""
-    figure.set_size_inches(10.5, 4.2)
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, right = panels(figure, 10.5, 4.2, sharey=True)
     lengths = [k * BUDGET.tokens for k in TIMES]
     for row in report.rows:
         values = [float("nan") if (x := row[f"loss at {k} L"]) is None else x for k in TIMES]

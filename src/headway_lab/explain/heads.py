@@ -1,8 +1,5 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -14,7 +11,7 @@ from headway.models import Decoder, ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Axes, Figure, Report, Row, Rows
 from headway_lab.profiling import fastest, one_thread
 
 QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
@@ -126,7 +123,7 @@ def expected(layout: Heads) -> Tensor:
     return which.unsqueeze(1) == torch.arange(layout.kv_heads)
 
 
-def judge(rows: Sequence[Row], reads_right: bool) -> Report:
+def judge(rows: Rows, reads_right: bool) -> Report:
     """The verdict: sizes as the formulas say, outputs those of repeated heads, and not those of summed scores."""
     dim, full, one = WIDTH // QUERY_HEADS, rows[0], rows[-1]
     sizes = all(
@@ -175,7 +172,7 @@ def picture(layout: Heads) -> str:
     return "\n".join(line.rstrip() for line in (title, top, joint, below))
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Above: who reads whom. Below: parameters and cache."""
     figure.set_size_inches(9, 5.2)
     layouts = [layout_of(row) for row in report.rows]
@@ -192,7 +189,7 @@ def draw(figure: Any, report: Report) -> None:
         axes.set_title(label)
 
 
-def draw_layout(axes: Any, layout: Heads) -> None:
+def draw_layout(axes: Axes, layout: Heads) -> None:
     """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads."""
     heads, group = layout.query_heads, layout.group
     for h in range(heads):

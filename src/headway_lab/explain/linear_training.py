@@ -16,8 +16,7 @@ from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gap, losses, rows, stated
-from headway_lab.explain.figures import label_ticks
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Figure, Report, label_ticks, panels
 from headway_lab.explain.runs import VOCAB, Budget, Run, batch_of, contend, held_out_rows, small
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
@@ -145,10 +144,9 @@ def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]]
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: losses. Middle: time of a step. Right: bytes kept for the backward."""
-    figure.set_size_inches(13, 3.8)
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.5, 1, 1))
+    left, middle, right = panels(figure, 13, 3.8, 3, width_ratios=(1.5, 1, 1))
     draw_losses(left, [row for row in report.rows if row["contender"]], BUDGET)
     left.set_title("masked language model")
     for name, colour in COLOURS.items():

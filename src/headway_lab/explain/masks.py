@@ -1,6 +1,5 @@
 """What masks keep out, and the four patterns of Longformer's figure 2, seen through gradients."""
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,14 +8,14 @@ import torch
 from torch import Tensor
 
 from headway.attention import attend
-from headway.draw import draw_pattern
+from headway.draw import GREY, PALE, draw_pattern
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain.figures import bare
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Figure, Report, bare
 
 COUNT, HEADS, WIDTH, SEED = 24, 2, 8, 0
 GLOBAL = (0, 9)
+TOKENS = Tokens.range(COUNT).with_global(list(GLOBAL))
 
 CASES: tuple[tuple[str, Pattern], ...] = (
     ("full", Full()),
@@ -34,32 +33,21 @@ allowed(i, j) = False  =>  d y_i / d x_j = 0 exactly, and changing x_j leaves y_
 causal:  allowed(i, j) only for j <= i, so nothing of the future enters"""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What was measured of one pattern: which pairs the gradient and which pairs a change of x_t goes
-    through."""
-
-    allowed: Tensor
-    gradient: Tensor
-    changed: Tensor
-
-
 def run() -> Report:
-    """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token
-    changes."""
+    """For each pattern: the pairs allowed, the pairs that the gradient finds, and what a changed token changes."""
     rows: list[dict[str, Any]] = []
     for name, pattern in CASES:
-        seen = measure(pattern)
-        forbidden = ~(seen.allowed | torch.eye(COUNT, dtype=torch.bool))
-        above = torch.ones(COUNT, COUNT).triu(1).bool()
+        allowed = visible(pattern, TOKENS, TOKENS)[0, 0]
+        gradient, changed = measure(pattern)
+        forbidden = ~(allowed | torch.eye(COUNT, dtype=torch.bool))
         rows.append(
             {
                 "pattern": name,
-                "pairs allowed": int(seen.allowed.sum()),
-                "with gradient": int((seen.gradient > 0).sum()),
-                "differing": int(((seen.gradient > 0) != seen.allowed).sum()),
-                "changed from outside": int((seen.changed & forbidden).sum()),
-                "gradient from the future": float(seen.gradient[above].max()) if pattern.is_causal else None,
+                "pairs allowed": int(allowed.sum()),
+                "with gradient": int((gradient > 0).sum()),
+                "differing": int(((gradient > 0) != allowed).sum()),
+                "changed from outside": int((changed & forbidden).sum()),
+                "gradient from the future": float(gradient.triu(1).max()) if pattern.is_causal else None,
             }
         )
     wrong = sum(row["differing"] + row["changed from outside"] for row in rows)
@@ -77,56 +65,48 @@ def run() -> Report:
 
 
 @cache
-def measure(pattern: Pattern) -> Seen:
+def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
     """Gradient norms |d (w_i . y_i) / d x_j| [N, N] for random w, and which outputs change when token j does.
 
     The query side is fixed, so that a token's own query does not count as seeing itself."""
     noise = torch.Generator().manual_seed(SEED)
-    tokens = _tokens()
     x = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     to_q, to_k, to_v = torch.randn(3, HEADS * WIDTH, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     q = _heads(x @ to_q / WIDTH)
 
     def layer(x: Tensor) -> Tensor:
         k, v = _heads(x @ to_k / WIDTH), _heads(x @ to_v)
-        y = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens)
+        y = attend(q, k, v, pattern, q_tokens=TOKENS, k_tokens=TOKENS)
         return y[0].transpose(0, 1).reshape(COUNT, -1)
 
     along = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     source = x.clone().requires_grad_()
     y = (layer(source) * along).sum(-1)
     rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].norm(dim=-1) for i in range(COUNT)]
-    gradient = torch.stack(rows)
     before = layer(x)
     changed = torch.zeros(COUNT, COUNT, dtype=torch.bool)
     for t in range(COUNT):
         other = x.clone()
         other[t] += 1.0
         changed[:, t] = (layer(other) != before).any(-1)
-    return Seen(visible(pattern, tokens, tokens)[0, 0], gradient, changed)
+    return torch.stack(rows), changed
 
 
-def draw(figure: Any, report: Report) -> None:
-    """A row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones
-    below."""
+def draw(figure: Figure, report: Report) -> None:
+    """A row of declared patterns above a row of measured gradients, two-sided patterns first, causal ones below."""
     figure.set_size_inches(12.6, 13.4)
     axes = figure.subplots(4, 4)
     for number, (name, pattern) in enumerate(CASES):
         top, column = 2 * (number // 4), number % 4
-        draw_pattern(axes[top][column], pattern, _tokens(), f"{name}: declared", legend=False)
-        below, gradient = axes[top + 1][column], measure(pattern).gradient
+        draw_pattern(axes[top][column], pattern, TOKENS, f"{name}: declared", legend=False)
+        below, gradient = axes[top + 1][column], measure(pattern)[0]
         shown = np.ma.masked_equal(gradient.numpy(), 0.0)
         below.imshow(np.ma.log10(shown), cmap="viridis", interpolation="nearest")
-        below.set_facecolor("#e9edf1")
+        below.set_facecolor(PALE)
         below.set_title(f"{name}: measured", fontsize=9, loc="left")
-        below.set_xlabel(
-            f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0", fontsize=8, color="#8a94a0"
-        )
+        found = f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0"
+        below.set_xlabel(found, fontsize=8, color=GREY)
         bare(below)
-
-
-def _tokens() -> Tokens:
-    return Tokens.range(COUNT).with_global(list(GLOBAL))
 
 
 def _heads(x: Tensor) -> Tensor:

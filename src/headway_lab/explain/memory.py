@@ -3,7 +3,6 @@
 (Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from headway.attention import BACKENDS
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
-from headway_lab.explain.figures import label_ticks
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Row, Rows, label_ticks, panels
 from headway_lab.profiling import one_thread, saved_bytes
 
 LENGTHS = (512, 1024, 2048)
@@ -112,7 +110,7 @@ def loss(model: Decoder, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
 
-def judge(rows: Sequence[Row], parameters: set[int]) -> Report:
+def judge(rows: Rows, parameters: set[int]) -> Report:
     """The verdict: predicted is kept; scores grow 16-fold, the rest 4-fold; recomputing removes the scores."""
     short, long = LENGTHS[0], LENGTHS[-1]
     at = {(row["kind"], row["n"]): row for row in rows}
@@ -152,10 +150,9 @@ def copied(row: Row) -> int:
     return row["n"] * 4 * FIELDS["width"] * FIELDS["layers"] if row["kind"] == "window" else 0
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: what is kept at the longest row, by cause. Right: the measured peak against the length."""
-    figure.set_size_inches(9, 3.8)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 9, 3.8)
     kinds = [kind for kind, _, _ in KINDS]
     last = [row for row in report.rows if row["n"] == LENGTHS[-1]]
     below = [0.0] * len(last)

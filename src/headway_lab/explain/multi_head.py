@@ -1,17 +1,15 @@
 """Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
 import torch
 
 from headway.draw import BLUE, GREY, INK, RED
 from headway.positions import Rotary
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1)
 
@@ -61,12 +59,12 @@ def looks(trained: Trained) -> list[tuple[int, float]]:
     return [(int(head.argmax()), float(head.max())) for head in shares]
 
 
-def mean_right(rows: Sequence[Row]) -> dict[int, float]:
+def mean_right(rows: Rows) -> dict[int, float]:
     """The mean share of tokens named, by heads."""
     return {heads: fmean(row["right"] for row in rows if row["heads"] == heads) for heads in HEADS}
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: with a head for each place all tokens are named, with fewer heads they are not."""
     mean, one, most = mean_right(rows), HEADS[0], HEADS[-1]
     own = [row for row in rows if row["heads"] == most and row["places"] == len(OFFSETS)]
@@ -84,10 +82,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Attention maps of one row: the single head, then each of the four heads; and the share of tokens named."""
-    figure.set_size_inches(12.5, 3)
-    axes = figure.subplots(1, 6, width_ratios=(1, 1, 1, 1, 1, 1.1))
+    axes = panels(figure, 12.5, 3, 6, width_ratios=(1, 1, 1, 1, 1, 1.1))
     ids = sample(1, torch.Generator().manual_seed(20_000))
     one, four = fit(HEADS[0], SEEDS[0]), fit(HEADS[-1], SEEDS[0])
     with torch.no_grad():

@@ -3,7 +3,6 @@
 (Ioffe and Szegedy 2015, algorithm 1; Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4.)
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 
 from headway.draw import BLUE, GREY
 from headway.nn import LayerNorm, RMSNorm
-from headway_lab.explain.figures import log_bars
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, log_bars
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
 EPS = 1e-12  # small, so that the invariances are seen
@@ -70,7 +68,7 @@ def measure(name: str, seed: int) -> dict[str, float]:
     return found
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: each is normal over its own axes, and only BatchNorm's rows depend on one another."""
     batch, layer, _ = rows
 
@@ -102,7 +100,7 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Above: which numbers share one mean. Below: what each norm's row 0 notices."""
     figure.set_size_inches(10.5, 5.8)
     above, below = figure.subfigures(2, 1, height_ratios=(1.35, 1))
@@ -120,7 +118,7 @@ def draw(figure: Any, report: Report) -> None:
         panel.set(title=title, xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1])
 
 
-def cube(axes: Any, name: str, side: int = 5) -> None:
+def cube(axes: Axes, name: str, side: int = 5) -> None:
     """B x T x M numbers as boxes; those that one mean is taken over are blue."""
     filled = torch.ones(side, side, side, dtype=torch.bool)
     chosen = torch.zeros_like(filled)

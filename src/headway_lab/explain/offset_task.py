@@ -74,14 +74,18 @@ class Trained:
         ids = sample(64, torch.Generator().manual_seed(10_000))
         with torch.no_grad():
             found = self.layer(ids, start).argmax(-1)
-        far = max(self.offsets)
-        right = [(found[:, far:, i] == ids[:, far - o : TOKENS - o]) for i, o in enumerate(self.offsets)]
-        return float(torch.stack(right).float().mean())
+        return float((found[:, max(self.offsets) :] == wanted(ids, self.offsets)).float().mean())
 
 
 def sample(rows: int, noise: torch.Generator) -> Tensor:
     """Random symbols [rows, T]."""
     return torch.randint(0, SYMBOLS, (rows, TOKENS), generator=noise)
+
+
+def wanted(ids: Tensor, offsets: tuple[int, ...]) -> Tensor:
+    """The tokens `offsets` places before each token that has them all: ids [B, T] -> [B, T - far, offsets]."""
+    far = max(offsets)
+    return torch.stack([ids[:, far - offset : TOKENS - offset] for offset in offsets], -1)
 
 
 class NameTokens(Objective[Layer]):
@@ -97,10 +101,8 @@ class NameTokens(Objective[Layer]):
         return len(self.offsets) * batch[:, max(self.offsets) :].numel()
 
     def loss(self, model: Layer, batch: Tensor) -> Sums:
-        far = max(self.offsets)
-        wanted = torch.stack([batch[:, far - o : TOKENS - o] for o in self.offsets], -1)
-        logits = model(batch)[:, far:].flatten(0, 2)
-        total = F.cross_entropy(logits, wanted.flatten(), reduction="sum")
+        logits = model(batch)[:, max(self.offsets) :].flatten(0, 2)
+        total = F.cross_entropy(logits, wanted(batch, self.offsets).flatten(), reduction="sum")
         return Sums(total, total.detach())
 
 

@@ -1,8 +1,5 @@
 """Whether attention knows the order of its tokens. (Vaswani et al. 2017, section 3.5.)"""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,8 +8,7 @@ from headway.nn import Attention, PositionEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
-from headway_lab.explain.figures import log_bars
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, log_bars, panels
 
 TOKENS, WIDTH, HEADS, SEEDS = 24, 32, 4, (0, 1, 2)
 EQUAL = 1e-6
@@ -49,7 +45,7 @@ def run() -> Report:
     return judge(rows)
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: without positions full attention only shuffles; with them, or under a causal mask, it
     changes."""
     blind, least = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
@@ -84,10 +80,9 @@ def shuffle_error(scheme: PositionScheme, pattern: Pattern, seed: int) -> float:
     return float((f(x[:, order]) - out[:, order]).abs().max() / out.abs().max())
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """One bar for each kind of position: how much a shuffle changes, on a logarithmic axis."""
-    figure.set_size_inches(7.5, 3.2)
-    axes = figure.subplots()
+    axes = panels(figure, 7.5, 3.2, 1)
     names = [f"{p}\n{q}" for p, q in zip(report.column("positions"), report.column("pattern"), strict=True)]
     colours = [BLUE if seen else GREEN for seen in report.column("order is seen")]
     log_bars(axes, names, report.column("largest difference"), colours)

@@ -1,7 +1,6 @@
 """How far a stack of windows sees. (Beltagy et al. 2020, section 3.1: l layers of window w reach l w.)"""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +9,11 @@ from headway.attention import attend
 from headway.draw import BLUE, GREEN, GREY, PALE
 from headway.patterns import Causal, Global, Pattern, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain.figures import bare
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, bare
 
 COUNT, HEADS, WIDTH, SEED = 64, 2, 8, 0
 GLOBAL = 3
+TOKENS = Tokens.range(COUNT).with_global([GLOBAL])
 
 STACKS: tuple[tuple[str, tuple[Pattern, ...]], ...] = (
     ("4 equal", (Window.last(4),) * 4),
@@ -57,20 +56,16 @@ def run() -> Report:
 
 def reach(patterns: Sequence[Pattern]) -> int | None:
     """How far back the stack sees: the layers' reaches added up; None is no bound."""
-    total = 0
-    for pattern in patterns:
-        before = pattern.reach[0]
-        if before is None:
-            return None
-        total += before
-    return total
+    bounds = [pattern.reach[0] for pattern in patterns]
+    found = [before for before in bounds if before is not None]
+    return sum(found) if len(found) == len(bounds) else None
 
 
 def predicted(patterns: Sequence[Pattern]) -> Tensor:
     """bool [N, N]: does token j reach output i through some path of allowed pairs and residuals."""
-    tokens, field = _tokens(), torch.eye(COUNT)
+    field = torch.eye(COUNT)
     for pattern in patterns:
-        step = visible(pattern, tokens, tokens)[0, 0].float() + torch.eye(COUNT)
+        step = visible(pattern, TOKENS, TOKENS)[0, 0].float() + torch.eye(COUNT)
         field = ((step @ field) > 0).float()
     return field > 0
 
@@ -78,13 +73,13 @@ def predicted(patterns: Sequence[Pattern]) -> Tensor:
 def measured(patterns: Sequence[Pattern]) -> Tensor:
     """bool [N, N]: is d out_i / d x_j other than 0, in a stack x + attention(x) of random weights, float64."""
     noise = torch.Generator().manual_seed(SEED)
-    tokens, width = _tokens(), HEADS * WIDTH
+    width = HEADS * WIDTH
     source = torch.randn(COUNT, width, generator=noise, dtype=torch.float64).requires_grad_()
     x = source
     for pattern in patterns:
         weights = torch.randn(3, width, width, generator=noise, dtype=torch.float64) * width**-0.5
         q, k, v = ((x @ w).view(1, COUNT, HEADS, WIDTH).transpose(1, 2) for w in weights)
-        out = attend(q, k, v, pattern, q_tokens=tokens, k_tokens=tokens, backend="dense")
+        out = attend(q, k, v, pattern, q_tokens=TOKENS, k_tokens=TOKENS, backend="dense")
         x = x + out[0].transpose(0, 1).reshape(COUNT, width)
     along = torch.randn(COUNT, width, generator=noise, dtype=torch.float64)
     y = (x * along).sum(-1)
@@ -92,7 +87,7 @@ def measured(patterns: Sequence[Pattern]) -> Tensor:
     return torch.stack(rows) > 0
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: gradients find the predicted field of every token, and no more."""
     differing = sum(row["differing pairs"] for row in rows)
     right = all(row["sum of reaches"] in (None, row["farthest back seen"]) for row in rows)
@@ -111,7 +106,7 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """For each stack: which inputs reach one output, layer by layer from the output (top) down to the input."""
     figure.set_size_inches(11.5, 6.2)
     panels = figure.subplots(4, 2).flatten()
@@ -132,7 +127,3 @@ def draw(figure: Any, report: Report) -> None:
         axes.set_xlabel(
             "token that the output sees (blue: predicted, green: by gradient)", fontsize=8, color=GREY
         )
-
-
-def _tokens() -> Tokens:
-    return Tokens.range(COUNT).with_global([GLOBAL])

@@ -1,9 +1,7 @@
 """The place of the norm, and what it does to gradients in depth. (Xiong et al. 2020, theorem 1.)"""
 
 import math
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +9,7 @@ from torch import Tensor, nn
 from headway.draw import BLUE, GREY, RED
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
-from headway_lab.explain.figures import label_ticks
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, label_ticks, panels
 
 DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
 ORDERS: tuple[Order, ...] = ("pre", "post")
@@ -55,10 +52,9 @@ def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:
             ).double()
             for _ in range(depth)
         ]
-        for block in blocks:
-            for parameter in block.parameters():
-                if parameter.dim() == 2:
-                    nn.init.xavier_normal_(parameter)
+        for parameter in nn.ModuleList(blocks).parameters():
+            if parameter.dim() == 2:
+                nn.init.xavier_normal_(parameter)
         return blocks, torch.randn(ROWS, TOKENS, WIDTH, dtype=torch.float64)
 
 
@@ -94,10 +90,11 @@ def agreement(order: Order) -> float:
     return float((block(x) - expected).abs().max())
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: the last layer's gradient stays with depth in the post order and falls as 1/sqrt(L) in the pre."""
     shallow, deep = (
-        {order: last_layer(rows, order, depth) for order in ORDERS} for depth in (DEPTHS[0], DEPTHS[-1])
+        {row["order"]: row["|dL/dW|, last layer"] for row in rows if row["layers L"] == depth}
+        for depth in (DEPTHS[0], DEPTHS[-1])
     )
     first = {row["order"]: row["|dL/dW|, first layer"] for row in rows if row["layers L"] == DEPTHS[-1]}
     fall = {order: shallow[order] / deep[order] for order in ORDERS}
@@ -123,17 +120,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def last_layer(rows: Sequence[Row], order: str, depth: int) -> float:
-    """The gradient of the last layer of that order and depth."""
-    return next(
-        float(row["|dL/dW|, last layer"]) for row in rows if (row["order"], row["layers L"]) == (order, depth)
-    )
-
-
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: gradients by layer in the deepest stack. Right: the last layer's gradient, by depth."""
-    figure.set_size_inches(9.5, 3.8)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 9.5, 3.8)
     deepest = DEPTHS[-1]
     for order, colour, name in zip(
         ORDERS, (BLUE, RED), ("norm before (pre)", "norm after (post)"), strict=True
@@ -142,7 +131,7 @@ def draw(figure: Any, report: Report) -> None:
         layers = range(1, deepest + 1)
         left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
         left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
-        last = [last_layer(report.rows, order, depth) for depth in DEPTHS]
+        last = [row["|dL/dW|, last layer"] for row in report.rows if row["order"] == order]
         right.loglog(DEPTHS, last, "o-", color=colour, label=name)
         if order == "pre":
             right.loglog(

@@ -1,14 +1,11 @@
 """Whether rotary positions make far tokens matter less. (Su et al. 2021, section 3.4.3.)"""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from headway.draw import GREY, RED
 from headway.positions import Rotary
-from headway_lab.explain.decay_bounds import bound, decay
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Figure, Report, panels
 
 HEAD_DIM, FARTHEST = 128, 256
 PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)
@@ -22,9 +19,7 @@ an upper trend, not a law for a pair of tokens; with all theta_i equal, f(m) = f
 
 
 def run() -> Report:
-    """f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, turned by
-    `Rotary`.
-    """
+    """f(m) for m = 0..256 at d = 128, and what it bounds: scores of random queries and keys, turned by `Rotary`."""
     rotary = Rotary(pairing="adjacent")
     frequencies, distance = rotary.frequencies(HEAD_DIM), torch.arange(FARTHEST + 1)
     curve, equal = decay(distance, frequencies), decay(distance, torch.full_like(frequencies, 1.0))
@@ -37,13 +32,28 @@ def run() -> Report:
             q, k = torch.randn(2, AT_ONCE, 1, 1, HEAD_DIM, generator=noise, dtype=torch.float64)
             score = scores(rotary, q, k, distance).abs()
             own = scores(rotary, q, q, distance)
-            tightest = torch.maximum(
-                tightest, (score / bound(q[:, 0], k[:, 0], distance, frequencies)).amax(0)
-            )
+            share = score / bound(q[:, 0], k[:, 0], distance, frequencies)
+            tightest = torch.maximum(tightest, share.amax(0))
             exceeds += (score > score[:, :1]).double().mean(0)
             alike += (own / own[:, :1]).mean(0)
     count = chunks * len(SEEDS)
     return judge(curve, equal, tightest, exceeds / count, alike / count)
+
+
+def decay(distance: Tensor, frequencies: Tensor) -> Tensor:
+    """f(m) of distances [...] under the frequencies [d/2], float64. All frequencies equal: constant."""
+    angle = distance.to(torch.float64)[..., None] * frequencies.to(torch.float64)
+    partial = torch.polar(torch.ones_like(angle), angle).cumsum(-1)
+    return partial.abs().mean(-1)
+
+
+def bound(q: Tensor, k: Tensor, distance: Tensor, frequencies: Tensor) -> Tensor:
+    """The most that |sum_i h_i e^(i m theta_i)| can be for q, k [..., d] in neighbour pairs and distances m that
+    broadcast to [...], float64: max_i |h_(i+1) - h_i| d/2 decay(m). (Abel summation.)"""
+    q, k = (torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+    h = q * k.conj()
+    steps = torch.cat((h[..., 1:], torch.zeros_like(h[..., :1])), -1) - h
+    return steps.abs().amax(-1) * decay(distance, frequencies) * frequencies.shape[-1]
 
 
 def scores(rotary: Rotary, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
@@ -82,12 +92,9 @@ def judge(curve: Tensor, equal: Tensor, tightest: Tensor, exceeds: Tensor, alike
     )
 
 
-def draw(figure: Any, report: Report) -> None:
-    """Left: f(m) against distance, and with equal frequencies. Right: how near random pairs come to their
-    bound.
-    """
-    figure.set_size_inches(9, 3.8)
-    left, right = figure.subplots(1, 2)
+def draw(figure: Figure, report: Report) -> None:
+    """Left: f(m) against distance, and with equal frequencies. Right: how near random pairs come to their bound."""
+    left, right = panels(figure, 9, 3.8)
     m, curve = report.column("m (tokens)"), report.column("f(m)")
     rises = [i for i in m[1:] if curve[i] > curve[i - 1]]
     left.plot(m, report.column("f, equal theta"), "--", color=GREY, label="all θ equal")

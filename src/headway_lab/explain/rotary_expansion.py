@@ -2,16 +2,14 @@
 
 import math
 import random
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.draw import GREY, INK, RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 FARTHEST, STEP = 12, 0.25
 _NOISE = random.Random(0)
@@ -59,7 +57,7 @@ def expansion(q: Tensor, k: Tensor, distance: float) -> tuple[float, float]:
     return first + math.sin(distance) * cross, first + math.sin(-distance) * cross
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: sin(m - n) is the sign that holds, and the score without the cross term rises again."""
     off = max(abs(row["score"] - row["sin(m - n)"]) for row in rows)
     wrong = max(abs(row["score"] - row["sin(n - m), printed"]) for row in rows)
@@ -89,10 +87,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: score, expansion and printed expansion. Right: without the second term, which is even in D."""
-    figure.set_size_inches(10, 3.8)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 10, 3.8)
     q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
     fine = torch.arange(-FARTHEST, FARTHEST + STEP, STEP).tolist()
     left.plot(fine, [expansion(q, k, d)[0] for d in fine], label="with sin(m - n)")

@@ -3,19 +3,16 @@
 (Su et al. 2021, section 3.3; its author states that almost any smooth monotone choice decays.)
 """
 
-from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.draw import BLUE, GREY, RED
 from headway.positions import Rotary, Schedule
-from headway_lab.explain.decay_bounds import decay
-from headway_lab.explain.figures import error_bars
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, error_bars, panels
+from headway_lab.explain.rotary_decay import decay
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
@@ -65,7 +62,7 @@ def rank(frequencies: Tensor) -> int:
     return int(torch.linalg.matrix_rank(curves, rtol=1e-6))
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: different angles decay and are learned, one angle does neither."""
     varied, equal = rows[:-2], rows[-2:]
     last = f"f({SHOWN[-1]})"
@@ -92,10 +89,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: f(m). Middle: the sharpest curve around one distance. Right: tokens named right."""
-    figure.set_size_inches(12.5, 3.9)
-    left, middle, right = figure.subplots(1, 3)
+    left, middle, right = panels(figure, 12.5, 3.9, 3)
     m = torch.arange(FARTHEST + 1)
     for name, rotary in schedules(HEAD_DIM).items():
         if name.endswith("base"):

@@ -1,7 +1,6 @@
 """Why turning by absolute positions gives scores of relative ones. (Su et al. 2021, sections 3.1 to 3.3.)"""
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,13 +9,14 @@ from headway.draw import GREY
 from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Report, Row
-from headway_lab.explain.rotary_notations import complex_form, matrix_form, rotation_matrix
+from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.rotary_forms import complex_form, matrix_form, rotation_matrix
 
 HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
 ALLOWED = 4 * FARTHEST * 2.0**-53  # an angle m theta_i is rounded by up to m 2^-53; at most three enter
 ROTARY = Rotary(pairing="adjacent")
 DRAWN = 48
+matrix = partial(rotation_matrix, dims=HEAD_DIM)
 
 FORMULA = """wanted: f with <f(q, m), f(k, n)> = g(q, k, m - n) and f(q, 0) = q
 in two dimensions, as complex numbers: |f(q, m)| = |q|, and the angle is that of q plus phi(m), where
@@ -70,7 +70,7 @@ def run() -> Report:
     return judge(rows, nearest(q[0]))
 
 
-def judge(laws: Sequence[Row], apart: float) -> Report:
+def judge(laws: Rows, apart: float) -> Report:
     """The verdict: every law holds to rounding, and no two positions give a query the same vector."""
     rows = tuple({**law, "holds": law["largest difference"] <= ALLOWED} for law in laws)
     broken = [row["law"] for row in rows if not row["holds"]]
@@ -90,11 +90,6 @@ def judge(laws: Sequence[Row], apart: float) -> Report:
 def turn(x: Tensor, position: Tensor) -> Tensor:
     """x [N, D] turned by `Rotary`, each row at its own position [N]."""
     return ROTARY.rotate(x[None, None], position)[0, 0]
-
-
-def matrix(position: int) -> Tensor:
-    """R_m [D, D]."""
-    return rotation_matrix(position, HEAD_DIM)
 
 
 def any_rotation(q: Tensor, k: Tensor, m: Tensor, n: Tensor) -> Tensor:
@@ -135,10 +130,9 @@ def nearest(q: Tensor) -> float:
     return float((turned[1:] - q).norm(dim=-1).min() / q.norm())
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: the angle that each pair has gained at m. Right: all scores of one q and one k, equal along diagonals."""
-    figure.set_size_inches(10, 4)
-    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    left, right = panels(figure, 10, 4, width_ratios=(1.2, 1))
     gained = steps()[:DRAWN].cumsum(0)
     for pair in (0, 2, 4, 8, 16):
         left.plot(

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREEN, GREY, RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
 CONTEXTS, KEYS = 20_000, 2
@@ -101,7 +100,7 @@ def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tupl
     return above / below.sum(-1, keepdim=True), below.sum(-1) / plain.sum(-1)
 
 
-def judge(negative: Sequence[int], rows: Sequence[Row]) -> Report:
+def judge(negative: Sequence[int], rows: Rows) -> Report:
     """The verdict: negative products exist, the turned denominator comes near 0, and the two remedies stay bounded."""
     _, both, above, cosine = rows
     _, wild, bounded, smallest = (row["largest |out| / |v|"] for row in rows)
@@ -132,10 +131,9 @@ def judge(negative: Sequence[int], rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: products of random pairs against distance. Right: how large outputs become, from most to least."""
-    figure.set_size_inches(10, 4)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 10, 4)
     q, k, apart = pairs(SEEDS[0])
     found = products(q, k, apart)
     share = found / (phi(q) * phi(k)).sum(-1)

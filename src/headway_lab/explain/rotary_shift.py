@@ -4,15 +4,13 @@
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.draw import BLUE, GREEN, ORANGE, RED, VIOLET
 from headway.positions import Rotary, RotaryTable
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEED = 4, 48, 2, 64, 0
 SHIFTS = (1, 10, 100, 1000, 10_000, 100_000)
@@ -50,7 +48,7 @@ def run() -> Report:
     return judge(rows)
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: with exact angles the change is rounding at every shift, with half-precision ones it is not."""
     exact = [row for row in rows if row["angles"] == "float64"]
     half = [row for row in rows if row["angles"] in ("bfloat16", "float16")]
@@ -104,10 +102,9 @@ def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
     return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """The change against the shift: one line for each dtype and way to keep angles."""
-    figure.set_size_inches(9.5, 4.6)
-    axes = figure.subplots()
+    axes = panels(figure, 9.5, 4.6, 1)
     colours = {"float64": VIOLET, "float32": BLUE, "bfloat16": ORANGE, "float16": GREEN}
     for row in report.rows:
         name, angles, eps = row["numbers"], row["angles"], row["eps"]

@@ -3,17 +3,18 @@
 (Su et al. 2021 tried it, saw no noticeable change of the frequencies or of the result, and fixed them.)
 """
 
+import copy
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headway.draw import BLUE, GREY, ORANGE
+from headway.models import Model
 from headway.positions import Rotary
 from headway_lab.explain.contests import gap, losses, stated
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Figure, Report, curves, panels
 from headway_lab.explain.runs import Budget, Run, contend, held_out_loss, small
 from headway_lab.profiling import one_thread
 
@@ -39,22 +40,21 @@ def run() -> Report:
 
 def drifts(run: Run) -> Tensor:
     """[layers, d/2] radians per position."""
-    found = [p.detach() for name, p in run.model.named_parameters() if name.endswith(".frequency_offset")]
-    return torch.stack(found)
+    return torch.stack([offset.detach() for offset in offsets(run.model)])
+
+
+def offsets(model: Model) -> list[nn.Parameter]:
+    """drift_i of each layer [d/2]."""
+    return [p for name, p in model.named_parameters() if name.endswith(".frequency_offset")]
 
 
 @torch.no_grad()
 def without_drift(run: Run) -> float:
     """Held-out loss with every drift put back to 0."""
-    saved = {
-        name: p.clone() for name, p in run.model.named_parameters() if name.endswith(".frequency_offset")
-    }
-    for name in saved:
-        run.model.get_parameter(name).zero_()
-    loss = held_out_loss(run.model, BUDGET.tokens)
-    for name, value in saved.items():
-        run.model.get_parameter(name).copy_(value)
-    return loss
+    model = copy.deepcopy(run.model)
+    for offset in offsets(model):
+        offset.zero_()
+    return held_out_loss(model, BUDGET.tokens)
 
 
 def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float]) -> Report:
@@ -106,19 +106,19 @@ def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: each frequency and its drift. Right: the angle gained over a row."""
-    figure.set_size_inches(9.5, 3.6)
-    left, right = figure.subplots(1, 2)
-    pair = report.column("pair")
-    left.semilogy(pair, report.column("start (rad)"), "o-", color=GREY, label="theta at the start")
-    left.semilogy(
-        pair, report.column("|drift|"), "o-", color=ORANGE, label="|drift|, mean of seeds and layers"
+    left, right = panels(figure, 9.5, 3.6)
+    sizes = {
+        "theta at the start": ("start (rad)", "o-", GREY),
+        "|drift|, mean of seeds and layers": ("|drift|", "o-", ORANGE),
+    }
+    title = "frequencies, and how far they moved"
+    curves(
+        left, report, "pair", sizes, title=title, xlabel="pair i", ylabel="radians per position", yscale="log"
     )
-    left.set(title="frequencies, and how far they moved", xlabel="pair i", ylabel="radians per position")
-    left.legend(fontsize=8)
     colours = [ORANGE if noticed else BLUE for noticed in report.column("noticed")]
-    right.bar(pair, report.column("over a row (rad)"), color=colours)
+    right.bar(report.column("pair"), report.column("over a row (rad)"), color=colours)
     right.axhline(NOTICED, color=GREY, linestyle="--", linewidth=1.2)
     right.set(
         title=f"angle gained over {BUDGET.tokens} positions",

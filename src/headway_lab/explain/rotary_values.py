@@ -1,8 +1,6 @@
 """Why values are not rotated: what a shift of all positions does to the output. (Su et al. 2021, section 3.2.)"""
 
-from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +9,9 @@ from headway.attention import attend
 from headway.draw import BLUE, GREEN, ORANGE
 from headway.patterns import Causal
 from headway.positions import Rotary
-from headway_lab.explain.figures import error_bars
 from headway_lab.explain.offset_task import TOKENS as ROW
 from headway_lab.explain.offset_task import train
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Row, Rows, error_bars, panels
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
@@ -59,7 +56,7 @@ def changes(row: Row) -> list[float]:
     return [row[f"change, s = {s}"] for s in SHIFTS]
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: only turned values notice the shift, exactly by R_s, and what is learned with them breaks."""
     plain, turned, back = rows
     return Report(
@@ -104,10 +101,9 @@ def layer(q: Tensor, k: Tensor, v: Tensor, position: Tensor, values: str) -> Ten
     return rotary.rotate(out, -position) if back else out
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: how much the output changes when positions move. Right: what trained layers still get right."""
-    figure.set_size_inches(9.5, 3.8)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 9.5, 3.8)
     colours, marks = (BLUE, ORANGE, GREEN), ("o", "s", "^")
     for row, colour, mark in zip(report.rows, colours, marks, strict=True):
         left.loglog(SHIFTS, changes(row), mark + "-", color=colour, label=row["values"], alpha=0.8)

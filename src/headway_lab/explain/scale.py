@@ -1,6 +1,5 @@
 """Why scores are divided by the square root of the head's width. (Vaswani et al. 2017, section 3.2.1.)"""
 
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -9,8 +8,7 @@ from torch import Tensor
 
 from headway.attention import attention_weights
 from headway.draw import BLUE, GREEN, GREY, RED
-from headway_lab.explain.figures import LOG_LOG, curves, panels
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, panels
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SEEDS = (0, 1, 2)
@@ -44,7 +42,7 @@ def measure(width: int, seed: int) -> dict[str, float]:
     }
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one
     does not."""
     off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
@@ -68,7 +66,7 @@ def jacobian_norm(p: Tensor) -> Tensor:
     return (square - 2 * cube + square.square()).clamp_min(0).sqrt()
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: the variance against d. Right: the Jacobian's norm with and without the scale."""
     left, right = panels(figure, 9, 3.8)
     common: dict[str, Any] = {"xlabel": "head width d", **LOG_LOG}

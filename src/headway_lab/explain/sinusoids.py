@@ -1,14 +1,12 @@
 """What sinusoids added to the embeddings tell. (Vaswani et al. 2017, section 3.5.)"""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headway.positions import Sinusoidal
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 WIDTH, COUNT, SEED = 512, 2048, 0
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -68,7 +66,7 @@ def shifted(table: Tensor, k: int) -> Tensor:
     return torch.stack((s * cos + c * sin, c * cos - s * sin), -1).flatten(-2)
 
 
-def judge(rows: Sequence[Row], from_formula: float) -> Report:
+def judge(rows: Rows, from_formula: float) -> Report:
     """The verdict: one linear map per distance; products tell distance alone until they are projected."""
     off = max(row["|PE(p+k) - T_k PE(p)|"] for row in rows)
     spread = max(row["spread over p"] for row in rows)
@@ -92,10 +90,9 @@ def judge(rows: Sequence[Row], from_formula: float) -> Report:
     )  # fmt: skip
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: the table. Right: products of rows against distance, plain and projected."""
-    figure.set_size_inches(10.5, 4)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 10.5, 4)
     table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
     shown = left.imshow(
         table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"

@@ -1,13 +1,10 @@
 """Swish between its two ends. (Ramachandran et al. 2017; SwiGLU: Shazeer 2020.)"""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS, swish
-from headway_lab.explain.report import Report, Row
+from headway_lab.explain.report import Figure, Report, Rows, panels
 
 BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
@@ -40,7 +37,7 @@ def run() -> Report:
     return judge(rows)
 
 
-def judge(rows: Sequence[Row]) -> Report:
+def judge(rows: Rows) -> Report:
     """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
     zero, one, most = rows[0], rows[BETAS.index(1.0)], rows[-1]
     line = zero["from x/2"] < 1e-12 and zero["from x"] > 1
@@ -57,10 +54,9 @@ def judge(rows: Sequence[Row]) -> Report:
     )
 
 
-def draw(figure: Any, report: Report) -> None:
+def draw(figure: Figure, report: Report) -> None:
     """Left: the curves. Right: near 0, where SiLU dips."""
-    figure.set_size_inches(9.5, 4)
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 9.5, 4)
     for axes, low, high in ((left, -4.0, 4.0), (right, -4.0, 1.0)):
         line = torch.linspace(low, high, 801, dtype=torch.float64)
         axes.plot(line, line, ":", color=GREY, linewidth=1.2, label="x (not a limit)")
