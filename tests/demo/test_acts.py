@@ -47,14 +47,14 @@ def test_the_picture_file_is_a_picture(tmp_path: Path) -> None:
 
 
 def test_kv_bytes_are_those_of_the_model_card() -> None:
-    mha, gqa, alternating, windowed = look.kv_bytes()
+    mha, gqa, alternating, windowed = look.kv_bytes().values()
     spec = catalog.spec("llama-2-7b")
     per_token = 2 * 32 * 32 * 128 * 2  # keys and values, layers, heads, dims, bytes
     assert cost.kv_bytes_per_token(spec, torch.bfloat16) == per_token
-    assert mha.stored == (1024 * per_token, 32768 * per_token)
-    assert gqa.stored == tuple(n // 4 for n in mha.stored)
-    assert alternating.stored[1] == (gqa.stored[1] + windowed.stored[1]) // 2
-    assert windowed.stored[1] == windowed.stored[0] == 1024 * per_token // 4
+    assert mha == [1024 * per_token, 32768 * per_token]
+    assert gqa == [n // 4 for n in mha]
+    assert alternating[1] == (gqa[1] + windowed[1]) // 2
+    assert windowed[1] == windowed[0] == 1024 * per_token // 4
     text = look.kv_table()
     assert "16.00 GiB" in text
     assert "0.8%" in text

@@ -1,6 +1,7 @@
 """`headway demo`: three acts on this machine, in about three minutes."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,19 +32,9 @@ def command(
 
     set_threads(threads)
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-
-    def say(text: str) -> None:
-        print(text, flush=True)
-
+    seconds, say = min(seconds, 8.0) if quick else seconds, partial(print, flush=True)
     try:
-        demo(
-            out,
-            data=data,
-            seconds=min(seconds, 8.0) if quick else seconds,
-            quick=quick,
-            say=say,
-            unicode=unicode,
-        )
+        demo(out, data=data, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted as stop:
         note(f"stopped; the training state is in {stop.checkpoint}. The same demo again begins anew")
         raise

@@ -59,7 +59,7 @@ def weights_of(layer: Attention, x_BTM: Tensor) -> Tensor:
     if rotation is not None:
         q_BHTD, k_BKTD = rotation.apply(q_BHTD), rotation.apply(k_BKTD)
     assert isinstance(layer.mixer, SoftmaxMixer)
-    made = attention_weights(
+    return attention_weights(
         q_BHTD,
         k_BKTD,
         layer.pattern,
@@ -67,8 +67,7 @@ def weights_of(layer: Attention, x_BTM: Tensor) -> Tensor:
         k_tokens=tokens,
         score=layer.score(),
         scale=layer.mixer.scale,
-    )
-    return made[0]
+    )[0]
 
 
 def looks(maps: list[Tensor]) -> list[Look]:
@@ -108,20 +107,12 @@ def draw_heads(maps: list[Tensor], names: list[str], path: Path) -> None:
         grid = figure.subplots(len(maps), heads, squeeze=False)
         for layer, weights in enumerate(maps):
             for head in range(heads):
-                axes = grid[layer][head]
-                axes.imshow(
-                    weights[head].float().numpy() ** 0.5,
-                    cmap="Blues",
-                    vmin=0,
-                    vmax=1,
-                    interpolation="nearest",
-                )
+                axes, root = grid[layer][head], weights[head].float().sqrt().numpy()
+                axes.imshow(root, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
                 axes.grid(visible=False)
-                axes.set_xticks([])
-                axes.set_yticks([])
+                axes.set(xticks=[], yticks=[])
                 axes.set_title(f"layer {layer}, head {head}", fontsize=8)
-                for spine in axes.spines.values():
-                    spine.set_color(GREY)
+                axes.spines[:].set_color(GREY)
             if count <= LABELLED:
                 first = grid[layer][0]
                 first.set_yticks(range(count), names, parse_math=False)

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,8 @@ QUICK["patterns"] = "Window.last(32); Causal()"
 QUICK_VOCAB, QUICK_BYTES = 512, 300_000
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Bits per byte of the whole held-out text as one stream, without a model."""
-
-    unigram: float
-    gzip: float
-    xz: float
-
-    @staticmethod
-    def of(data: bytes) -> "Baselines":
-        return Baselines(unigram_bits(data), gzip_bits(data), xz_bits(data))
+# Bits per byte of the whole held-out text as one stream, without a model.
+BASELINES = {"unigram": unigram_bits, "gzip": gzip_bits, "xz": xz_bits}
 
 
 @dataclass(frozen=True)
@@ -71,10 +63,10 @@ class Sample:
 
 @dataclass
 class Learned:
-    """The results of act 2."""
+    """The results of act 2. `baselines`: bits per byte by name."""
 
     result: TrainResult
-    baselines: Baselines
+    baselines: dict[str, float]
     tokenizer: Tokenizer
     samples: list[Sample] = field(default_factory=list)
 
@@ -92,7 +84,7 @@ class Learned:
 
     @property
     def below_gzip(self) -> bool:
-        return self.bits_per_byte < self.baselines.gzip
+        return self.bits_per_byte < self.baselines["gzip"]
 
 
 def prepare(corpus: Corpus, vocab: int, folder: Path) -> tuple[Tokenizer, TokenFile, TokenFile]:
@@ -120,18 +112,12 @@ def settings(out: Path, seconds: float, quick: bool) -> TextConfig:
 
 
 def learn(
-    corpus: Corpus,
-    out: Path,
-    *,
-    seconds: float,
-    quick: bool,
-    prompt: str,
-    say: Callable[[str], None],
+    corpus: Corpus, out: Path, *, seconds: float, quick: bool, prompt: str, say: Callable[[str], None]
 ) -> Learned:
     """Act 2 within about `seconds`: prepare, train, sample, evaluate. Writes `out`/text; work files go to
     `out`/work."""
     began = time.monotonic()
-    baselines = Baselines.of(corpus.held_out_bytes)
+    baselines = {name: bits(corpus.held_out_bytes) for name, bits in BASELINES.items()}
     tokenizer, train_file, held_file = prepare(corpus, QUICK_VOCAB if quick else VOCAB, out / WORK)
     say(
         f"tokenizer of {tokenizer.vocab_size} tokens: {train_file.text_bytes / len(train_file):.2f} bytes a token, "
@@ -145,10 +131,9 @@ def learn(
         samples.append(sample(context, tokenizer, prompt))
         say(show(samples[-1], prompt))
 
-    callbacks = [Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))]
     config = settings(out, left, quick)
     say(about_model(make_spec(config, tokenizer.vocab_size)))
-    result = train(config, callbacks=callbacks)
+    result = train(config, callbacks=[Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))])
     return Learned(result, baselines, tokenizer, samples)
 
 
@@ -185,40 +170,37 @@ def show(one: Sample, prompt: str) -> str:
 
 def comparison(learned: Learned, corpus: Corpus) -> str:
     """Bits per byte of the held-out text, for a terminal."""
-    own, base = learned.bits_per_byte, learned.baselines
+    base = learned.baselines
     trained = f"{learned.seconds:.0f} s of training on {corpus.train_bytes / 1e6:.1f} MB of other text"
     rows = [
-        ("bytes one by one (entropy)", base.unigram, ""),
-        ("gzip -9", base.gzip, "the whole held-out text as one stream"),
-        ("xz -9e", base.xz, "the whole held-out text as one stream"),
-        ("this model", own, trained),
+        ("bytes one by one (entropy)", f"{base['unigram']:.3f}", ""),
+        ("gzip -9", f"{base['gzip']:.3f}", "the whole held-out text as one stream"),
+        ("xz -9e", f"{base['xz']:.3f}", "the whole held-out text as one stream"),
+        ("this model", f"{learned.bits_per_byte:.3f}", trained),
     ]
-    cells = [(name, f"{bits:.3f}", how) for name, bits, how in rows]
-    return table(("held-out text", "bits per byte", ""), cells)
+    return table(("held-out text", "bits per byte", ""), rows)
 
 
 def verdict(learned: Learned) -> str:
     """Below gzip or not, stated either way."""
-    own, base = learned.bits_per_byte, learned.baselines
+    own, gzip, xz = learned.bits_per_byte, learned.baselines["gzip"], learned.baselines["xz"]
     if learned.below_gzip:
-        than_xz = "and below xz" if own < base.xz else "but not below xz"
-        return f"{own:.3f} bits per byte: below gzip -9 ({base.gzip:.3f}) {than_xz} ({base.xz:.3f})"
+        than_xz = "and below xz" if own < xz else "but not below xz"
+        return f"{own:.3f} bits per byte: below gzip -9 ({gzip:.3f}) {than_xz} ({xz:.3f})"
     return (
-        f"{own:.3f} bits per byte: NOT below gzip -9 ({base.gzip:.3f}); this machine trained too little in the "
-        "time it had; --seconds gives it more"
+        f"{own:.3f} bits per byte: NOT below gzip -9 ({gzip:.3f}); this machine trained too little in the time it "
+        "had; --seconds gives it more"
     )
 
 
 def draw_bits(learned: Learned, path: Path) -> None:
     """The comparison as bars."""
-    base = learned.baselines
     names = ["bytes one by one", "gzip -9", "xz -9e", "this model"]
-    bits = [base.unigram, base.gzip, base.xz, learned.bits_per_byte]
+    bits = [*learned.baselines.values(), learned.bits_per_byte]
+    colours = [GREY, GREY, GREY, ORANGE if learned.below_gzip else BLUE]
     with saved_figure(path, 7.5, 2.8) as figure:
         axes = figure.subplots()
-        bars = axes.barh(
-            names, bits, color=[GREY, GREY, GREY, ORANGE if learned.below_gzip else BLUE], height=0.62
-        )
+        bars = axes.barh(names, bits, color=colours, height=0.62)
         axes.bar_label(bars, [f"{value:.3f}" for value in bits], padding=4)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
@@ -229,22 +211,13 @@ def draw_bits(learned: Learned, path: Path) -> None:
 
 def smaller(corpus: Corpus, most: int) -> Corpus:
     """About `most` bytes of training text and an eighth of it held out: for `--quick`."""
-    return Corpus(
-        corpus.source,
-        corpus.rule + ", in part",
-        _first(corpus.train, most),
-        _first(corpus.held_out, most // 8),
-    )
+    train, held_out = _first(corpus.train, most), _first(corpus.held_out, most // 8)
+    return Corpus(corpus.source, corpus.rule + ", in part", train, held_out)
 
 
 def _first(documents: tuple[Document, ...], most: int) -> tuple[Document, ...]:
-    kept: list[Document] = []
-    for document in documents:
-        kept.append(document)
-        most -= len(document.text.encode())
-        if most <= 0:
-            break
-    return tuple(kept)
+    sizes = accumulate(len(document.text.encode()) for document in documents)
+    return documents[: 1 + sum(size < most for size in sizes)]
 
 
 def save_documents(documents: tuple[Document, ...], path: Path) -> None:

@@ -1,12 +1,12 @@
 """Act 1: the patterns drawn, and what keys and values cost, by arithmetic on a spec."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from headway.draw import draw_patterns, pattern_text, saved_figure, side_by_side
-from headway.models import ModelSpec, catalog, cost
+from headway.models import catalog, cost
 from headway.patterns import Causal, Full, Global, GlobalKeys, Pattern, Sink, Window
 from headway.report import size, table
 from headway.tokens import Tokens
@@ -27,14 +27,6 @@ CONTEXTS = (1024, 32768)
 WINDOW = 1024
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Bytes of keys and values of one row at each of `CONTEXTS`."""
-
-    what: str
-    stored: tuple[int, ...]
-
-
 def pictures(count: int = 11, unicode: bool = True, width: int = 100) -> str:
     """The patterns for a terminal."""
     tokens = Tokens.range(count).with_global(list(GLOBAL))
@@ -50,27 +42,28 @@ def save_pictures(path: Path, count: int = 20) -> None:
         draw_patterns(figure, [pattern for _, pattern in PATTERNS], count, tokens, names, legend=False)
 
 
-def kv_bytes() -> list[Stored]:
-    """What one row keeps in bf16: as many kv heads as query heads, fewer, and fewer with windows."""
+def kv_bytes() -> dict[str, list[int]]:
+    """Bytes of one row's keys and values in bf16 at each of `CONTEXTS`: as many kv heads as query heads, fewer of them,
+    and windows."""
     mha = catalog.spec(SHAPE)
     gqa = replace(mha, kv_heads=8)
     window = Window.last(WINDOW)
-    rows: list[tuple[str, ModelSpec]] = [
-        (f"MHA, {mha.kv_heads} kv heads", mha),
-        (f"GQA, {gqa.kv_heads} kv heads", gqa),
-        (f"GQA, window {WINDOW} in every other layer", gqa.with_patterns([window, Causal()])),
-        (f"GQA, window {WINDOW} in every layer", gqa.with_patterns(window)),
-    ]
-    return [
-        Stored(what, tuple(cost.kv_bytes_stored(spec, n, torch.bfloat16) for n in CONTEXTS))
-        for what, spec in rows
-    ]
+    specs = {
+        f"MHA, {mha.kv_heads} kv heads": mha,
+        f"GQA, {gqa.kv_heads} kv heads": gqa,
+        f"GQA, window {WINDOW} in every other layer": gqa.with_patterns([window, Causal()]),
+        f"GQA, window {WINDOW} in every layer": gqa.with_patterns(window),
+    }
+    return {
+        what: [cost.kv_bytes_stored(spec, n, torch.bfloat16) for n in CONTEXTS]
+        for what, spec in specs.items()
+    }
 
 
 def kv_table() -> str:
     """`kv_bytes` for a terminal."""
-    rows = kv_bytes()
-    first = rows[0].stored[-1]
+    stored = kv_bytes()
+    first, *_ = stored.values()
     columns = ("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA")
-    cells = [(row.what, *map(size, row.stored), f"{row.stored[-1] / first:.1%}") for row in rows]
+    cells = [(what, *map(size, own), f"{own[-1] / first[-1]:.1%}") for what, own in stored.items()]
     return table(columns, cells)

@@ -4,7 +4,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,8 @@ from headway.models import Decoder
 from headway.report import plain
 from headway.text import Tokenizer
 from headway.train import Interrupted
-from headway_lab.demo import heads, look, trust
+from headway_lab.demo import heads, learn, look, trust
 from headway_lab.demo.corpus import Corpus, own_text, standard_library
-from headway_lab.demo.learn import (
-    PROMPT,
-    QUICK_BYTES,
-    WORK,
-    Learned,
-    comparison,
-    draw_bits,
-    learn,
-    save_documents,
-    show,
-    smaller,
-    verdict,
-)
 
 REPORT, HELD_OUT = "demo.json", Path("text") / "held-out.jsonl"
 Say = Callable[[str], None]
@@ -62,23 +48,23 @@ def demo(
     began = time.monotonic()
     corpus = own_text(data) if data is not None else standard_library()
     _clear(out)
+    # The prompt: the first words of the held-out text, where the user's own text is the corpus.
+    prompt = learn.PROMPT if data is None else " ".join(corpus.held_out[0].text.split()[:6])
     try:
-        report = _acts(
-            out, corpus, own=data is not None, seconds=seconds, quick=quick, say=say, unicode=unicode
-        )
+        report = _acts(out, corpus, prompt, seconds=seconds, quick=quick, say=say, unicode=unicode)
     except Interrupted:
         raise  # the training state stays in work, to go on from
     except BaseException:
-        shutil.rmtree(out / WORK, ignore_errors=True)
+        shutil.rmtree(out / learn.WORK, ignore_errors=True)
         raise
     report["seconds"] = time.monotonic() - began
     _write(out, report)
-    shutil.rmtree(out / WORK)
+    shutil.rmtree(out / learn.WORK)
     return report
 
 
 def _acts(
-    out: Path, corpus: Corpus, *, own: bool, seconds: float, quick: bool, say: Say, unicode: bool
+    out: Path, corpus: Corpus, prompt: str, *, seconds: float, quick: bool, say: Say, unicode: bool
 ) -> dict[str, Any]:
     say(title("Act 1: what each token may see, and what it costs"))
     say(look.pictures(unicode=unicode))
@@ -88,14 +74,13 @@ def _acts(
 
     say(title(f"Act 2: a model in {seconds:.0f} seconds"))
     if quick:
-        corpus = smaller(corpus, QUICK_BYTES)
-    prompt = _opening(corpus) if own else PROMPT
+        corpus = learn.smaller(corpus, learn.QUICK_BYTES)
     say(about(corpus) + "\n")
-    learned = learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
+    learned = learn.learn(corpus, out, seconds=seconds, quick=quick, prompt=prompt, say=say)
     _keep(out, corpus, learned, prompt)
-    say("\n" + comparison(learned, corpus))
+    say("\n" + learn.comparison(learned, corpus))
     toy = "--quick: a toy on a part of the text; the figures mean nothing"
-    say(f"\n  {toy if quick else verdict(learned)}")
+    say(f"\n  {toy if quick else learn.verdict(learned)}")
 
     model = load_model(out, dtype=torch.float32).eval()
     report = _heads(model, learned.tokenizer, corpus, prompt, out / "heads.png", say)
@@ -106,9 +91,9 @@ def _acts(
         "state": "done",
         "corpus": {"source": corpus.source, "rule": corpus.rule, "train_bytes": corpus.train_bytes,
                    "held_out_bytes": len(corpus.held_out_bytes)},
-        "bits_per_byte": {"model": learned.bits_per_byte, **asdict(learned.baselines)},
+        "bits_per_byte": {"model": learned.bits_per_byte, **learned.baselines},
         "below_gzip": learned.below_gzip,
-        "verdict": verdict(learned),
+        "verdict": learn.verdict(learned),
         "trained": {"seconds": learned.seconds, "steps": learned.result.steps,
                     "tokens": learned.result.trained_tokens},
         **report,
@@ -190,22 +175,17 @@ def next_commands(out: Path) -> str:
     return "\n".join(f"  {f'{command} {rest}':<{wide}}   # {why}" for command, rest, why in lines)
 
 
-def _opening(corpus: Corpus) -> str:
-    """The first words of the held-out text, where one's own text is the corpus."""
-    return " ".join(corpus.held_out[0].text.split()[:6])
-
-
-def _keep(out: Path, corpus: Corpus, learned: Learned, prompt: str) -> None:
+def _keep(out: Path, corpus: Corpus, learned: learn.Learned, prompt: str) -> None:
     """Move what is worth keeping from the work folder to its place."""
     for path in sorted(learned.result.model.iterdir()):
         shutil.move(path, out / path.name)
     shutil.move(learned.result.metrics, out / "metrics.jsonl")
     shutil.move(learned.result.curve, out / "loss.png")
-    save_documents(corpus.train, out / "text" / "train.jsonl")
-    save_documents(corpus.held_out, out / HELD_OUT)
-    draw_bits(learned, out / "bits.png")
+    learn.save_documents(corpus.train, out / "text" / "train.jsonl")
+    learn.save_documents(corpus.held_out, out / HELD_OUT)
+    learn.draw_bits(learned, out / "bits.png")
     (out / "samples.txt").write_text(
-        "\n\n".join(show(s, prompt) for s in learned.samples) + "\n", encoding="utf-8"
+        "\n\n".join(learn.show(s, prompt) for s in learned.samples) + "\n", encoding="utf-8"
     )
 
 

@@ -64,61 +64,47 @@ def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     return torch.bmm(weights[:, None], keys.mT)[:, 0]
 
 
-Size = Callable[[int, int], int]
-LAYERS: tuple[tuple[str, Layer, Layer, Size, Size, Size], ...] = (
-    ("self-attention", attention, attention, lambda n, d: 2 * n * n * d, lambda n, d: 1, lambda n, d: 1),
-    (
-        "recurrent",
-        recurrent,
-        one_recurrent_step,
-        lambda n, d: 2 * n * d * d,
-        lambda n, d: n,
-        lambda n, d: n - 1,
-    ),
-    (
-        "convolution",
+# The layer, what one step of it connects, and the formulas: multiply-adds, sequential steps, path.
+Sizes = Callable[[int, int], tuple[int, int, int]]
+LAYERS: dict[str, tuple[Layer, Layer, Sizes]] = {
+    "self-attention": (attention, attention, lambda n, d: (2 * n * n * d, 1, 1)),
+    "recurrent": (recurrent, one_recurrent_step, lambda n, d: (2 * n * d * d, n, n - 1)),
+    "convolution": (
         convolution,
         convolution,
-        lambda n, d: KERNEL * n * d * d,
-        lambda n, d: 1,
-        lambda n, d: math.ceil((n - 1) / (KERNEL - 1)),
+        lambda n, d: (KERNEL * n * d * d, 1, math.ceil((n - 1) / (KERNEL - 1))),
     ),
-    (
-        "convolution, dilated",
+    "convolution, dilated": (
         convolution,
         partial(convolution, dilation=KERNEL),
-        lambda n, d: KERNEL * n * d * d,
-        lambda n, d: 1,
-        lambda n, d: math.ceil(math.log(n, KERNEL)),
+        lambda n, d: (KERNEL * n * d * d, 1, math.ceil(math.log(n, KERNEL))),
     ),
-    (
-        "restricted attention",
+    "restricted attention": (
         restricted,
         restricted,
-        lambda n, d: 2 * NEAR * n * d,
-        lambda n, d: 1,
-        lambda n, d: math.ceil((n - 1) / (NEAR - 1)),
+        lambda n, d: (2 * NEAR * n * d, 1, math.ceil((n - 1) / (NEAR - 1))),
     ),
-)
+}
 
 
 def run() -> Report:
     """Operations counted by torch while each layer runs, and paths found by gradients, for several n and d."""
-    return judge(
-        [
+    rows = []
+    for (name, (layer, step, sizes)), n, d in product(LAYERS.items(), LENGTHS, WIDTHS):
+        formula, steps, path = sizes(n, d)
+        rows.append(
             {
                 "layer": name,
                 "n": n,
                 "d": d,
                 "multiply-adds": counted(layer, n, d),
-                "formula": size(n, d),
-                "sequential steps": steps(n, d),
-                "path": path(n, d),
+                "formula": formula,
+                "sequential steps": steps,
+                "path": path,
                 "path by gradient": hops(step, n) if d == WIDTHS[0] else None,
             }
-            for (name, layer, step, size, steps, path), n, d in product(LAYERS, LENGTHS, WIDTHS)
-        ]
-    )
+        )
+    return judge(rows)
 
 
 def counted(layer: Layer, n: int, d: int) -> int:
@@ -158,15 +144,11 @@ def judge(rows: Rows) -> Report:
     ]
     n, d = LENGTHS[-1], WIDTHS[0]
     there = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
-    work = {name: row["multiply-adds"] for name, row in there.items()}
-    path = {name: row["path by gradient"] for name, row in there.items()}
-    steps = {name: row["sequential steps"] for name, row in there.items()}
-    full, recurrence, near, wide = (
-        "self-attention",
-        "recurrent",
-        "restricted attention",
-        "convolution, dilated",
+    work, path, steps = (
+        {name: row[column] for name, row in there.items()}
+        for column in ("multiply-adds", "path by gradient", "sequential steps")
     )
+    full, recurrence, _, wide, near = LAYERS
     return Report(
         rows=tuple(rows),
         seen=all(right),
@@ -186,10 +168,11 @@ def draw(figure: Figure, report: Report) -> None:
     """Left: operations against n, at d = 512. Right: path length against n, with what gradients found."""
     left, right = panels(figure, 10.5, 4)
     width, lengths = 512, [2**i for i in range(4, 15)]
-    for (name, *_, size, _, path), colour in zip(LAYERS, COLOURS, strict=True):
+    for (name, (_, _, sizes)), colour in zip(LAYERS.items(), COLOURS, strict=True):
+        work, _, path = zip(*(sizes(n, width) for n in lengths), strict=True)
         if name != "convolution, dilated":
-            left.loglog(lengths, [size(n, width) for n in lengths], color=colour, label=name)
-        right.loglog(lengths, [path(n, width) for n in lengths], color=colour, label=name)
+            left.loglog(lengths, work, color=colour, label=name)
+        right.loglog(lengths, path, color=colour, label=name)
         found = [row["path by gradient"] for row in report.rows if row["layer"] == name]
         right.plot(LENGTHS, [hop for hop in found if hop is not None], "o", color=colour, markersize=5)
     left.axvline(width, color=GREY, linestyle=":", linewidth=1)

@@ -1,7 +1,7 @@
 """Why attention has several heads: what channels are to a convolution. (Vaswani et al. 2017, section 3.2.2.)"""
 
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 
 import torch
@@ -22,23 +22,20 @@ task: name the tokens {", ".join(map(str, OFFSETS))} places back, all of them, f
 def run() -> Report:
     """The same layer with 1, 2 and 4 heads, trained alike: how many tokens it names, and where its heads look."""
     rows = []
-    for heads in HEADS:
-        for seed in SEEDS:
-            trained = fit(heads, seed)
-            looked = [far for far, _ in looks(trained)]
-            parameters = sum(p.numel() for p in trained.layer.parameters())
-            places = " ".join(map(str, looked))
-            rows.append(
-                {
-                    "heads": heads,
-                    "parameters": parameters,
-                    "seed": seed,
-                    "right": trained.accuracy(),
-                    "last loss": trained.losses[-1],
-                    "heads look back": places,
-                    "places": len(set(looked)),
-                }
-            )
+    for heads, seed in product(HEADS, SEEDS):
+        trained = fit(heads, seed)
+        looked = looks(trained)
+        rows.append(
+            {
+                "heads": heads,
+                "parameters": sum(p.numel() for p in trained.layer.parameters()),
+                "seed": seed,
+                "right": trained.accuracy(),
+                "last loss": trained.losses[-1],
+                "heads look back": " ".join(map(str, looked)),
+                "places": len(set(looked)),
+            }
+        )
     return judge(rows)
 
 
@@ -49,14 +46,13 @@ def fit(heads: int, seed: int) -> Trained:
 
 
 @torch.no_grad()
-def looks(trained: Trained) -> list[tuple[int, float]]:
-    """For each head: how far back it looks most, and the share of its weight there."""
+def looks(trained: Trained) -> list[int]:
+    """For each head: how far back it looks most."""
     weights = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))
     far = max(OFFSETS) + 4
-    shares = torch.stack(
-        [weights[:, :, far:].diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)], -1
-    )
-    return [(int(head.argmax()), float(head.max())) for head in shares]
+    shares = [weights[:, :, far:].diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
+    found: list[int] = torch.stack(shares).argmax(0).tolist()
+    return found
 
 
 def mean_right(rows: Rows) -> dict[int, float]:
@@ -82,26 +78,25 @@ def judge(rows: Rows) -> Report:
     )
 
 
+@torch.no_grad()
 def draw(figure: Figure, report: Report) -> None:
     """Attention maps of one row: the single head, then each of the four heads; and the share of tokens named."""
     axes = panels(figure, 12.5, 3, 6, width_ratios=(1, 1, 1, 1, 1, 1.1))
     ids = sample(1, torch.Generator().manual_seed(20_000))
     one, four = fit(HEADS[0], SEEDS[0]), fit(HEADS[-1], SEEDS[0])
-    with torch.no_grad():
-        maps = [one.layer.weights(ids)[0, 0], *four.layer.weights(ids)[0]]
-    titles = ["1 head", *(f"head {h} of 4: {far} back" for h, (far, _) in enumerate(looks(four), start=1))]
-    for panel, weights, title in zip(axes[:5], maps, titles, strict=True):
+    maps = [one.layer.weights(ids)[0, 0], *four.layer.weights(ids)[0]]
+    titles = ["1 head", *(f"head {h} of 4: {far} back" for h, far in enumerate(looks(four), start=1))]
+    for panel, weights in zip(axes[:5], maps, strict=True):
         panel.imshow(weights[:24, :24].numpy(), cmap="Blues", vmin=0, vmax=1)
-        panel.set_title(title, fontsize=9)
-        panel.set_xlabel("key", fontsize=8, color=GREY)
         panel.grid(visible=False)
-        panel.tick_params(labelsize=7)
-    axes[0].set_ylabel("query", fontsize=8, color=GREY)
     last = axes[5]
     last.bar([str(heads) for heads in HEADS], mean_right(report.rows).values(), color=BLUE)
     last.plot([str(heads) for heads in report.column("heads")], report.column("right"), ".", color=INK)
     last.axhline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1)
-    last.set_title("tokens named", fontsize=9)
-    last.set_xlabel("heads (dots: seeds; dashed: chance)", fontsize=8, color=GREY)
-    last.tick_params(labelsize=7)
     last.grid(visible=False, axis="x")
+    below = [*["key"] * 5, "heads (dots: seeds; dashed: chance)"]
+    for panel, title, label in zip(axes, [*titles, "tokens named"], below, strict=True):
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel(label, fontsize=8, color=GREY)
+        panel.tick_params(labelsize=7)
+    axes[0].set_ylabel("query", fontsize=8, color=GREY)

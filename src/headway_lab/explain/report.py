@@ -126,5 +126,4 @@ def bare(axes: Axes) -> None:
     """No frame, no grid, no tick marks: for panels of cells."""
     axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=7)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)

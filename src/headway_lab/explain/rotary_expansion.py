@@ -92,23 +92,17 @@ def draw(figure: Figure, report: Report) -> None:
     left, right = panels(figure, 10, 3.8)
     q, k = torch.tensor(CASE, dtype=torch.float64).view(2, 2)
     fine = torch.arange(-FARTHEST, FARTHEST + STEP, STEP).tolist()
-    left.plot(fine, [expansion(q, k, d)[0] for d in fine], label="with sin(m - n)")
-    left.plot(fine, [expansion(q, k, d)[1] for d in fine], "--", label="with sin(n - m), as printed")
+    right_sign, printed = zip(*(expansion(q, k, d) for d in fine), strict=True)
+    left.plot(fine, right_sign, label="with sin(m - n)")
+    left.plot(fine, printed, "--", label="with sin(n - m), as printed")
     left.plot(report.column("D = m - n"), report.column("score"), "o", color=INK, markersize=4, label="score")
     left.set(title="one pair: score against distance", xlabel="m - n", ylabel="score", ylim=(None, 2.6))
     left.legend(loc="upper center", ncols=3, fontsize=8, columnspacing=1)
     right.plot(fine, [math.cos(d) for d in fine], color=GREY, label="cos(m - n)")
     distance, alone = report.column("D = m - n"), report.column(EVEN)
-    falls = [i for i, d in enumerate(distance) if d <= 0 or alone[i] <= alone[i - 1]]
-    rises = [i for i in range(len(distance)) if i not in falls]
-    right.plot([distance[i] for i in falls], [alone[i] for i in falls], "o", markersize=4, label="score")
-    right.plot(
-        [distance[i] for i in rises],
-        [alone[i] for i in rises],
-        "o",
-        color=RED,
-        markersize=4,
-        label="farther back, yet higher",
-    )
+    rises = [i for i, d in enumerate(distance) if d > 0 and alone[i] > alone[i - 1]]
+    right.plot(distance, alone, "o", markersize=4, label="score")
+    x, y = [distance[i] for i in rises], [alone[i] for i in rises]
+    right.plot(x, y, "o", color=RED, markersize=4, label="farther back, yet higher")
     right.set(title="q = [½, ½], k = [1, 1]", xlabel="m - n", ylabel="score", ylim=(None, 1.5))
     right.legend(loc="upper center", ncols=3, fontsize=8)

@@ -35,15 +35,13 @@ def schedules(head_dim: int) -> dict[str, Rotary]:
 def run() -> Report:
     """f(m) of every schedule at d = 128, the rank of its score curves, and a layer trained with it."""
     rows = []
-    short = schedules(WIDTH)
-    for name, rotary in schedules(HEAD_DIM).items():
+    for (name, rotary), short in zip(schedules(HEAD_DIM).items(), schedules(WIDTH).values(), strict=True):
         frequencies = rotary.frequencies(HEAD_DIM)
-        curve = decay(torch.tensor(SHOWN), frequencies)
-        guessed = [train(short[name], (OFFSET,), steps=STEPS, seed=seed).accuracy() for seed in SEEDS]
+        guessed = [train(short, (OFFSET,), steps=STEPS, seed=seed).accuracy() for seed in SEEDS]
         rows.append(
             {
                 "frequencies": name,
-                **{f"f({m})": f for m, f in zip(SHOWN, curve.tolist(), strict=True)},
+                **{f"f({m})": float(decay(torch.tensor(m), frequencies)) for m in SHOWN},
                 "independent curves": rank(frequencies),
                 "right, mean": fmean(guessed),
                 "least": min(guessed),
@@ -93,13 +91,10 @@ def draw(figure: Figure, report: Report) -> None:
     """Left: f(m). Middle: the sharpest curve around one distance. Right: tokens named right."""
     left, middle, right = panels(figure, 12.5, 3.9, 3)
     m = torch.arange(FARTHEST + 1)
-    for name, rotary in schedules(HEAD_DIM).items():
-        if name.endswith("base"):
-            continue
-        style = {"color": "#c3cbd3"} if name == "equal" else {}
+    for name, rotary in list(schedules(HEAD_DIM).items())[:-1]:
+        style = {"color": "#c3cbd3", "zorder": 1} if name == "equal" else {"zorder": 2}
         left.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3, **style)
-        peak = turned_score(rotary, 64)
-        middle.plot(range(129), peak[:129], label=name, linewidth=1.2, zorder=1 if style else 2, **style)
+        middle.plot(m[:129], turned_score(rotary, 64)[:129], label=name, linewidth=1.2, **style)
     left.set(title="upper trend of products", xlabel="distance m", ylabel="f(m)", ylim=(0, None))
     left.legend(fontsize=8, loc="center right", bbox_to_anchor=(1, 0.6))
     middle.set(title="a key sought 64 places away", xlabel="distance m", ylabel="score / largest score")

@@ -32,11 +32,11 @@ def run() -> Report:
 def pairs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """PAIRS queries and keys from N(0, 1) [PAIRS, D], and the distance of each pair: 1..FARTHEST."""
     noise = random.Random(seed)
-    q, k, apart = [], [], []
-    for _ in range(PAIRS):
-        q.append([noise.gauss(0, 1) for _ in range(HEAD_DIM)])
-        k.append([noise.gauss(0, 1) for _ in range(HEAD_DIM)])
-        apart.append(noise.randint(1, FARTHEST))
+
+    def vector() -> list[float]:
+        return [noise.gauss(0, 1) for _ in range(HEAD_DIM)]
+
+    q, k, apart = zip(*((vector(), vector(), noise.randint(1, FARTHEST)) for _ in range(PAIRS)), strict=True)
     return torch.tensor(q, dtype=torch.float64), torch.tensor(k, dtype=torch.float64), torch.tensor(apart)
 
 
@@ -90,11 +90,9 @@ def weigh(form: str, q: Tensor, keys: list[Tensor], apart: list[Tensor]) -> tupl
     plain = torch.stack([(phi(q) * phi(k)).sum(-1) for k in keys], -1)
     turned = torch.stack([products(q, k, a) for k, a in zip(keys, apart, strict=True)], -1)
     if form == FORMS[3]:
-        unit = [F.normalize(x, dim=-1) for x in (q, *keys)]
-        plain = torch.stack([1 + (unit[0] * k).sum(-1) for k in unit[1:]], -1)
-        turned = torch.stack(
-            [1 + (turn(unit[0], a) * k).sum(-1) for k, a in zip(unit[1:], apart, strict=True)], -1
-        )
+        q, *keys = (F.normalize(x, dim=-1) for x in (q, *keys))
+        plain = torch.stack([1 + (q * k).sum(-1) for k in keys], -1)
+        turned = torch.stack([1 + (turn(q, a) * k).sum(-1) for k, a in zip(keys, apart, strict=True)], -1)
     above = plain if form == FORMS[0] else turned
     below = plain if form in (FORMS[0], FORMS[2]) else turned
     return above / below.sum(-1, keepdim=True), below.sum(-1) / plain.sum(-1)

@@ -108,21 +108,14 @@ def draw(figure: Figure, report: Report) -> None:
     colours = {"float64": VIOLET, "float32": BLUE, "bfloat16": ORANGE, "float16": GREEN}
     for row in report.rows:
         name, angles, eps = row["numbers"], row["angles"], row["eps"]
-        colour, exact = colours[name], angles == "float64"
-        label = f"{name}, angles {'exact' if exact else f'in {angles}'}"
-        face = colour if exact else "white"
-        axes.loglog(
-            SHIFTS,
-            [row[f"s = {s}"] for s in SHIFTS],
-            "o-" if exact else "s--",
-            color=colour,
-            label=label,
-            markersize=5,
-            markerfacecolor=face,
-        )
-        if exact:
+        colour, change = colours[name], [row[f"s = {s}"] for s in SHIFTS]
+        if angles == "float64":
+            axes.loglog(SHIFTS, change, "o-", color=colour, label=f"{name}, angles exact", markersize=5)
             axes.axhline(eps, color=colour, linewidth=0.8, linestyle=":")
             axes.text(SHIFTS[-1] * 1.8, eps, f"eps of {name}", fontsize=8, color=colour, va="center")
+        else:
+            hollow = {"markersize": 5, "markerfacecolor": "white", "label": f"{name}, angles in {angles}"}
+            axes.loglog(SHIFTS, change, "s--", color=colour, **hollow)
     axes.axvline(1000, color=RED, linewidth=0.8, linestyle=":")
     axes.set(title="all positions moved by s", xlabel="s", ylabel="largest change / largest output")
     axes.set_xlim(SHIFTS[0] * 0.6, SHIFTS[-1] * 1.6)

@@ -10,7 +10,6 @@ from headway_lab.explain.report import Figure, Report, Rows, panels
 
 WIDTH, COUNT, SEED = 512, 2048, 0
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-SCHEME = Sinusoidal()
 ALLOWED = 4 * COUNT * 2.0**-53  # an angle p theta_i is rounded by up to p 2^-53; three enter
 
 FORMULA = """PE(p, 2i) = sin(p / 10000^(2i/M))      PE(p, 2i+1) = cos(p / 10000^(2i/M))      |PE(p)| = sqrt(M/2)
@@ -21,9 +20,8 @@ between projected rows, PE(p)^T W_q W_k^T PE(p + k), p does not cancel: absolute
 
 def run() -> Report:
     """For distances k: how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""
-    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
-    noise = torch.Generator().manual_seed(SEED)
-    projected = table @ torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
+    table = positions()
+    projected = table @ projection()
     rows = []
     for k in APART:
         off = float((table[k:] - shifted(table, k)[:-k]).abs().max())
@@ -44,6 +42,17 @@ def run() -> Report:
     return judge(rows, float((table - by_hand()).abs().max()))
 
 
+def positions() -> Tensor:
+    """PE [COUNT, M]."""
+    return Sinusoidal().embedding(torch.arange(COUNT), WIDTH, torch.float64)
+
+
+def projection() -> Tensor:
+    """W_q W_k^T [M, M], random."""
+    noise = torch.Generator().manual_seed(SEED)
+    return torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
+
+
 def frequencies() -> Tensor:
     """10000^(-2i/M), [M/2]."""
     return 10000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
@@ -51,7 +60,7 @@ def frequencies() -> Tensor:
 
 def by_hand() -> Tensor:
     """The printed formula, number by number, for some positions; the table's own elsewhere."""
-    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
+    table = positions()
     for p in (0, 1, 7, 100, COUNT - 1):
         for i in range(WIDTH // 2):
             angle = p / 10000 ** (2 * i / WIDTH)
@@ -93,7 +102,7 @@ def judge(rows: Rows, from_formula: float) -> Report:
 def draw(figure: Figure, report: Report) -> None:
     """Left: the table. Right: products of rows against distance, plain and projected."""
     left, right = panels(figure, 10.5, 4)
-    table = SCHEME.embedding(torch.arange(COUNT), WIDTH, torch.float64)
+    table, mix = positions(), projection()
     shown = left.imshow(
         table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
     )
@@ -104,8 +113,6 @@ def draw(figure: Figure, report: Report) -> None:
     around = range(-reach, reach + 1)
     near = table[middle - reach : middle + reach + 1]
     right.plot(around, near @ table[middle] / (WIDTH / 2), label="plain: the same at every p")
-    noise = torch.Generator().manual_seed(SEED)
-    mix = torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
     for at, width in ((middle, 1.2), (middle + 300, 0.8)):
         scores = table[at - reach : at + reach + 1] @ (table[at] @ mix)
         right.plot(around, scores / 10, linewidth=width, label=f"projected, p = {at} (/ 10)")
