@@ -7,13 +7,12 @@ import pytest
 
 from headway.errors import BackendError
 from headway.patterns import Causal, Window
-from headway_lab.bench import growth, mkl_full_path, rows
+from headway_lab.bench import attention, growth, rows
 from headway_lab.bench.cases import FORWARD, named
 from headway_lab.bench.growth import GROWTHS, Growth, fitted_memory, memory_row
 from headway_lab.bench.inputs import OURS
 from headway_lab.bench.measure import Effort, measure
-from headway_lab.bench.peak_memory import Peak, peak
-from headway_lab.bench.subprocess_runner import SubprocessRunner
+from headway_lab.bench.subprocess_runner import Peak, SubprocessRunner, peak
 from headway_lab.profiling import doublings, line, power
 
 MIB = 1 << 20
@@ -131,20 +130,20 @@ def test_a_row_from_another_process_is_a_row() -> None:
 
 
 def test_the_other_baseline_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mkl_full_path.sys, "platform", "linux")
-    monkeypatch.setattr(mkl_full_path.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(mkl_full_path.torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(mkl_full_path, "cpu_vendor", lambda: "GenuineIntel")
-    assert "Intel" in str(mkl_full_path.why_not())
-    monkeypatch.setattr(mkl_full_path, "cpu_vendor", lambda: "AuthenticAMD")
-    monkeypatch.setattr(mkl_full_path, "compiler", lambda: None)
-    assert "C compiler" in str(mkl_full_path.why_not())
-    monkeypatch.setattr(mkl_full_path, "compiler", lambda: "/usr/bin/cc")
-    assert mkl_full_path.why_not() is None
-    monkeypatch.setattr(mkl_full_path.torch.backends.mkl, "is_available", lambda: False)
-    assert "no MKL" in str(mkl_full_path.why_not())
-    monkeypatch.setattr(mkl_full_path.platform, "machine", lambda: "aarch64")
-    assert "x86-64" in str(mkl_full_path.why_not())
+    monkeypatch.setattr(attention.sys, "platform", "linux")
+    monkeypatch.setattr(attention.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(attention.torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(attention, "cpu_vendor", lambda: "GenuineIntel")
+    assert "Intel" in str(attention.no_full_path())
+    monkeypatch.setattr(attention, "cpu_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(attention, "compiler", lambda: None)
+    assert "C compiler" in str(attention.no_full_path())
+    monkeypatch.setattr(attention, "compiler", lambda: "/usr/bin/cc")
+    assert attention.no_full_path() is None
+    monkeypatch.setattr(attention.torch.backends.mkl, "is_available", lambda: False)
+    assert "no MKL" in str(attention.no_full_path())
+    monkeypatch.setattr(attention.platform, "machine", lambda: "aarch64")
+    assert "x86-64" in str(attention.no_full_path())
 
 
 def test_the_window_of_the_table_is_the_one_it_says() -> None:

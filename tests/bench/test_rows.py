@@ -8,7 +8,8 @@ import torch
 
 from headway.attention import attend
 from headway.patterns import Window
-from headway_lab.bench import charts, roofline, rows
+from headway_lab.bench import charts, rows
+from headway_lab.bench import measure as measuring
 from headway_lab.bench.cases import FORWARD, TRAIN, named
 from headway_lab.bench.inputs import OURS, Problem
 from headway_lab.bench.measure import (
@@ -150,8 +151,8 @@ def test_what_a_backend_cannot_do_is_a_row_without_numbers() -> None:
 
 @pytest.mark.parametrize("bound", ["products", "matmul", "reads"])
 def test_a_limit_is_a_rate(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "READ_BYTES", 4 << 20)
-    limit = roofline.limit(bound, torch.float32)
+    monkeypatch.setattr(measuring, "READ_BYTES", 4 << 20)
+    limit = measuring.limit(bound, torch.float32)
     assert 1e6 < limit.measure() < 1e16
     assert limit.name
 

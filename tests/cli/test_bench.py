@@ -135,7 +135,7 @@ def test_memory_prints_what_is_held(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from headway_lab.bench import growth
-    from headway_lab.bench.peak_memory import Peak
+    from headway_lab.bench.subprocess_runner import Peak
 
     def held(_: Any, side: str, tokens: int, dtype: str, backend: str) -> Peak:
         assert backend == "banded"

@@ -9,7 +9,7 @@ from headway.draw import side_by_side
 from headway.models import Decoder, ModelSpec, build, catalog, cost
 from headway.patterns import Causal, Sink, Window, visible
 from headway.tokens import Tokens
-from headway_lab.demo import look, trust
+from headway_lab.demo import acts
 
 
 def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]
@@ -24,15 +24,15 @@ def small(*patterns) -> Decoder:  # type: ignore[no-untyped-def]
 
 
 def test_the_pictures_show_every_pattern_with_its_name() -> None:
-    text = look.pictures(11)
-    for name, _ in look.PATTERNS:
+    text = acts.pictures(11)
+    for name, _ in acts.PATTERNS:
         assert name in text
     assert max(map(len, text.splitlines())) <= 100
-    tokens = Tokens.range(11).with_global(list(look.GLOBAL))
-    allowed = sum(int(visible(pattern, tokens, tokens).sum()) for _, pattern in look.PATTERNS)
+    tokens = Tokens.range(11).with_global(list(acts.GLOBAL))
+    allowed = sum(int(visible(pattern, tokens, tokens).sum()) for _, pattern in acts.PATTERNS)
     assert text.count("■") == allowed
     assert "#" not in text
-    assert look.pictures(11, unicode=False).count("#") == allowed
+    assert acts.pictures(11, unicode=False).count("#") == allowed
 
 
 def test_blocks_of_different_heights_stand_side_by_side() -> None:
@@ -42,12 +42,12 @@ def test_blocks_of_different_heights_stand_side_by_side() -> None:
 
 
 def test_the_picture_file_is_a_picture(tmp_path: Path) -> None:
-    look.save_pictures(tmp_path / "patterns.png", count=6)
+    acts.save_pictures(tmp_path / "patterns.png", count=6)
     assert (tmp_path / "patterns.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_kv_bytes_are_those_of_the_model_card() -> None:
-    mha, gqa, alternating, windowed = look.kv_bytes().values()
+    mha, gqa, alternating, windowed = acts.kv_bytes().values()
     spec = catalog.spec("llama-2-7b")
     per_token = 2 * 32 * 32 * 128 * 2  # keys and values, layers, heads, dims, bytes
     assert cost.kv_bytes_per_token(spec, torch.bfloat16) == per_token
@@ -55,7 +55,7 @@ def test_kv_bytes_are_those_of_the_model_card() -> None:
     assert gqa == [n // 4 for n in mha]
     assert alternating[1] == (gqa[1] + windowed[1]) // 2
     assert windowed[1] == windowed[0] == 1024 * per_token // 4
-    text = look.kv_table()
+    text = acts.kv_table()
     assert "16.00 GiB" in text
     assert "0.8%" in text
 
@@ -63,7 +63,7 @@ def test_kv_bytes_are_those_of_the_model_card() -> None:
 def test_cached_equals_full_up_to_rounding_and_notices_a_wrong_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small(Window.last(8), Causal())
     ids = torch.randint(0, 64, (1, 41))
-    single, double = (trust.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64))
+    single, double = (acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64))
     assert single.tokens == 41
     assert single.largest == pytest.approx(double.largest, rel=1e-3)
     assert 0 < double.difference < 1e-11
@@ -76,11 +76,11 @@ def test_cached_equals_full_up_to_rounding_and_notices_a_wrong_cache(monkeypatch
         return make(small(Window.last(7), Causal()), batch, **rest)
 
     monkeypatch.setattr(Decoder, "make_cache", narrower)
-    assert trust.cached_equals_full(model, ids, torch.float64).difference > 1e-3
+    assert acts.cached_equals_full(model, ids, torch.float64).difference > 1e-3
 
 
 def test_the_cache_sizes_and_the_full_layer_grows() -> None:
-    rows = trust.cache_sizes(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
+    rows = acts.cache_sizes(small(Window.last(8) | (Causal() & Sink(2)), Causal()), window=8, chunk=3)
     assert [row.tokens for row in rows] == [8, 16, 32, 64]
     assert [row.growing for row in rows] == [8, 16, 32, 64]
     assert rows[0].ring == 8
@@ -88,11 +88,11 @@ def test_the_cache_sizes_and_the_full_layer_grows() -> None:
     per_slot = 2 * 2 * 8 * 8  # keys and values, kv heads, dims, bytes of float64
     assert [row.nbytes for row in rows] == [per_slot * (row.ring + row.tokens) for row in rows]
     assert [row.nbytes_growing for row in rows] == [per_slot * 2 * row.tokens for row in rows]
-    assert "slots, windowed layer" in trust.cache_table(rows)
+    assert "slots, windowed layer" in acts.cache_table(rows)
 
 
 def test_the_window_is_timed_against_an_equal_result() -> None:
-    timing = trust.time_window(tokens=600, window=50, heads=2, head_dim=16, repeats=1)
+    timing = acts.time_window(tokens=600, window=50, heads=2, head_dim=16, repeats=1)
     assert timing.difference < 1e-5
     assert timing.ratio == timing.masked / timing.ours > 0
     assert "mask of 600 x 600" in str(timing)

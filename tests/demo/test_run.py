@@ -23,7 +23,7 @@ from headway.cli import run as headway
 from headway.errors import ConfigError
 from headway.text import Tokenizer
 from headway.train import Interrupted, TextConfig
-from headway_lab.demo import learn, run, trust
+from headway_lab.demo import acts, learn, run
 from headway_lab.demo.corpus import Corpus, Document, gzip_bits, own_text, unigram_bits, xz_bits
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def brief() -> Iterator[None]:
     """Act 3's timing at a size for tests, and a run of a few steps instead of one by the clock."""
-    timed, settings = trust.time_window, learn.settings
+    timed, settings = acts.time_window, learn.settings
 
     def few(out: Path, seconds: float, quick: bool) -> TextConfig:
         given = settings(out, seconds, quick).model_dump() | {
@@ -52,7 +52,7 @@ def brief() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learn, "settings", few)
-        patch.setattr(trust, "time_window", lambda **_: timed(tokens=256, window=32, heads=2, repeats=1))
+        patch.setattr(acts, "time_window", lambda **_: timed(tokens=256, window=32, heads=2, repeats=1))
         patch.setattr(learn, "SAMPLE_TOKENS", 5)
         yield
 

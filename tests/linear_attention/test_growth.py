@@ -11,9 +11,8 @@ from headway_lab.bench import growth
 from headway_lab.bench.cases import Case
 from headway_lab.bench.growth import fitted_times, linear_flops, linear_problem
 from headway_lab.bench.measure import Effort, Samples, summarized
-from headway_lab.bench.peak_memory import Peak, peak
 from headway_lab.bench.rows import Row, to_text
-from headway_lab.bench.subprocess_runner import SubprocessRunner
+from headway_lab.bench.subprocess_runner import Peak, SubprocessRunner, peak
 from headway_lab.profiling import power
 
 LENGTHS = (4096, 8192, 16384, 32768)

@@ -1,8 +1,18 @@
 """The rows of `headway bench attention`, one after the other, each beside its peers and beside torch with MKL's full
-path."""
+path.
+
+MKL takes its widest code on AMD processors only where it believes that they are Intel's: it detects the vendor by a
+function of its own, and one line of C, loaded before it, answers yes. Nothing else changes, and the library that torch
+ships is the one that runs.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +26,7 @@ from headway.attention import BACKENDS
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.select import AUTO
 from headway.errors import BackendError, did_you_mean
-from headway.hardware import cores, gemm_peak
-from headway_lab.bench import mkl_full_path
+from headway.hardware import cores, cpu_vendor, gemm_peak
 from headway_lab.bench.cases import Case
 from headway_lab.bench.measure import THOROUGH, Effort, measure
 from headway_lab.bench.rows import Row
@@ -122,14 +131,49 @@ def _forced(case: Case, dtype: str, direction: str, request: Request) -> Row:
 
 def _tuned(stack: ExitStack, say: Say) -> SubprocessRunner | None:
     """The process in which MKL takes its full path; None where that cannot be had."""
-    reason = mkl_full_path.why_not()
+    reason = no_full_path()
     if reason is not None:
         say(f"no tuned baseline: {reason}")
         return None
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
-    runner = stack.enter_context(SubprocessRunner(mkl_full_path.environment(folder)))
+    runner = stack.enter_context(SubprocessRunner(full_path(folder)))
     theirs, own = runner.call(gemm_peak, torch.float32), gemm_peak(torch.float32)
     say(
         f"torch's float32 product: {own / 1e9:.0f} GFLOP/s as it comes, {theirs / 1e9:.0f} with MKL's full path"
     )
     return runner
+
+
+SHIM = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+
+
+def no_full_path() -> str | None:
+    """Why there is no such baseline here; None where there is."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "it is made for Linux on x86-64"
+    if not torch.backends.mkl.is_available():
+        return "this torch has no MKL"
+    if "GenuineIntel" in cpu_vendor():
+        return "this is an Intel processor: MKL takes its full path already"
+    if compiler() is None:
+        return "it needs a C compiler (cc, gcc or clang, or CC), and none was found"
+    return None
+
+
+def compiler() -> str | None:
+    """The C compiler at hand."""
+    names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
+    return next((path for name in names if (path := shutil.which(name.split()[0]))), None)
+
+
+def full_path(folder: Path) -> dict[str, str]:
+    """Compile the one line into `folder`; the variables of a process that loads it first."""
+    found = compiler()
+    assert found is not None, "ask no_full_path() first"
+    source, library = folder / "shim.c", folder / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run(
+        [found, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True, capture_output=True
+    )
+    before = os.environ.get("LD_PRELOAD")
+    return {"LD_PRELOAD": f"{library} {before}" if before else str(library)}

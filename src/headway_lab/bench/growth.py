@@ -18,9 +18,8 @@ from headway.positions import Rotary
 from headway_lab.bench.cases import FLOAT32, FORWARD, TRAIN, Case, check_names, named
 from headway_lab.bench.inputs import OURS, Problem, flops, make, tokens_of
 from headway_lab.bench.measure import Effort, timed
-from headway_lab.bench.peak_memory import Peak, peak
 from headway_lab.bench.rows import Row, machine
-from headway_lab.bench.subprocess_runner import SubprocessRunner
+from headway_lab.bench.subprocess_runner import Peak, SubprocessRunner, peak
 from headway_lab.profiling import doublings, line, power
 
 NOISE = 16 << 20
@@ -209,6 +208,5 @@ def fitted_times(direction: str, times: Mapping[str, Mapping[int, float]]) -> Ro
     """How the time grows with the length, by side: the p of n^p that fits best."""
     fitted = {side: power(list(by), list(by.values())) for side, by in times.items() if len(by) > 1}
     listed = ", ".join(f"{side} n^{p:.2f}" for side, p in fitted.items())
-    where = machine("auto", [f"time grows as: {listed}"] if listed else [])
-    extra = {"time_exponent": fitted}
+    where, extra = machine("auto", [f"time grows as: {listed}"] if listed else []), {"time_exponent": fitted}
     return Row("linear", f"linear growth {direction}", FLOAT32, machine=where, extra=extra)

@@ -39,7 +39,7 @@ class Problem:
 
     sides       name -> call, headway's under OURS; a call returns outputs (and gradients)
     work        useful FLOPs of a call, or bytes where memory bounds it
-    bound       the limit that it is measured against (`roofline.limit`)
+    bound       the limit that it is measured against (`measure.limit`)
     scale       factor on a side's time, where it did another amount of work
     unrelated   sides that solve another problem: their outputs are not compared
     notes       peers left out, and why
@@ -73,10 +73,6 @@ class Inputs:
     def plain(self) -> bool:
         """Whether every row is one document, without padding or global tokens."""
         return self.case.layout == "plain"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.q.dtype
 
     def run(self, call: Call) -> Side:
         """`call` as it is measured: forward alone without gradients, or forward and backward, with the

@@ -2,8 +2,7 @@
 
 On a shared machine the speed drifts by more than kernels differ. What ran in the same turn ran under the same
 conditions, so a ratio is the median of the ratios of the turns, and a share of the limit is taken against the limit
-measured in the same turn.
-"""
+measured in the same turn."""
 
 from __future__ import annotations
 
@@ -16,12 +15,13 @@ from statistics import median, median_high
 import torch
 from torch import Tensor
 
+from headway import hardware
 from headway.errors import BackendError
+from headway.native.loader import search
 from headway_lab.bench.cases import TRAIN, Case
 from headway_lab.bench.inputs import OURS, Problem, UnsupportedCase
 from headway_lab.bench.peers import floor
 from headway_lab.bench.problems import build
-from headway_lab.bench.roofline import limit
 from headway_lab.bench.rows import Row, machine
 
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
@@ -169,3 +169,63 @@ def difference(a: Tensor, b: Tensor) -> float:
 def mismatches(rows: Sequence[Row]) -> list[str]:
     """The notes of peers that gave another result: not a matter of speed."""
     return [f"{row.case} {row.dtype}: {note}" for row in rows for note in row.notes if "is left out" in note]
+
+
+# -- limits: what this machine could do at best --------------------------------------------------------------------
+
+
+PRODUCT = 1024
+"""Rows and columns of the matrix product that substitutes for the register peak."""
+
+READ_BYTES = 256 << 20
+PEAK_SECONDS = 0.03
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A rate that nothing exceeds: `measure()` in FLOP/s or bytes/s at the present thread count."""
+
+    name: str
+    measure: Callable[[], float]
+
+
+def limit(bound: str, dtype: torch.dtype) -> Limit:
+    """The limit of work that is bound by "products" in registers, by torch's own "matmul", or by "reads"."""
+    return {"products": products, "matmul": matmul, "reads": reads}[bound](dtype)
+
+
+def products(dtype: torch.dtype) -> Limit:
+    """The register peak for `dtype`: multiply-adds that touch no memory. Without a native library to measure it,
+    the rate of torch's matrix product, which is lower (and the row says so)."""
+    found = search().library
+    if found is None:
+        return matmul(dtype)
+    # A level without bf16 instructions multiplies in float32.
+    form = dtype if found.peak(dtype, seconds=PEAK_SECONDS) > 0 else torch.float32
+    return Limit("register peak", lambda: found.peak(form, seconds=PEAK_SECONDS))
+
+
+def matmul(dtype: torch.dtype) -> Limit:
+    """torch's matrix product."""
+    a = torch.ones(PRODUCT, PRODUCT, dtype=dtype)
+    return _rate("torch's matrix product", lambda: torch.matmul(a, a), 2.0 * PRODUCT**3)
+
+
+def reads(dtype: torch.dtype) -> Limit:
+    """One pass over memory many times any cache, by all threads."""
+    data = torch.ones(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
+    found = search().library
+    if found is None:
+        return _rate("read of memory by torch's sum", data.sum, data.nbytes)
+    return Limit("read of memory", lambda: data.nbytes / found.read_seconds(data))
+
+
+def _rate(name: str, call: Callable[[], object], work: float) -> Limit:
+    """The rate at which `call` does `work`, after a call to warm up."""
+
+    def measured() -> float:
+        with torch.no_grad():
+            return work / _timed(call, 1)
+
+    measured()
+    return Limit(name, measured)

@@ -42,7 +42,7 @@ def mask(at: Inputs) -> Call:
         )
     if not at.plain and at.case.layout != "global":
         raise UnsupportedCase("rows that see nothing are not defined there")
-    bias = additive(visible(at.case.pattern, at.tokens, at.tokens), at.dtype)
+    bias = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
     return lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, attn_mask=bias, enable_gqa=at.grouped)
 
 

@@ -122,11 +122,10 @@ def to_text(rows: Sequence[Row]) -> str:
 def _where(rows: Sequence[Row]) -> str:
     where = next((row.machine for row in rows if "cpu" in row.machine), {})
     threads = sorted({row.machine["threads"] for row in rows if "threads" in row.machine})
-    count = " and ".join(map(str, threads))
-    native = where.get("native") or "no library"
     return (
-        f"{where.get('cpu', 'unknown processor')}, {count} {'thread' if threads == [1] else 'threads'}, "
-        f"torch {where.get('torch')}, native kernels: {native}, backend {where.get('backend')}"
+        f"{where.get('cpu', 'unknown processor')}, {' and '.join(map(str, threads))} "
+        f"{'thread' if threads == [1] else 'threads'}, torch {where.get('torch')}, "
+        f"native kernels: {where.get('native') or 'no library'}, backend {where.get('backend')}"
     )
 
 

@@ -46,17 +46,14 @@ def longformer(case: Case, dtype: str, backend: str) -> Problem:
             f"transformers' layer needs a multiple of its window, {2 * side}, not {n} tokens"
         )
     layer = _longformer_layer(model, case.heads, 2 * side, kind)
-    noise = torch.Generator().manual_seed(0)
-    x = torch.empty(1, n, model, dtype=kind).normal_(generator=noise)
+    x = torch.empty(1, n, model, dtype=kind).normal_(generator=torch.Generator().manual_seed(0))
     tokens = Tokens.range(n).with_global(list(range(case.globals))) if case.globals else Tokens.range(n)
     pattern: Pattern = window | GlobalKeys() if case.globals else window
     flops = 4.0 * width * (pairs(pattern, n, heads=case.heads, tokens=tokens) + case.heads * n * case.globals)
     if case.kind == "longformer-core":
         q, k, v = (_split(project(x), case.heads) for project in (layer.query, layer.key, layer.value))
         ours = without_gradient(lambda: attend(q, k, v, pattern, backend=backend).transpose(1, 2).flatten(2))
-        layer.query, layer.key, layer.value = (
-            _Given(t, scale) for t, scale in ((q, width**-0.5), (k, 1), (v, 1))
-        )
+        layer.query, layer.key, layer.value = _Given(q, width**-0.5), _Given(k), _Given(v)
     else:
         flops += 3 * 2.0 * n * model * model
         forms: list[Linear] = [F.linear, _onednn_linear]
@@ -69,8 +66,7 @@ def longformer(case: Case, dtype: str, backend: str) -> Problem:
 
 
 def _longformer_layer(model: int, heads: int, window: int, dtype: torch.dtype) -> Any:
-    hf = transformers()
-    config = hf.LongformerConfig(
+    config = transformers().LongformerConfig(
         hidden_size=model, num_attention_heads=heads, num_hidden_layers=1, attention_window=[window]
     )
     module = importlib.import_module("transformers.models.longformer.modeling_longformer")
@@ -82,10 +78,8 @@ def _layer(
     x: Tensor, layer: Any, tokens: Tokens, pattern: Pattern, count: int, linear: Linear, backend: str
 ) -> Tensor:
     """The whole layer with our attention: x [1, N, M] -> [1, N, M]."""
-    heads = layer.num_heads
-    q, k, v = (
-        _split(linear(x, *_weights(project)), heads) for project in (layer.query, layer.key, layer.value)
-    )
+    projections = (layer.query, layer.key, layer.value)
+    q, k, v = (_split(linear(x, *_weights(project)), layer.num_heads) for project in projections)
     marked = tokens if count else None
     out = attend(q, k, v, pattern, q_tokens=marked, k_tokens=marked, backend=backend)
     whole = out.transpose(1, 2).flatten(2)
@@ -126,7 +120,7 @@ def _split(t: Tensor, heads: int) -> Tensor:
 class _Given(nn.Module):
     """Stands in for a projection whose result is known: the layer's attention alone, with nothing copied."""
 
-    def __init__(self, t: Tensor, scale: float) -> None:
+    def __init__(self, t: Tensor, scale: float = 1) -> None:
         super().__init__()
         given = t.transpose(1, 2).flatten(2).transpose(0, 1)
         self.given = given if scale == 1 else _Scaled(given * scale)

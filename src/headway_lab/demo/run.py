@@ -15,7 +15,7 @@ from headway.models import Decoder
 from headway.report import plain
 from headway.text import Tokenizer
 from headway.train import Interrupted
-from headway_lab.demo import heads, learn, look, trust
+from headway_lab.demo import acts, heads, learn
 from headway_lab.demo.corpus import Corpus, own_text, standard_library
 
 REPORT, HELD_OUT = "demo.json", Path("text") / "held-out.jsonl"
@@ -67,9 +67,9 @@ def _acts(
     out: Path, corpus: Corpus, prompt: str, *, seconds: float, quick: bool, say: Say, unicode: bool
 ) -> dict[str, Any]:
     say(title("Act 1: what each token may see, and what it costs"))
-    say(look.pictures(unicode=unicode))
-    say(f"\nkeys and values of one row of {look.SHAPE}'s shape, bf16:\n\n{look.kv_table()}")
-    look.save_pictures(out / "patterns.png")
+    say(acts.pictures(unicode=unicode))
+    say(f"\nkeys and values of one row of {acts.SHAPE}'s shape, bf16:\n\n{acts.kv_table()}")
+    acts.save_pictures(out / "patterns.png")
     say(f"\n  drawn in {out / 'patterns.png'}")
 
     say(title(f"Act 2: a model in {seconds:.0f} seconds"))
@@ -122,17 +122,17 @@ def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, sa
     spec = model.spec
     ids = torch.tensor([tokenizer.encode(corpus.held_out[0].text[:4000])[: spec.trained_context]])
     say("cached decode = one full forward, on held-out text, in uneven chunks and then token by token:\n")
-    equal = [trust.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
+    equal = [acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
     for one in equal:
         say(f"  {one}")
 
     window = min(p.reach[0] + 1 for p in spec.patterns if p.reach[0] is not None)
     say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
-    sizes = trust.cache_sizes(model, window)
-    say(trust.cache_table(sizes))
+    sizes = acts.cache_sizes(model, window)
+    say(acts.cache_table(sizes))
 
     toy = {"tokens": 2048, "window": 128, "repeats": 1} if quick else {}
-    timing = trust.time_window(**toy)
+    timing = acts.time_window(**toy)
     shape = f"{timing.tokens} tokens, {timing.heads} heads of 64, float32, forward"
     say(f"\na causal window of {timing.window} over {shape}:\n")
     say(str(timing))

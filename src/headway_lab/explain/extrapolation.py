@@ -56,8 +56,8 @@ def measure(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[list[float] | N
             for times in TIMES:
                 for variant, spec in variants(name, own[0].model.spec, times).items():
                     limit = spec.context_limit
-                    refused = limit is not None and times * BUDGET.tokens > limit
-                    losses = None if refused else [tail_loss(run, spec, times) for run in own]
+                    fits = limit is None or times * BUDGET.tokens <= limit
+                    losses = [tail_loss(run, spec, times) for run in own] if fits else None
                     found.setdefault(variant, []).append(losses)
     return found
 

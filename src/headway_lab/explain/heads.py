@@ -1,5 +1,7 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,11 +30,11 @@ one more token: operations hardly change with K, the bytes read do; with a cache
 
 def run() -> Report:
     """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
-    layouts = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
+    first, *others = found = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
     with one_thread():
-        first = measure(layouts[0])
-        rows = [first, *(measure(layout, first) for layout in layouts[1:])]
-    return judge(rows, all(bool((reads(layout) == expected(layout)).all()) for layout in layouts))
+        full = measure(first)
+        rows = [full, *(measure(layout, full) for layout in others)]
+    return judge(rows, all(torch.equal(reads(layout), expected(layout)) for layout in found))
 
 
 def measure(layout: Heads, full: Row | None = None) -> Row:
@@ -75,9 +77,15 @@ def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
     """One more token of a small decoder with `context` tokens in its cache: operations and bytes counted from the spec,
     seconds of the fastest of some steps, in float32, on a cache of random keys."""
     h, k = layout.query_heads, layout.kv_heads
-    spec = ModelSpec.of(
-        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
-    )
+    sizes: dict[str, Any] = {
+        "vocab": 256,
+        "width": 64 * h,
+        "layers": 2,
+        "heads": h,
+        "kv_heads": k,
+        "hidden": 128 * h,
+    }
+    spec = ModelSpec.of("llama", **sizes, tied=True)
     model = build(spec, dtype=torch.float32, seed=SEED).eval()
     assert isinstance(model, Decoder)
     cache = model.make_cache(1)
@@ -119,8 +127,7 @@ def reads(layout: Heads) -> Tensor:
 
 def expected(layout: Heads) -> Tensor:
     """bool [H, K]: h // G."""
-    which = torch.arange(layout.query_heads) // layout.group
-    return which.unsqueeze(1) == torch.arange(layout.kv_heads)
+    return torch.eye(layout.kv_heads, dtype=torch.bool).repeat_interleave(layout.group, 0)
 
 
 def judge(rows: Rows, reads_right: bool) -> Report:
@@ -149,13 +156,13 @@ def judge(rows: Rows, reads_right: bool) -> Report:
             f"{full['kv heads']} kv heads that it takes with {one['kv heads']} (timed: "
             f"{one['tokens/s'] / full['tokens/s']:.1f} times as long)"
         ),
-        picture="\n\n".join(picture(layout_of(row)) for row in rows if row["kv heads"] != 2),
+        picture="\n\n".join(picture(layout) for layout in layouts(rows) if layout.kv_heads != 2),
     )
 
 
-def layout_of(row: Row) -> Heads:
-    """The layout of a row."""
-    return Heads.of(row["query heads"], row["kv heads"])
+def layouts(rows: Rows) -> list[Heads]:
+    """The layouts of the rows."""
+    return [Heads.of(row["query heads"], row["kv heads"]) for row in rows]
 
 
 def picture(layout: Heads) -> str:
@@ -175,18 +182,16 @@ def picture(layout: Heads) -> str:
 def draw(figure: Figure, report: Report) -> None:
     """Above: who reads whom. Below: parameters and cache."""
     figure.set_size_inches(9, 5.2)
-    layouts = [layout_of(row) for row in report.rows]
-    grid = figure.add_gridspec(2, len(layouts), height_ratios=[1.0, 1.3])
-    for column, layout in enumerate(layouts):
-        draw_layout(figure.add_subplot(grid[0, column]), layout)
-    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in layouts]
-    for half, (name, label) in enumerate(
-        (("parameters", "parameters of the layer"), ("cache (B)", "bytes in the cache"))
-    ):
-        width = len(layouts) // 2
-        axes = figure.add_subplot(grid[1, half * width : (half + 1) * width])
-        axes.bar(names, report.column(name), color=BLUE if half == 0 else ORANGE)
-        axes.set_title(label)
+    found = layouts(report.rows)
+    above, below = figure.subfigures(2, 1, height_ratios=[1.0, 1.3])
+    for axes, layout in zip(above.subplots(1, len(found)), found, strict=True):
+        draw_layout(axes, layout)
+    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in found]
+    left, right = below.subplots(1, 2)
+    left.bar(names, report.column("parameters"), color=BLUE)
+    left.set_title("parameters of the layer")
+    right.bar(names, report.column("cache (B)"), color=ORANGE)
+    right.set_title("bytes in the cache")
 
 
 def draw_layout(axes: Axes, layout: Heads) -> None:
@@ -200,6 +205,6 @@ def draw_layout(axes: Axes, layout: Heads) -> None:
         axes.plot([h], [1], "s", color=colour, markersize=7)
         axes.plot([centre], [0], "o", color=colour, markersize=9)
     axes.set_title(f"{layout.kind}: {heads} on {layout.kv_heads}", fontsize=9)
-    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), yticks=[0, 1], xticks=[])
-    axes.set_yticklabels(["k, v", "q"])
+    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), xticks=[])
+    axes.set_yticks([0, 1], ["k, v", "q"])
     axes.grid(visible=False)

@@ -5,6 +5,7 @@
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -153,16 +154,15 @@ def copied(row: Row) -> int:
 def draw(figure: Figure, report: Report) -> None:
     """Left: what is kept at the longest row, by cause. Right: the measured peak against the length."""
     left, right = panels(figure, 9, 3.8)
-    kinds = [kind for kind, _, _ in KINDS]
     last = [row for row in report.rows if row["n"] == LENGTHS[-1]]
-    below = [0.0] * len(last)
+    below = np.zeros(len(last))
     for name in ("norms", "ffn", "logits", "attention", "scores"):
-        sizes = [row[f"{name} (B)"] / 2**20 for row in last]
-        left.bar(kinds, sizes, bottom=below, label=name)
-        below = [a + b for a, b in zip(below, sizes, strict=True)]
+        sizes = np.array([row[f"{name} (B)"] / 2**20 for row in last])
+        left.bar([row["kind"] for row in last], sizes, bottom=below, label=name)
+        below += sizes
     left.set(title=f"kept for the backward, {LENGTHS[-1]} tokens", ylabel="MiB")
     left.legend()
-    for kind in kinds:
+    for kind, _, _ in KINDS:
         peak = [row["peak (B)"] / 2**20 for row in report.rows if row["kind"] == kind]
         right.loglog(LENGTHS, peak, "o-", label=kind)
     right.set(title="measured peak of a training step", xlabel="tokens", ylabel="MiB")

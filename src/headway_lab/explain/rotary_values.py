@@ -110,14 +110,12 @@ def draw(figure: Figure, report: Report) -> None:
     left.set(title="change of the output", xlabel="all positions moved by s", ylabel="|out(s) - out| / |out|")
     left.set_ylim(1e-17, 1e3)
     left.legend(title="values", loc="upper left", ncols=3, fontsize=8)
-    at = torch.arange(len(report.rows))
-    away = report.column(AWAY)
+    at, away = torch.arange(len(report.rows)), report.column(AWAY)
     error = error_bars(away, report.column("least"), report.column("most"))
     right.bar(at - 0.2, report.column("right, s = 0"), 0.38, color="#b9c4d0")
     right.bar(at + 0.2, away, 0.38, color=colours, yerr=error)
     right.set_xticks(at, report.column("values"))
     right.set(title=f"token {OFFSET} back named right", ylabel="share of tokens", ylim=(0, 1.05))
-    right.set_xlabel(
-        f"values (grey: positions as trained, colour: moved by {SHIFTS[-1]}, line: seeds)", fontsize=9
-    )
+    told = f"values (grey: positions as trained, colour: moved by {SHIFTS[-1]}, line: seeds)"
+    right.set_xlabel(told, fontsize=9)
     right.grid(visible=False, axis="x")

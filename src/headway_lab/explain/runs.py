@@ -153,22 +153,20 @@ def mean_loss(model: Model, batch: Batch) -> float:
 
 def held_out_loss(model: Model, tokens: int) -> float:
     """Of the held-out rows, nats per predicted byte."""
-    noise = torch.Generator().manual_seed(0)
-    return mean_loss(model, batch_of(held_out_rows(tokens), model.spec.causal, noise))
+    rows, noise = held_out_rows(tokens), torch.Generator().manual_seed(0)
+    return mean_loss(model, batch_of(rows, model.spec.causal, noise))
 
 
 def train(spec: ModelSpec, budget: Budget, seed: int) -> Run:
     """One model after its budget: Adam (0.9, 0.95), warm-up, half a cosine down, gradients clipped to norm 1."""
     model, objective = build(spec, seed=seed), BytePrediction(budget, seed, spec.causal)
-    adam = torch.optim.Adam(model.parameters(), budget.rate, betas=(0.9, 0.95))
+    adam = Optimizer.single(model, torch.optim.Adam(model.parameters(), budget.rate, betas=(0.9, 0.95)))
 
     def schedule(step: int, seconds: float) -> float:
         return learning_rate((step + 1) / budget.steps, warmup=WARM_UP, floor=FLOOR)
 
     began = time.process_time()
-    steps = fit(
-        objective, model, Optimizer.single(model, adam), steps=budget.steps, schedule=schedule, clip=CLIP
-    )
+    steps = fit(objective, model, adam, steps=budget.steps, schedule=schedule, clip=CLIP)
     seconds = time.process_time() - began
     curve = tuple(step.loss_sum / step.count for step in steps)
     trained = budget.steps * budget.rows * budget.tokens
