@@ -161,9 +161,8 @@ class Tokens:
 
     @property
     def rows(self) -> int:
-        return max(
-            t.shape[0] for t in (self.index, self.document, self.is_global, self.position) if t is not None
-        )
+        fields = (self.index, self.document, self.is_global, self.position)
+        return max([t.shape[0] for t in fields if t is not None])
 
     @property
     def count(self) -> int:

@@ -43,12 +43,16 @@ def no_second_derivative(backend: str) -> BackendError:
 
 
 class _Asked:
-    """The call without q, keys and values, which autograd alone holds, and who computes it."""
+    """A call and who computes it; once it has run, without q, keys and values, which autograd alone holds."""
 
     def __init__(self, backend: Backend, backward: Backward, call: Call) -> None:
-        none = call.q.new_empty(0)
-        keys = tuple(KeyValues(none, none, part.tokens) for part in call.keys)
-        self.backend, self.backward, self.call = backend, backward, replace(call, q=none, keys=keys)
+        self.backend, self.backward, self.call = backend, backward, call
+
+    def run(self) -> Partial:
+        part, none = self.backend.forward(self.call, True), self.call.q.new_empty(0)
+        keys = tuple(KeyValues(none, none, part.tokens) for part in self.call.keys)
+        self.call = replace(self.call, q=none, keys=keys)
+        return part
 
     def of(self, q: Tensor, tensors: tuple[Tensor, ...]) -> Call:
         """The call on these tensors: every k, every v, and those of the scores."""
@@ -62,7 +66,7 @@ class _Asked:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, asked: _Asked, q: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        part = asked.backend.forward(asked.of(q, tensors), True)
+        part = asked.run()
         ctx.asked = asked
         ctx.save_for_backward(q, part.out, part.lse, *tensors)
         return part.out, part.lse

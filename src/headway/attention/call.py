@@ -54,7 +54,7 @@ class Call:
     def needs_grad(self) -> bool:
         if not torch.is_grad_enabled():
             return False
-        tensors = [self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters]
+        tensors = (self.q, *(t for s in self.keys for t in (s.k, s.v)), *self.parameters)
         return any(t.requires_grad for t in tensors)
 
     def dequantized(self) -> Call:
@@ -196,16 +196,17 @@ def _check_tensor(q: Tensor, t: Tensor, int8: bool = False) -> None:
 
 
 def _check_keys(q: Tensor, part: KeyValues, first: KeyValues) -> None:
-    k, v = part.k, part.v
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
-        raise PatternError(f"attend: q, k and v must have as many rows; got {shapes}")
-    if k.shape[1:3] != v.shape[1:3]:
-        raise PatternError(f"attend: k and v must have the same heads and slots; got {shapes}")
-    if k.shape[-1] != q.shape[-1]:
-        raise PatternError(f"attend: q and k must have the same width per head; got {shapes}")
-    if k.shape[1] != first.k.shape[1] or v.shape[-1] != first.v.shape[-1]:
-        raise PatternError("attend_keys: all sets of keys must have the same kv heads and value width")
+    (rows, _, _, width), k, v = q.shape, part.k.shape, part.v.shape
+    alike = k[1] == first.k.shape[1] and v[3] == first.v.shape[3]
+    checks = (
+        (k[0] != rows or v[0] != rows, "q, k and v must have as many rows"),
+        (k[1:3] != v[1:3], "k and v must have the same heads and slots"),
+        (k[3] != width, "q and k must have the same width per head"),
+        (not alike, "all sets of keys must have the same kv heads and value width"),
+    )
+    wrong = [reason for failed, reason in checks if failed]
+    if wrong:
+        raise PatternError(f"attend: {wrong[0]}; got q {tuple(q.shape)}, k {tuple(k)}, v {tuple(v)}")
 
 
 def _check_scales(q: Tensor, part: KeyValues) -> None:

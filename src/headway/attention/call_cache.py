@@ -46,9 +46,12 @@ def key(
     ):
         return None
     part = keys[0]
-    tensors, few = (q, *part.tensors), q.dim() == 4 and q.shape[2] <= FEW
+    tensors = (q, *part.tensors)
+    if type(scale) not in (float, type(None)) or not all(map(_plain, tensors)):
+        return None
+    few = q.dim() == 4 and q.shape[2] <= FEW
     sides = _side(q_tokens, few), _side(part.tokens, few)
-    if None in sides or type(scale) not in (float, type(None)) or not all(map(_plain, tensors)):
+    if None in sides:
         return None
     return pattern, scale, backend, lse, sides, *((t.dtype, t.shape, t.stride()) for t in tensors)
 

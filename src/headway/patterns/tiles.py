@@ -6,7 +6,7 @@ Legend: B rows, N slots.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class Extent:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Extent:
         """The extent with every field changed alike along its tile axis; fields that are one tensor stay one."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "step"}
+        tensors = {name: t for name, t in vars(self).items() if name != "step"}
         changed = {id(t): change(t) for t in {id(t): t for t in tensors.values()}.values()}
         return Extent(**{name: changed[id(t)] for name, t in tensors.items()}, step=self.step)
 

@@ -51,21 +51,26 @@ def forward(call: Call, lse: bool = True) -> Partial:
     """Partial over all key sets. Without `lse`, that of one key set is NaN and torch's autograd applies."""
     if lse or len(call.keys) > 1:
         return merge_all([p for number in range(len(call.keys)) for p in _partials(call, number)])
-    if form(call, call.keys[0]) == "chunk" and not call.needs_grad and call.q.device.type == "cpu":
+    shape = form(call, call.keys[0])
+    if shape == "chunk" and not call.needs_grad and call.q.device.type == "cpu":
         return _without_lse(merge_all(_partials(call, 0)).out)
-    return _prepared(call)(call.q, call.keys[0])
+    return _prepared(call, shape)(call.q, call.keys[0])
 
 
 def repeat(call: Call, lse: bool) -> Repeated | None:
     """A call without gradient and logsumexp, on other tensors: its mask, if it takes one, is made once."""
     shape, pairs = form(call, call.keys[0]), call.q.shape[2] * call.keys[0].k.shape[2]
-    return None if lse or shape == "chunk" or (shape == "mask" and pairs > SMALL_MASK) else _prepared(call)
+    return (
+        None
+        if lse or shape == "chunk" or (shape == "mask" and pairs > SMALL_MASK)
+        else _prepared(call, shape)
+    )
 
 
-def _prepared(call: Call) -> Repeated:
+def _prepared(call: Call, shape: str) -> Repeated:
     """What computes the result over one key set, without its lse."""
-    shape, scale = form(call, call.keys[0]), call.scale
-    causal, seen = shape == "causal", None if shape in ("full", "causal") else _Seen.of(call, 0)
+    seen = None if shape in ("full", "causal") else _Seen.of(call, 0)
+    causal, scale = shape == "causal", call.scale
     return lambda q, keys: _without_lse(_output(q, keys, scale, causal, seen))
 
 

@@ -37,7 +37,8 @@ def limits(call: Call, device: str = "cpu") -> str | None:
     for score in call.score:
         if reason := _score_limit(score, call):
             return reason
-    if height(lower(call.pattern)) > c.DEEPEST:
+    program = lower(call.pattern)
+    if len(program) > c.DEEPEST and height(program) > c.DEEPEST:
         return f"its kernels take patterns nested up to {c.DEEPEST} deep"
     if library() is None:
         return why_missing() or "the library is not loaded"
