@@ -59,7 +59,7 @@ def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, there=True)
     for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
         q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
-        asked = validate(q, None, [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
+        asked = validate(q, Tokens.range(q.shape[2]), [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
         assert (NATIVE.unsupported_reason(asked, False, "cpu") is None) == fine, (width, value)
 
 

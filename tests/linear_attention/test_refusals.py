@@ -100,9 +100,9 @@ def test_calls_that_do_not_fit() -> None:
     at = Tokens.range(7)
     packed, state = Tokens.packed([[3, 4]]), linear_state(k.detach(), v.detach())
     calls: list[tuple[dict[str, object], str]] = [
-        ({"v": v[:, :1]}, "k \\[B, K, S, D\\], v \\[B, K, S, E\\]"),
+        ({"v": v[:, :1]}, "k and v must have the same heads and slots"),
         ({"q": q[0]}, r"\[batch, heads, slots, width\]"),
-        ({"q": q.float()}, "share a floating-point dtype"),
+        ({"q": q.float()}, "share dtype and device"),
         ({"q": q[:, :3]}, "cannot share 2 key/value heads"),
         ({"q_tokens": at}, "both or neither"),
         ({"q_tokens": at, "k_tokens": Tokens.range(7, start=1)}, "queries and keys are of the same tokens"),

@@ -122,7 +122,7 @@ def split(t: Tensor, axis: int, outer: int, inner: int) -> Tensor:
 
 def validate(
     q: Tensor,
-    q_tokens: Tokens | None,
+    q_tokens: Tokens,
     keys: Sequence[KeyValues],
     pattern: Pattern,
     keep: Tensor | None,
@@ -138,21 +138,12 @@ def validate(
         )
     if not keys:
         raise PatternError("attend_keys: at least one set of KeyValues is needed (it may hold no keys)")
-    _check_tensor(q, q)
-    for part in keys:
-        for t in (part.k, part.v):
-            _check_tensor(q, t, int8=part.is_int8)
-    heads = Heads.of(q.shape[1], keys[0].k.shape[1])
-    for part in keys:
-        _check_keys(q, part, keys[0])
-        _check_scales(q, part)
-    q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
-    for tokens, t, side in ((q_tokens, q, "q"), *((s.tokens, s.k, "k") for s in keys)):
-        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
-            raise PatternError(
-                f"attend: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} holds "
-                f"{t.shape[0]} rows of {t.shape[2]}"
-            )
+    heads = check_sides("attend", q, q_tokens, keys)
+    if q.dtype == torch.float16 and q.device.type == "cpu":
+        raise PatternError(
+            "attend: float16 products run hundreds of times slower than bfloat16 on a CPU; "
+            "use torch.bfloat16 or torch.float32 there"
+        )
     if len(pattern.heads) != 1 and len(pattern.heads) != q.shape[1]:
         raise PatternError(f"attend: PerHead names {len(pattern.heads)} heads, but q has {q.shape[1]}")
     if not 0.0 <= dropout < 1.0:
@@ -173,29 +164,47 @@ def validate(
     return call
 
 
-def _check_tensor(q: Tensor, t: Tensor, int8: bool = False) -> None:
-    if t.dim() != 4:
-        raise PatternError(
-            f"attend: q, k and v are [batch, heads, slots, width]; got a tensor of shape {tuple(t.shape)}"
-        )
+def check_axes(what: str, *tensors: Tensor) -> None:
+    """PatternError for a tensor that is not [batch, heads, slots, width]."""
+    if any(t.dim() != 4 for t in tensors):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise PatternError(f"{what}: q, k and v are [batch, heads, slots, width]; got {shapes}")
+
+
+def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues]) -> Heads:
+    """The heads of a call, or a PatternError for tensors and tokens that do not fit together."""
+    check_axes(what, q, *(t for part in keys for t in (part.k, part.v)))
+    _check_type(what, q, q, False)
+    for part in keys:
+        _check_scales(q, part)
+        for t in (part.k, part.v):
+            _check_type(what, q, t, part.is_int8)
+    heads = Heads.of(q.shape[1], keys[0].k.shape[1])
+    for part in keys:
+        _check_shapes(what, q, part, keys[0])
+    for tokens, t, side in ((q_tokens, q, "q"), *((s.tokens, s.k, "k") for s in keys)):
+        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
+            raise PatternError(
+                f"{what}: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} holds "
+                f"{t.shape[0]} rows of {t.shape[2]}"
+            )
+    return heads
+
+
+def _check_type(what: str, q: Tensor, t: Tensor, int8: bool) -> None:
     if int8 and t.dtype != torch.int8:
-        raise PatternError(f"attend: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
+        raise PatternError(f"{what}: k_scale and v_scale are of int8 keys and values, got {t.dtype}")
     if not (int8 or t.is_floating_point()):
         more = "; int8 keys and values come with k_scale and v_scale" if t.dtype == torch.int8 else ""
-        raise PatternError(f"attend: q, k and v must be floating point, got {t.dtype}{more}")
+        raise PatternError(f"{what}: q, k and v must be floating point, got {t.dtype}{more}")
     if (t.dtype != q.dtype and not int8) or t.device != q.device:
         raise PatternError(
-            f"attend: q, k and v must share dtype and device; got {q.dtype} on {q.device} "
+            f"{what}: q, k and v must share dtype and device; got {q.dtype} on {q.device} "
             f"and {t.dtype} on {t.device}"
         )
-    if t.dtype == torch.float16 and t.device.type == "cpu":
-        raise PatternError(
-            "attend: float16 products run hundreds of times slower than bfloat16 on a CPU; "
-            "use torch.bfloat16 or torch.float32 there"
-        )
 
 
-def _check_keys(q: Tensor, part: KeyValues, first: KeyValues) -> None:
+def _check_shapes(what: str, q: Tensor, part: KeyValues, first: KeyValues) -> None:
     (rows, _, _, width), k, v = q.shape, part.k.shape, part.v.shape
     alike = k[1] == first.k.shape[1] and v[3] == first.v.shape[3]
     checks = (
@@ -206,7 +215,7 @@ def _check_keys(q: Tensor, part: KeyValues, first: KeyValues) -> None:
     )
     wrong = [reason for failed, reason in checks if failed]
     if wrong:
-        raise PatternError(f"attend: {wrong[0]}; got q {tuple(q.shape)}, k {tuple(k)}, v {tuple(v)}")
+        raise PatternError(f"{what}: {wrong[0]}; got q {tuple(q.shape)}, k {tuple(k)}, v {tuple(v)}")
 
 
 def _check_scales(q: Tensor, part: KeyValues) -> None:

@@ -30,7 +30,7 @@ _known: dict[Hashable, Repeated] = {}
 
 def key(
     q: Tensor,
-    q_tokens: Tokens | None,
+    q_tokens: Tokens,
     keys: Sequence[KeyValues],
     pattern: Pattern,
     scale: float | None,
@@ -38,12 +38,7 @@ def key(
     lse: bool,
 ) -> Hashable | None:
     """All that decides how a call without scores, masks and dropout is computed; None where more would."""
-    if (
-        torch.compiler.is_compiling()
-        or len(keys) != 1
-        or q_tokens is None
-        or not isinstance(pattern, Pattern)
-    ):
+    if torch.compiler.is_compiling() or len(keys) != 1 or not isinstance(pattern, Pattern):
         return None
     part = keys[0]
     tensors = (q, *part.tensors)

@@ -10,8 +10,7 @@ from headway.attention.linear_attention.attend import (
     linear_weights,
     prepare,
 )
-from headway.attention.linear_attention.features import FEATURES
-from headway.attention.linear_attention.spec import LinearAttentionSpec
+from headway.attention.linear_attention.spec import FEATURES, LinearAttentionSpec
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_pattern, forbid_weights
 

@@ -100,17 +100,8 @@ def _running(at: Sums, size: int) -> Result:
     if documents is not None and documents.shape[0] > 1:
         documents = documents.repeat_interleave(kv_heads, 0)
     q, k, v, zq, zk = (t.flatten(0, 1) for t in (at.q, at.k, at.v, at.zq, at.zk))
-    num, den = scan(
-        q,
-        k,
-        v,
-        zq,
-        zk,
-        documents,
-        past.kv.reshape(n, features, wide),
-        past.k.reshape(n, features),
-        size,
-    )
+    kv, z = past.kv.reshape(n, features, wide), past.k.reshape(n, features)
+    num, den = scan(q, k, v, zq, zk, documents, kv, z, size)
     return num.view(b, kv_heads, group, count, wide), den.view(b, kv_heads, group, count)
 
 
@@ -118,13 +109,10 @@ def _whole(at: Sums) -> Result:
     if at.q_documents is None or at.k_documents is None:
         return _read(at.q, at.zq, at.k.mT @ at.v, at.zk.sum(2))
     rows = max(at.q_documents.shape[0], at.k_documents.shape[0])
-    if rows == 1:
-        return _by_document(at.q, at.zq, at.k, at.zk, at.v, at.q_documents[0], at.k_documents[0])
     queries, keys = (t.expand(rows, -1) for t in (at.q_documents, at.k_documents))
-    parts = []
-    for b in range(rows):
-        q, zq, k, zk, v = (t[b : b + 1] for t in (at.q, at.zq, at.k, at.zk, at.v))
-        parts.append(_by_document(q, zq, k, zk, v, queries[b], keys[b]))
+    every = (at.q, at.zq, at.k, at.zk, at.v)
+    each = [every] if rows == 1 else zip(*(t.split(1) for t in every), strict=True)
+    parts = [_by_document(*of, queries[b], keys[b]) for b, of in enumerate(each)]
     num, den = (torch.cat(list(same)) for same in zip(*parts, strict=True))
     return num, den
 

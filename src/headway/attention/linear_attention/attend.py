@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
-from headway.attention.linear_attention.features import Rotation, marked
 from headway.attention.linear_attention.order import Order, order_of
-from headway.attention.linear_attention.spec import LinearAttentionSpec
+from headway.attention.linear_attention.spec import LinearAttentionSpec, Rotation, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
 from headway.choice import Choice
@@ -145,46 +144,50 @@ def choose_form(
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A call with its features computed, in the order of its slots."""
+    """A call with its features computed, in the order of its slots.
+
+    given       what is summed, without a past
+    keys        the tokens of the keys
+    guarded     whether the denominator is at least `linear.eps`
+    dtype       of the result
+    """
 
     linear: LinearAttentionSpec
-    q: Tensor
-    zq: Tensor
-    k: Tensor
-    zk: Tensor
-    v: Tensor
-    k_valid: Tensor
+    given: Sums
+    keys: Tokens
     q_order: Order
     k_order: Order
-    causal: bool
     guarded: bool
     dtype: torch.dtype
 
     def attend(self, past: LinearState | None = None, form: str = "auto") -> Tensor:
         """The result [B, H, T, E]; `past` and `form` as in `linear_attend`."""
-        pattern = _CAUSAL if self.causal else _FULL
+        at = self.given
+        pattern = _CAUSAL if at.causal else _FULL
         check_form(form, pattern)
         if form == "auto":
-            t, features = self.q.shape[3:]
-            form = choose_form(pattern, t, self.k.shape[2], features, self.v.shape[3], self.q.shape[2]).what
-        with exactly(self.q):
+            t, features = at.q.shape[3:]
+            form = choose_form(pattern, t, at.k.shape[2], features, at.v.shape[3], at.q.shape[2]).what
+        with exactly(at.q):
             out = self.divided(*FORMS[form](self.sums(past)))
         return out.to(self.dtype)
 
     def sums(self, past: LinearState | None) -> Sums:
         """What a form is given."""
-        if past is not None:
-            if not self.causal or self.k_order.documents is not None:
-                what = "Full()" if not self.causal else "packed documents"
-                raise PatternError(
-                    f"linear attention: past is what one document per row has seen under Causal(), got {what}"
-                )
-            check_past(past, self.k, self.v)
-        queries, keys = self.q_order.documents, self.k_order.documents
-        return Sums(self.q, self.k, self.v, self.zq, self.zk, queries, keys, past, self.causal)
+        at = self.given
+        if past is None:
+            return at
+        if not at.causal or self.k_order.documents is not None:
+            what = "Full()" if not at.causal else "packed documents"
+            raise PatternError(
+                f"linear attention: past is what one document per row has seen under Causal(), got {what}"
+            )
+        check_past(past, at.k, at.v)
+        return replace(at, past=past)
 
     def state(self) -> LinearState:
         """The sums over all keys, one document per row."""
+        at = self.given
         if self.k_order.documents is not None:
             raise PatternError(
                 "linear attention: a state is of one document per row, but these tokens are of several (packed); "
@@ -194,9 +197,9 @@ class Prepared:
             raise PatternError(
                 'linear attention: "softmax over tokens" divides by a sum over all keys, so states of it do not add'
             )
-        count = self.k_valid.sum(1).expand(self.k.shape[0])
-        with exactly(self.k):
-            return LinearState(self.k.mT @ self.v, self.zk.sum(2), count)
+        count = self.keys.valid.sum(1).expand(at.k.shape[0])
+        with exactly(at.k):
+            return LinearState(at.k.mT @ at.v, at.zk.sum(2), count)
 
     def divided(self, num: Tensor, den: Tensor) -> Tensor:
         """num / den as heads [B, H, T, E], slots where they were, 0 for empty ones."""
@@ -237,20 +240,11 @@ def prepare(
     with exactly(q_in):
         fq, zq = _once(q_order.arrange, *marked(q_in, linear.feature, linear.rotary, rotation, q_tokens))
         fk, zk = _once(k_order.placed, *marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens))
-    return Prepared(
-        linear,
-        fq.unflatten(1, (heads.kv_heads, heads.group)),
-        zq.unflatten(1, (heads.kv_heads, heads.group)),
-        fk,
-        zk,
-        k_order.arrange(v_in),
-        k_tokens.valid,
-        q_order,
-        k_order,
-        causal,
-        linear.is_safe or rotation is None,
-        q.dtype,
-    )
+    fq, zq = (f.unflatten(1, (heads.kv_heads, heads.group)) for f in (fq, zq))
+    documents = q_order.documents, k_order.documents
+    given = Sums(fq, fk, k_order.arrange(v_in), zq, zk, *documents, None, causal)
+    guarded = linear.is_safe or rotation is None
+    return Prepared(linear, given, k_tokens, q_order, k_order, guarded, q.dtype)
 
 
 def exactly(t: Tensor) -> AbstractContextManager[Any]:

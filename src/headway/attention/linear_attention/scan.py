@@ -95,36 +95,21 @@ def scan(
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        zq: Tensor,
-        zk: Tensor,
-        documents: Tensor | None,
-        kv: Tensor,
-        z: Tensor,
-        size: int,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.size = size
-        ctx.save_for_backward(q, k, v, zq, zk, documents, kv, z)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, ctx.size = inputs
+        ctx.save_for_backward(*tensors)
+        q, k, v, zq, zk, documents, kv, z = tensors
         n, g, t, _ = q.shape
         num, den = q.new_empty(n, g, t, v.shape[-1]), q.new_empty(n, g, t)
         kv, z = kv.clone(), z.clone().unsqueeze(1)
-        for block in blocks(documents, t, size, q.dtype):
-            at = block.at
-            qc, kc, vc = q[:, :, at].flatten(1, 2), k[:, at], v[:, at]
-            inside = torch.bmm(block.allowed(torch.bmm(qc, kc.mT)), vc)
-            if block.head is None:
-                num[:, :, at] = inside.baddbmm_(qc, kv).view(n, g, -1, v.shape[-1])
-                sums = block.before(zk[:, at]) + z
-            else:
-                past = torch.bmm(qc, kv).view(n, g, -1, v.shape[-1]).mul_(block.head[:, None])
-                num[:, :, at] = past.add_(inside.view_as(past))
-                sums = block.before(zk[:, at]) + z * block.head
+        for block in blocks(documents, t, ctx.size, q.dtype):
+            at, head = block.at, block.head
+            qc, kc, vc, zc = q[:, :, at], k[:, at], v[:, at], zk[:, at]
+            inside = torch.bmm(block.allowed(torch.bmm(qc.flatten(1, 2), kc.mT)), vc)
+            num[:, :, at] = inside.baddbmm_(_only(head, qc).flatten(1, 2), kv).view(n, g, -1, v.shape[-1])
+            sums = block.before(zc) + _only(head, z)
             den[:, :, at] = (zq[:, :, at] * sums.unsqueeze(1)).sum(-1)
-            kv, z = _onwards(block, kv, z, kc, vc, zk[:, at])
+            kv, z = _onwards(block, kv, z, kc, vc, zc)
         return num, den
 
     @staticmethod
@@ -153,31 +138,25 @@ class _Scan(torch.autograd.Function):
             scores = block.allowed(torch.bmm(qc, kc.mT))
             back = dden[:, :, at].unsqueeze(-1)
             weighed = (back * zq[:, :, at]).sum(1)
-            if head is None or tail is None:
-                dq[:, :, at] = torch.bmm(on_scores, kc).baddbmm_(gc, kv.mT).view(n, g, -1, kc.shape[-1])
-                dk[:, at] = torch.bmm(on_scores.mT, qc).baddbmm_(vc, later.mT)
-                dv[:, at] = torch.bmm(scores.mT, gc).baddbmm_(kc, later)
-                dzq[:, :, at] = back * (block.before(zc) + z).unsqueeze(1)
-                dzk[:, at] = block.after(weighed) + zlater
-                later.baddbmm_(qc.mT, gc)
-                zlater = zlater + weighed.sum(1, keepdim=True)
-            else:
-                past = torch.bmm(gc, kv.mT).view(n, g, -1, kc.shape[-1]) * head[:, None]
-                dq[:, :, at] = past + torch.bmm(on_scores, kc).view_as(past)
-                dk[:, at] = torch.bmm(on_scores.mT, qc) + torch.bmm(vc, later.mT) * tail
-                dv[:, at] = torch.bmm(scores.mT, gc) + torch.bmm(kc, later) * tail
-                dzq[:, :, at] = back * (block.before(zc) + z * head).unsqueeze(1)
-                dzk[:, at] = block.after(weighed) + zlater * tail
-                assert block.whole is not None
-                own = (q[:, :, at] * head[:, None]).flatten(1, 2)
-                later = later * block.whole + torch.bmm(own.mT, gc)
-                zlater = zlater * block.whole + (weighed * head).sum(1, keepdim=True)
+            q_past, g_past = (_only(head, x[:, :, at]).flatten(1, 2) for x in (q, dnum))
+            dq[:, :, at] = torch.bmm(on_scores, kc).baddbmm_(g_past, kv.mT).view(n, g, -1, kc.shape[-1])
+            dk[:, at] = torch.bmm(on_scores.mT, qc).baddbmm_(_only(tail, vc), later.mT)
+            dv[:, at] = torch.bmm(scores.mT, gc).baddbmm_(_only(tail, kc), later)
+            dzq[:, :, at] = back * (block.before(zc) + _only(head, z)).unsqueeze(1)
+            dzk[:, at] = block.after(weighed) + _only(tail, zlater)
+            later = _only(block.whole, later).baddbmm_(q_past.mT, gc)
+            zlater = _only(block.whole, zlater) + _only(head, weighed).sum(1, keepdim=True)
         return dq, dk, dv, dzq, dzk, None, None, None, None
 
 
 def _onwards(block: Block, kv: Tensor, z: Tensor, k: Tensor, v: Tensor, zk: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums after a block, from those before it; kv is changed in place where it can be."""
-    if block.tail is None or block.whole is None:
-        return kv.baddbmm_(k.mT, v), z + zk.sum(1, keepdim=True)
-    kept = k * block.tail
-    return (kv * block.whole).baddbmm_(kept.mT, v), z * block.whole + (zk * block.tail).sum(1, keepdim=True)
+    """The sums after a block, from those before it; kv is changed in place where there is one document."""
+    kv = _only(block.whole, kv).baddbmm_(_only(block.tail, k).mT, v)
+    return kv, _only(block.whole, z) + _only(block.tail, zk).sum(1, keepdim=True)
+
+
+def _only(mask: Tensor | None, x: Tensor) -> Tensor:
+    """x [N, C, ...] or [N, G, C, ...] where the mask [N|1, C|1, 1] is 1, 0 elsewhere; x itself without a mask."""
+    if mask is None:
+        return x
+    return x * (mask if x.dim() == 3 else mask[:, None])

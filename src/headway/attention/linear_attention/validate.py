@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention.features import TOKENS, Rotation
-from headway.attention.linear_attention.spec import LinearAttentionSpec
+from headway.attention.call import check_axes, check_sides
+from headway.attention.key_values import KeyValues
+from headway.attention.linear_attention.spec import TOKENS, LinearAttentionSpec, Rotation
 from headway.attention.linear_attention.state import LinearState
 from headway.errors import PatternError
 from headway.heads import Heads
@@ -62,8 +63,7 @@ def check_call(
 ) -> tuple[Heads, Tokens, Tokens]:
     """The heads and the tokens of both sides (one value where they are the same), or an error."""
     check_pattern(linear, pattern)
-    _check_tensors(q, k, v)
-    heads = Heads.of(q.shape[1], k.shape[1])
+    check_axes("linear attention", q, k, v)
     given = (q_tokens, k_tokens)
     if pattern == Causal() and (q_tokens is None) != (k_tokens is None):
         raise PatternError("linear attention: give q_tokens and k_tokens both or neither (pattern Causal())")
@@ -71,12 +71,8 @@ def check_call(
         q_tokens = k_tokens = Tokens.range(q.shape[2], device=q.device)
     q_tokens = Tokens.range(q.shape[2], device=q.device) if q_tokens is None else q_tokens
     k_tokens = Tokens.range(k.shape[2], device=k.device) if k_tokens is None else k_tokens
+    heads = check_sides("linear attention", q, q_tokens, [KeyValues(k, v, k_tokens)])
     for tokens, t, side in ((q_tokens, q, "q"), (k_tokens, k, "k")):
-        if tokens.count != t.shape[2] or tokens.rows not in (1, t.shape[0]):
-            raise PatternError(
-                f"linear attention: {side}_tokens describe {tokens.rows} rows of {tokens.count} slots, but {side} "
-                f"holds {t.shape[0]} rows of {t.shape[2]}"
-            )
         if tokens.device != t.device:
             raise PatternError(
                 f"linear attention: {side}_tokens are on {tokens.device}, {side} is on {t.device}; move them"
@@ -93,24 +89,6 @@ def check_call(
             'linear attention: a rotation is given, but LinearAttentionSpec(rotary="none") turns nothing'
         )
     return heads, q_tokens, k_tokens
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if any(t.dim() != 4 for t in (q, k, v)):
-        raise PatternError(
-            "linear attention: q, k and v are [batch, heads, slots, width], got "
-            f"{', '.join(str(tuple(t.shape)) for t in (q, k, v))}"
-        )
-    if not q.is_floating_point() or any(t.dtype != q.dtype or t.device != q.device for t in (k, v)):
-        got = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise PatternError(
-            f"linear attention: q, k and v share a floating-point dtype and a device, got {got}"
-        )
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise PatternError(
-            "linear attention: q is [B, H, T, D], k [B, K, S, D], v [B, K, S, E], got "
-            f"{', '.join(str(tuple(t.shape)) for t in (q, k, v))}"
-        )
 
 
 def _alike(a: Tokens, b: Tokens) -> bool:
