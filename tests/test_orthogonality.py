@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway import native
 from headway.attention import attend
 from headway.cache import CacheSpec, make_cache
 from headway.errors import BackendError, CacheError
+from headway.native import loader as native
 from headway.patterns import (
     Causal,
     Full,

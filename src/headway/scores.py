@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,28 +26,48 @@ def distance(q: Tokens, k: Tokens) -> Tensor:
 class Score(ABC):
     """One step of the list `score=` of `attend`; steps are applied in order.
 
-    `parameters` are the tensors that may need gradients; `by_slot` says that the step is tied to the slots of
-    this very call (a bias tensor), so only backends that see all T x S at once can take it.
+    `by_slot` says that the step is tied to the slots of this very call (a bias tensor), so only backends that see all
+    T x S at once can take it; `learned` names the field of the tensor that may need a gradient.
     """
 
     by_slot = False
+    learned: ClassVar[str | None] = None
 
     @abstractmethod
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
         """score [B, H, T, S] (already scaled) and q [B, H, T, D] -> score, differentiable in all tensors."""
 
     @property
+    def heads(self) -> int | None:
+        """The number of query heads that it has numbers for; None for any."""
+        return None
+
+    @property
     def parameters(self) -> tuple[Tensor, ...]:
-        return ()
+        """The tensors that may need gradients."""
+        return () if self.learned is None else (getattr(self, self.learned),)
 
     def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
         """The same step on other tensors."""
-        assert not values
-        return self
+        assert len(values) == len(self.parameters)
+        return replace(self, **{str(self.learned): values[0]}) if values else self  # type: ignore[type-var]
 
     def select_heads(self, heads: Tensor) -> Score:
         """The step for these query heads only, in that order."""
         return self
+
+    def unfit(self, heads: int) -> str | None:
+        """Why it cannot act on so many query heads; None if it can."""
+        if self.heads in (None, heads):
+            return None
+        return f"{type(self).__name__} is for {self.heads} heads, the call has {heads}"
+
+
+def check_heads(step: Score, heads: int) -> None:
+    """PatternError where a step has numbers for another number of query heads."""
+    reason = step.unfit(heads)
+    if reason is not None:
+        raise PatternError(reason)
 
 
 def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
@@ -78,11 +99,18 @@ class ALiBi(Score):
 
     slopes: tuple[float, ...] | None = None
 
+    def of_heads(self, heads: int) -> tuple[float, ...]:
+        """The slope of each of the query heads of a call."""
+        check_heads(self, heads)
+        return alibi_slopes(heads) if self.slopes is None else self.slopes
+
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
-        check_heads(self, score.shape[1])
-        slopes = alibi_slopes(score.shape[1]) if self.slopes is None else self.slopes
-        slope = torch.tensor(slopes, dtype=score.dtype, device=score.device)
+        slope = torch.tensor(self.of_heads(score.shape[1]), dtype=score.dtype, device=score.device)
         return score - slope.view(1, -1, 1, 1) * distance(at_q, at_k).abs().unsqueeze(1).to(score.dtype)
+
+    @property
+    def heads(self) -> int | None:
+        return None if self.slopes is None else len(self.slopes)
 
     def select_heads(self, heads: Tensor) -> Score:
         if self.slopes is None:
@@ -111,6 +139,7 @@ class RelativeBias(Score):
     table: Tensor
     bidirectional: bool = True
     max_distance: int = 128
+    learned = "table"
 
     def __post_init__(self) -> None:
         rows = self.table.shape[0]
@@ -135,17 +164,20 @@ class RelativeBias(Score):
         far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
         return offset + torch.where(away < exact, away, far)
 
+    def buckets(self) -> Tensor:
+        """The bucket of each distance from -max_distance to max_distance, which stand for all: those beyond share the
+        last ones."""
+        far = self.max_distance
+        return self.bucket(torch.arange(-far, far + 1, device=self.table.device))
+
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
         check_heads(self, score.shape[1])
         bias = self.table[self.bucket(distance(at_q, at_k))]
         return score + bias.permute(0, 3, 1, 2).to(score.dtype)
 
     @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.table,)
-
-    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
-        return replace(self, table=values[0])
+    def heads(self) -> int:
+        return self.table.shape[1]
 
     def select_heads(self, heads: Tensor) -> Score:
         return replace(self, table=self.table[:, heads])
@@ -159,6 +191,7 @@ class RelativeKey(Score):
 
     table: Tensor
     fixed: bool = False
+    learned = "table"
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
         clip = self.clip(q.shape[-1])
@@ -179,9 +212,6 @@ class RelativeKey(Score):
     def parameters(self) -> tuple[Tensor, ...]:
         return () if self.fixed else (self.table,)
 
-    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
-        return self if self.fixed else replace(self, table=values[0])
-
 
 @dataclass(frozen=True, eq=False)
 class Bias(Score):
@@ -189,6 +219,7 @@ class Bias(Score):
 
     tensor: Tensor
     by_slot = True
+    learned = "tensor"
 
     def apply(self, score: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens, scale: float) -> Tensor:
         try:
@@ -199,24 +230,6 @@ class Bias(Score):
                 f"{tuple(score.shape)} = [batch, heads, queries, keys]"
             ) from None
 
-    @property
-    def parameters(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
-
-    def with_parameters(self, values: tuple[Tensor, ...]) -> Score:
-        return replace(self, tensor=values[0])
-
     def select_heads(self, heads: Tensor) -> Score:
         shared = self.tensor.dim() < 3 or self.tensor.shape[-3] == 1
         return self if shared else replace(self, tensor=self.tensor.index_select(-3, heads))
-
-
-def check_heads(step: Score, heads: int) -> None:
-    """PatternError where a step has numbers for another number of query heads."""
-    what, given = "", heads
-    if isinstance(step, ALiBi) and step.slopes is not None:
-        what, given = "ALiBi: slopes", len(step.slopes)
-    elif isinstance(step, RelativeBias):
-        what, given = "RelativeBias: table", step.table.shape[1]
-    if given != heads:
-        raise PatternError(f"{what} for {given} heads, but the call has {heads} query heads")

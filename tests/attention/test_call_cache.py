@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway import native
 from headway.attention import KeyValues, attend, attend_keys, call_cache
 from headway.errors import BackendError, PatternError
+from headway.native import loader as native
 from headway.patterns import Causal, Full, Pattern, PerHead, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens

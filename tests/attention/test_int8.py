@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway import native
 from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import validate
 from headway.attention.select import BACKENDS
 from headway.errors import BackendError, PatternError
+from headway.native import loader as native
 from headway.patterns import Causal, GlobalKeys, Pattern, PerHead, Sink, Window
 from headway.quantization import LARGEST, dequantize, quantize, row_bytes
 from headway.tokens import Tokens

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from headway import native
 from headway.attention import KeyValues, attend, attend_keys, memo
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.backends.native.plan_arrays import PlanArrays, plan_arrays, program
 from headway.attention.call import validate
 from headway.errors import BackendError, PatternError
 from headway.native import interface as c
+from headway.native import loader as native
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
 from headway.patterns.primitives import Kind
 from headway.patterns.program import height, lower
@@ -59,7 +59,9 @@ def test_heads_that_are_too_wide_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     pretend(monkeypatch, there=True)
     for width, value, fine in ((512, 512, True), (513, 8, False), (8, 513, False), (8, 0, False)):
         q, v = torch.ones(1, 1, 2, width), torch.ones(1, 1, 2, value)
-        asked = validate(q, Tokens.range(q.shape[2]), [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None)
+        asked = validate(
+            q, Tokens.range(q.shape[2]), [KeyValues(q, v, Tokens.range(2))], Full(), None, (), None, 0.0, None
+        )
         assert (NATIVE.unsupported_reason(asked, False, "cpu") is None) == fine, (width, value)
 
 
@@ -170,7 +172,7 @@ def test_tokens_beyond_what_32_bits_count_are_refused_in_words() -> None:
 @pytest.mark.usefixtures("kernels")
 def test_wrong_scores_are_named_by_auto_and_by_name() -> None:
     q = torch.randn(1, 4, 99, 64)
-    with pytest.raises(PatternError, match="ALiBi: slopes for 3 heads, but the call has 4 query heads"):
+    with pytest.raises(PatternError, match="ALiBi is for 3 heads, the call has 4"):
         attend(q, q, q, Causal(), score=ALiBi((1.0, 2.0, 3.0)))
     with pytest.raises(BackendError, match='backend="native" cannot run this call: ALiBi is for 3 heads'):
         attend(q, q, q, Causal(), score=ALiBi((1.0, 2.0, 3.0)), backend="native")

@@ -11,13 +11,13 @@ import torch._dynamo.testing
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from headway import native
 from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.call import Call, validate
 from headway.errors import BackendError
 from headway.native import interface as c
+from headway.native import loader as native
 from headway.patterns import And, Causal, Global, Or, Pattern, PerHead, Sink, Window
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
@@ -270,7 +270,15 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
 
     def asked(t: Tensor = q, **more: Any) -> Call:
         own = validate(
-            t, None, [KeyValues(k.to(t), v.to(t), Tokens.range(N))], Causal(), None, (), None, 0.0, None
+            t,
+            Tokens.range(N),
+            [KeyValues(k.to(t), v.to(t), Tokens.range(N))],
+            Causal(),
+            None,
+            (),
+            None,
+            0.0,
+            None,
         )
         return own if not more else Call(**{**vars(own), **more})
 
@@ -288,7 +296,15 @@ def test_what_the_operator_cannot_say_is_left_to_others(monkeypatch: pytest.Monk
 def test_what_the_kernels_cannot_run_is_named() -> None:
     q, k, v = tensors()
     wrong = validate(
-        q, None, [KeyValues(k, v, Tokens.range(N))], Causal(), None, (ALiBi((1.0,)),), None, 0.0, None
+        q,
+        Tokens.range(N),
+        [KeyValues(k, v, Tokens.range(N))],
+        Causal(),
+        None,
+        (ALiBi((1.0,)),),
+        None,
+        0.0,
+        None,
     )
     with pytest.raises(BackendError, match=r"headway::attend cannot run this call: ALiBi is for 1 heads"):
         native_op.run(wrong)

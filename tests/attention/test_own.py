@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway import native
 from headway.attention import (
     BACKENDS,
     Backend,
@@ -27,6 +26,7 @@ from headway.attention import (
 from headway.attention.call import Call
 from headway.cache import choose_cache
 from headway.errors import BackendError
+from headway.native import loader as native
 from headway.partial import Partial, merge_all
 from headway.patterns import (
     Causal,

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway import native
 from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native import torch_op as native_op
 from headway.attention.call import validate
 from headway.errors import BackendError
+from headway.native import loader as native
 from headway.patterns import Causal, Full, Pattern, Sink, Window
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens

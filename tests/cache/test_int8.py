@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway import native
 from headway.attention import KeyValues, attend
 from headway.cache import CacheSpec, KVCache, make_cache
 from headway.errors import CacheError
 from headway.models import Decoder, build
+from headway.native import loader as native
 from headway.patterns import Causal, Window
 from headway.positions import DynamicNTK, Rotary
 from headway.quantization import quantize

@@ -9,7 +9,7 @@ import torch
 
 from headway.hardware import cpu_flags
 from headway.models import EncoderDecoder
-from headway.native import library
+from headway.native.loader import library
 from headway.tokens import Tokens
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from headway.attention import attend
 from headway.attention.plan import plan
 from headway.models import ModelSpec
-from headway.native import library
+from headway.native.loader import library
 from headway.nn import GlobalAttention
 from headway.patterns import Global, PerHead, Window, pairs
 from headway.tokens import Tokens

@@ -195,8 +195,7 @@ def test_roofs_are_of_what_can_be_measured(small: Small) -> None:
 def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process that uses two threads; `library` is the portable one."""
     start = (
-        "import os, sys, torch\nfrom pathlib import Path\nfrom headway import native\n"
-        "from headway.native import loader\n"
+        "import os, sys, torch\nfrom pathlib import Path\nfrom headway.native import loader\n"
         "library = loader.open_library(Path(sys.argv[1]), 'portable', Path(sys.argv[2]))\n"
     )
     return subprocess.run(
@@ -209,17 +208,17 @@ def process(script: str, small: Small) -> subprocess.CompletedProcess[str]:
 
 
 FORK = """
-assert native.threads() == 2
+assert loader.threads() == 2
 library.peak(seconds=0.01)
 child = os.fork()
 if child == 0:
-    assert native.threads() == 1
+    assert loader.threads() == 1
     torch.set_num_threads(2)
-    assert native.threads() == 1
+    assert loader.threads() == 1
     assert library.peak(seconds=0.01) > 0
     assert library.read_seconds(torch.ones(1000)) >= 0
     os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), native.threads())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), loader.threads())
 """
 
 

@@ -18,7 +18,7 @@ from headway.errors import BackendError
 from headway.patterns import Pattern
 from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.program import fold, primitive
-from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, alibi_slopes, check_heads
+from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, SoftCap, check_heads
 from headway.tokens import Tokens
 
 Read = Callable[[Tensor, Tensor], Tensor]
@@ -180,13 +180,10 @@ def _step(step: Score, call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
         case SoftCap(cap):
             return lambda score, b, h, m, n: torch.tanh(score / cap) * cap
         case ALiBi():
-            heads = alibi_slopes(q.shape[1]) if step.slopes is None else step.slopes
-            slopes = torch.tensor(heads, dtype=dtype, device=q.device)
+            slopes = torch.tensor(step.of_heads(q.shape[1]), dtype=dtype, device=q.device)
             return lambda score, b, h, m, n: score - slopes[h] * away(b, m, n).abs()
         case RelativeBias():
-            # From max_distance on the bucket is the last one: one row a distance is a table of all of them.
-            far = step.max_distance
-            bias = step.table.to(dtype)[step.bucket(torch.arange(-far, far + 1, device=q.device))]
+            far, bias = step.max_distance, step.table.to(dtype)[step.buckets()]
             return lambda score, b, h, m, n: score + bias[away(b, m, n).clamp(-far, far) + far, h]
         case RelativeKey():
             clip = step.clip(q.shape[3])

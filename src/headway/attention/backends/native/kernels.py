@@ -7,17 +7,18 @@ blocks on its edge, and nothing is copied: the kernels read tensors by their str
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from headway.attention.backends.base import CPU, Capabilities, Gradients
-from headway.attention.backends.native.arguments import Arguments, contiguous_rows, table_gradient
+from headway.attention.backends.native.plan_arrays import plan_arrays
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
 from headway.native import interface as c
-from headway.native import library, threads, why_missing
+from headway.native.loader import library, threads, why_missing
 from headway.partial import Partial, merge_all
 from headway.patterns.program import height, lower
 from headway.scores import ALiBi, RelativeBias, Score, SoftCap
@@ -25,6 +26,10 @@ from headway.scores import ALiBi, RelativeBias, Score, SoftCap
 CAPABILITIES = Capabilities(
     devices=CPU, dtypes=(torch.float32, torch.bfloat16), gradient=CPU, lse=CPU, any_pattern=False, int8=True
 )
+
+
+KINDS: dict[type[Score], int] = {SoftCap: c.SOFT_CAP, RelativeBias: c.DISTANCE, ALiBi: c.SLOPE}
+"""Scores that the kernels know, and their numbers there."""
 
 
 def limits(call: Call, device: str = "cpu") -> str | None:
@@ -46,19 +51,13 @@ def limits(call: Call, device: str = "cpu") -> str | None:
 
 
 def _score_limit(score: Score, call: Call) -> str | None:
-    if isinstance(score, SoftCap):
-        return None
-    if isinstance(score, ALiBi):
-        heads = call.q.shape[1] if score.slopes is None else len(score.slopes)
-    elif isinstance(score, RelativeBias):
-        heads = score.table.shape[1]
-    else:
-        return f"its kernels know no score {type(score).__name__}"
-    if heads != call.q.shape[1]:
-        return f"{type(score).__name__} is for {heads} heads, the call has {call.q.shape[1]}"
-    if any(t.position is not None for t in (call.q_tokens, *(part.tokens for part in call.keys))):
-        return f"its kernels measure the distance of {type(score).__name__} by index, these tokens have positions"
-    return None
+    name = type(score).__name__
+    if type(score) not in KINDS:
+        return f"its kernels know no score {name}"
+    sides = (call.q_tokens, *(part.tokens for part in call.keys))
+    if not isinstance(score, SoftCap) and any(t.position is not None for t in sides):
+        return f"its kernels measure the distance of {name} by index, these tokens have positions"
+    return score.unfit(call.q.shape[1])
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
@@ -68,7 +67,7 @@ def forward(call: Call, lse: bool = True) -> Partial:
 
 def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor) -> Gradients:
     """Gradients in the dtypes of q, k and v; those of the scores' tables in float32."""
-    out, d_out = (contiguous_rows(t.to(call.q.dtype)) for t in (out, d_out))
+    out, d_out = (_contiguous_rows(t.to(call.q.dtype)) for t in (out, d_out))
     lse, d_lse = lse.float().contiguous(), d_lse.float().contiguous()
     q, k, v, tables = zip(
         *(_backward(call, number, out, lse, d_out, d_lse) for number in range(len(call.keys))), strict=True
@@ -84,6 +83,82 @@ def empty_out(q: Tensor, width: int, sets: int = 1) -> Tensor:
     if sets == 1 and heads > 1 and count > 1 and q.stride(1) < q.stride(2):
         return q.new_empty(rows, count, heads, width).transpose(1, 2)
     return q.new_empty(rows, heads, count, width)
+
+
+class Arguments:
+    """One key set of a call as the structure `struct` of the C interface, to which the caller adds where results go,
+    with everything that must live as long as it. With `gradient`, there is room for the gradients of the scores'
+    tables, by distance."""
+
+    def __init__(self, call: Call, number: int, gradient: bool = False) -> None:
+        part = call.keys[number]
+        q, k, v = (_contiguous_rows(t) for t in (call.q, part.k, part.v))
+        at = plan_arrays(call.pattern, call.q_tokens, part.tokens)
+        values = [_values(score, q.shape[1]) for score in call.score]
+        learned = [gradient and bool(score.parameters) for score in call.score]
+        self.gradients = [
+            torch.zeros_like(t) if grad else None for t, grad in zip(values, learned, strict=True)
+        ]
+        scores = (c.ScoreStruct * max(1, len(values)))(
+            *(
+                c.ScoreStruct(
+                    KINDS[type(score)], getattr(score, "max_distance", 0), _address(t), _address(grad)
+                )
+                for score, t, grad in zip(call.score, values, self.gradients, strict=True)
+            )
+        )
+        ids = None if call.head_ids is None else call.head_ids.long().contiguous()
+        k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
+        self.plan, self.tensors = at, (q, k, v, ids, k_scale, v_scale, values)
+        self.struct = c.CallStruct(
+            abi=c.ABI,
+            threads=threads(),
+            batch=q.shape[0],
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            dim=q.shape[3],
+            dim_v=v.shape[3],
+            type=c.TYPES[q.dtype],
+            kv_type=c.TYPES[k.dtype],
+            q=c.TensorStruct.of(q),
+            k=c.TensorStruct.of(k),
+            v=c.TensorStruct.of(v),
+            k_scale=_address(k_scale),
+            v_scale=_address(v_scale),
+            scale=call.scale,
+            queries=at.queries,
+            keys=at.keys,
+            plan=at.plan,
+            program=at.program,
+            instructions=len(at.program) // 4,
+            scores=scores,
+            score_count=len(values),
+            dropout=call.dropout,
+            seed=call.seed,
+            first_key=call.slots[number],
+            head_ids=_address(ids),
+        )
+
+
+def _address(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def _contiguous_rows(t: Tensor) -> Tensor:
+    """The tensor itself where its last dimension is contiguous."""
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _values(score: Score, heads: int) -> Tensor:
+    """What the kernels read of a score: a constant, a number for each head, or one for each head and distance."""
+    if isinstance(score, RelativeBias):
+        return score.table.detach().float()[score.buckets()].t().contiguous()
+    return _constants(score, heads)
+
+
+@lru_cache(maxsize=64)
+def _constants(score: Score, heads: int) -> Tensor:
+    return torch.tensor(score.of_heads(heads) if isinstance(score, ALiBi) else [score.cap])
 
 
 def _forward(call: Call, number: int) -> Partial:
@@ -111,20 +186,27 @@ def _backward(
     struct.lse, struct.d_lse = lse.data_ptr(), d_lse.data_ptr()
     struct.dq, struct.dk, struct.dv = (c.TensorStruct.of(t) for t in (dq, dk, dv))
     _run("headway_backward", struct)
-    return dq, dk, dv, [table_gradient(step) for step in arguments.steps if step.score.parameters]
+    found = zip(call.score, arguments.gradients, strict=True)
+    return dq, dk, dv, [_table_gradient(score, grad) for score, grad in found if grad is not None]
+
+
+def _table_gradient(score: Score, by_distance: Tensor) -> Tensor:
+    """The gradient of a table, from those of the distances that each of its buckets stands for."""
+    assert isinstance(score, RelativeBias)
+    total = torch.zeros_like(score.table, dtype=torch.float32)
+    return total.index_add_(0, score.buckets(), by_distance.t())
 
 
 class Repeat:
     """The forward over one set of keys, for tensors that lie as the call's do: only addresses change."""
 
     def __init__(self, call: Call, lse: bool = True) -> None:
-        arguments = Arguments(call, 0)
-        self._width = call.keys[0].v.shape[-1]
-        arguments.struct.out = c.TensorStruct.of(empty_out(call.q, self._width))
+        arguments, self._width = Arguments(call, 0), call.keys[0].v.shape[-1]
         self._struct, self._plan = (
             arguments.struct,
             arguments.plan,
         )  # the structure points into the plan's arrays
+        self._struct.out = c.TensorStruct.of(empty_out(call.q, self._width))
 
     def __call__(self, q: Tensor, keys: KeyValues) -> Partial:
         out, lse = empty_out(q, self._width), torch.empty(q.shape[:3])

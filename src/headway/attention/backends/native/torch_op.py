@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
 from headway.heads import Heads
-from headway.native import library, why_missing
+from headway.native.loader import library, why_missing
 from headway.partial import Partial
 from headway.patterns import parse
 from headway.patterns.program import mapped, standard
@@ -35,16 +35,46 @@ for _known in (library, why_missing):
     vars(_known)["_dynamo_marked_constant"] = True
 
 
+class Given(NamedTuple):
+    """The arguments of the operator, in the order of its schema.
+
+    scales      of key sets in int8, two each
+    tokens      the arrays of queries and of each key set (`_arrays`)
+    known       two numbers of each: what is known without looking at the arrays, and which there are
+    scores      the steps on the scores, as text; `tables`: their tensors
+    """
+
+    q: Tensor
+    k: Sequence[Tensor]
+    v: Sequence[Tensor]
+    scales: Sequence[Tensor]
+    tokens: Sequence[Tensor]
+    known: Sequence[int]
+    pattern: str
+    scores: str
+    tables: Sequence[Tensor]
+    scale: float
+    dropout: float
+    seed: int
+    head_ids: Tensor | None
+
+
+_SCHEMA = (
+    "Tensor q, Tensor[] k, Tensor[] v, Tensor[] scales, Tensor[] tokens, SymInt[] known, str pattern, str scores,"
+    " Tensor[] tables, float scale, float dropout, SymInt seed, Tensor? head_ids"
+)
+
+
 def run(call: Call) -> Partial:
     """The partial of `call` by the operator; differentiable once in both parts."""
     out, lse = torch.ops.headway.attend(*arguments(call))
     return Partial(out, lse)
 
 
-def arguments(call: Call) -> tuple[Any, ...]:
+def arguments(call: Call) -> Given:
     """What the operator is given for a call."""
     sides = [_arrays(tokens) for tokens in (call.q_tokens, *(part.tokens for part in call.keys))]
-    return (
+    return Given(
         call.q,
         [part.k for part in call.keys],
         [part.v for part in call.keys],
@@ -101,50 +131,32 @@ def _step(text: str, tables: list[Tensor]) -> Score:
     return RelativeBias(tables.pop(0), bidirectional=numbers[0] == "1", max_distance=int(numbers[1]))
 
 
-def _call(
-    q: Tensor,
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    tokens: Sequence[Tensor],
-    known: Sequence[int],
-    pattern: str,
-    scores: str,
-    tables: Sequence[Tensor],
-    scale: float,
-    dropout: float,
-    seed: int,
-    head_ids: Tensor | None,
-) -> Call:
+def _call(given: Given) -> Call:
     """The call that the arguments of the operator describe. BackendError where the kernels cannot run it."""
-    counts, rest = [q.shape[2], *(t.shape[2] for t in k)], list(tokens)
+    q, k, known, rest = given.q, given.k, given.known, list(given.tokens)
+    counts = [q.shape[2], *(t.shape[2] for t in k)]
     sides = [_side(*side, rest) for side in zip(counts, known[::2], known[1::2], strict=True)]
-    of_int8 = iter(scales)
+    of_int8 = iter(given.scales)
     keys = tuple(
         KeyValues(*part, *islice(of_int8, 2 * (part[0].dtype == torch.int8)))
-        for part in zip(k, v, sides[1:], strict=True)
+        for part in zip(k, given.v, sides[1:], strict=True)
     )
-    rest = list(tables)
-    steps = tuple(_step(text, rest) for text in scores.split(", ") if text)
-    heads, shape = Heads.of(q.shape[1], k[0].shape[1]), _pattern(pattern)
-    call = Call(q, sides[0], keys, shape, heads, scale, steps, None, dropout, seed, head_ids)
+    tables = list(given.tables)
+    score = tuple(_step(text, tables) for text in given.scores.split(", ") if text)
+    heads, pattern = Heads.of(q.shape[1], k[0].shape[1]), _pattern(given.pattern)
+    more = (given.dropout, given.seed, given.head_ids)
+    call = Call(q, sides[0], keys, pattern, heads, given.scale, score, None, *more)
     reason = kernels.CAPABILITIES.unsupported_reason(call, True, "cpu") or kernels.limits(call)
     if reason is not None:
         raise BackendError(f"headway::attend cannot run this call: {reason}")
     return call
 
 
-_ARGUMENTS = (
-    "Tensor q, Tensor[] k, Tensor[] v, Tensor[] scales, Tensor[] tokens, SymInt[] known, str pattern, str scores,"
-    " Tensor[] tables, float scale, float dropout, SymInt seed, Tensor? head_ids"
-)
-
-
 @torch.library.custom_op(
-    "headway::attend", mutates_args=(), device_types="cpu", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+    "headway::attend", mutates_args=(), device_types="cpu", schema=f"({_SCHEMA}) -> (Tensor, Tensor)"
 )
 def _attend(*given: Any) -> tuple[Tensor, Tensor]:
-    part = kernels.forward(_call(*given))
+    part = kernels.forward(_call(Given(*given)))
     return part.out, part.lse
 
 
@@ -157,57 +169,43 @@ def _(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], *rest: Any) -> tuple[
     "headway::attend_backward",
     mutates_args=(),
     device_types="cpu",
-    schema=f"(Tensor out, Tensor lse, Tensor d_out, Tensor d_lse, {_ARGUMENTS}) -> Tensor[]",
+    schema=f"(Tensor out, Tensor lse, Tensor d_out, Tensor d_lse, {_SCHEMA}) -> Tensor[]",
 )
 def _attend_backward(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *given: Any) -> list[Tensor]:
-    call = _call(*given)
+    call = _call(Given(*given))
     made = kernels.backward(call, out, lse, d_out, d_lse)
     tables = (g.to(t.dtype) for g, t in zip(made.parameters, call.parameters, strict=True))
     return [made.q, *made.k, *made.v, *tables]
 
 
 @_attend_backward.register_fake
-def _(
-    out: Tensor,
-    lse: Tensor,
-    d_out: Tensor,
-    d_lse: Tensor,
-    q: Tensor,
-    k: Sequence[Tensor],
-    v: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    tokens: Sequence[Tensor],
-    known: Sequence[int],
-    pattern: str,
-    scores: str,
-    tables: Sequence[Tensor],
-    *rest: Any,
-) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (q, *k, *v, *tables)]
+def _(out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *given: Any) -> list[Tensor]:
+    at = Given(*given)
+    return [t.new_empty(t.shape) for t in (at.q, *at.k, *at.v, *at.tables)]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, _, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids = inputs
-    ctx.save_for_backward(*output, q, head_ids, *k, *v, *tokens, *tables)
-    ctx.counts = len(k), len(v), len(tokens), len(tables)
-    ctx.plain = known, pattern, scores, scale, dropout, seed
+    at = Given(*inputs)
+    tensors: dict[str, Any] = {"k": at.k, "v": at.v, "tokens": at.tokens, "tables": at.tables}
+    ctx.save_for_backward(*output, at.q, at.head_ids, *chain(*tensors.values()))
+    ctx.counts = {name: len(some) for name, some in tensors.items()}
+    ctx.plain = at._replace(**dict.fromkeys(("q", "head_ids", *tensors)), scales=[])
 
 
 def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
-    known, pattern, scores, scale, dropout, seed = ctx.plain
     out, lse, q, head_ids, *rest = ctx.saved_tensors
-    k, v, tokens, tables = _pieces(rest, ctx.counts)
-    none: list[Tensor] = []
-    given = q, k, v, none, tokens, known, pattern, scores, tables, scale, dropout, seed, head_ids
-    dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *given)
-    dk, dv, d_tables = _pieces(grads, (len(k), len(v), len(tables)))
-    return dq, dk, dv, [], [None] * len(tokens), None, None, None, d_tables, None, None, None, None
+    tensors = _pieces(rest, ctx.counts)
+    at = ctx.plain._replace(q=q, head_ids=head_ids, **tensors)
+    dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *at)
+    made = _pieces(grads, {name: n for name, n in ctx.counts.items() if name != "tokens"})
+    none = Given(*[None] * len(at))  # type: ignore[arg-type]
+    return none._replace(q=dq, scales=[], tokens=[None] * ctx.counts["tokens"], **made)  # type: ignore[arg-type]
 
 
-def _pieces(items: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+def _pieces(items: Sequence[Tensor], counts: dict[str, int]) -> dict[str, Any]:
     """The items in consecutive lists of so many each."""
     left = iter(items)
-    return [list(islice(left, count)) for count in counts]
+    return {name: list(islice(left, count)) for name, count in counts.items()}
 
 
 def _no_second(ctx: Any, *grads: Tensor) -> None:
