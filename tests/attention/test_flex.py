@@ -239,10 +239,10 @@ def test_steps_for_other_heads_or_widths_are_refused_everywhere(backend: str) ->
     q, k, v = qkv(RANGE, RANGE)
     at = on_device(RANGE)
     for step, text in (
-        (ALiBi((1.0, 2.0, 3.0)), "ALiBi: slopes for 3 heads, but the call has 4 query heads"),
+        (ALiBi((1.0, 2.0, 3.0)), "ALiBi is for 3 heads, the call has 4"),
         (
             RelativeBias(torch.ones(32, 8, device=DEVICE)),
-            "RelativeBias: table for 8 heads, but the call has 4",
+            "RelativeBias is for 8 heads, the call has 4",
         ),
         (RelativeKey(torch.ones(4, 16, device=DEVICE)), r"must be \[2 \* clip \+ 1, 16\] .*, got \[4, 16\]"),
         (RelativeKey(torch.ones(5, 8, device=DEVICE)), r"must be \[2 \* clip \+ 1, 16\] .*, got \[5, 8\]"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headway import hardware, native
+from headway import hardware
 from headway.errors import BackendError
 from headway.native import build, loader
 from tests.native.conftest import Small
@@ -145,15 +145,15 @@ def test_trouble_is_announced_once(small: Small, tmp_path: Path, monkeypatch: py
     found = find(Small(tmp_path, small.sources))
     monkeypatch.setattr(loader, "search", lambda: found)
     loader._announce.cache_clear()
-    assert native.why_missing() == found.why
+    assert loader.why_missing() == found.why
     with pytest.warns(
         UserWarning, match="headway runs without its native kernels: none were built"
     ) as caught:
-        assert native.library() is None
+        assert loader.library() is None
     assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert native.library() is None
+        assert loader.library() is None
 
 
 def test_the_environment_decides_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,12 @@ class Call:
             begin.append(begin[-1] + part.tokens.count)
         return begin
 
+    def clean_queries(self) -> Tensor:
+        """q with its empty slots set to 0: a masked weight of 0 times NaN would be NaN in the gradient of k."""
+        if self.q_tokens.start is not None:
+            return self.q
+        return self.q.masked_fill(~self.q_tokens.valid[:, None, :, None], 0.0)
+
     def grouped(self, t: Tensor) -> Tensor:
         """[B, H, T, ...] -> [B, K, G, T, ...]: query head h reads kv head h // G; no copy."""
         return split(t, 1, self.heads.kv_heads, self.heads.group)

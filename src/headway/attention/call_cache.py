@@ -76,20 +76,14 @@ def remember(found: Hashable, backend: Backend, call: Call, lse: bool) -> Repeat
     """That the backend computes calls of this key, and how; None where it cannot repeat them."""
     if backend.repeat is None:
         return None
-    if backend.capabilities.int8:
-        made = backend.repeat(call, lse)
-    else:
-        made = _of_numbers(backend.repeat(call.dequantized(), lse))
-    if made is not None:
-        if len(_known) >= KEPT:
-            _known.clear()
-        _known[found] = made
-    return made
-
-
-def _of_numbers(run: Repeated | None) -> Repeated | None:
-    """The same for keys that may be int8."""
-    return None if run is None else lambda q, keys: run(q, keys.dequantized(q.dtype))
+    as_is = backend.capabilities.int8
+    made = backend.repeat(call if as_is else call.dequantized(), lse)
+    if made is None:
+        return None
+    if len(_known) >= KEPT:
+        _known.clear()
+    _known[found] = made if as_is else lambda q, keys: made(q, keys.dequantized(q.dtype))
+    return _known[found]
 
 
 def forget() -> None:

@@ -27,8 +27,6 @@ from headway.scores import Score
 from headway.tokens import Tokens
 
 AUTO = "auto"
-
-AUTO = "auto"
 BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, FLEX, TRITON)}
 """Every backend, by its name."""
 
@@ -108,7 +106,7 @@ def _few_scores(at: Situation) -> str | None:
 
 
 def _many_scores(at: Situation) -> str | None:
-    return f"its score matrix has {at.scores} elements" if at.scores > DENSE_SCORES else None
+    return None if _few_scores(at) else f"its score matrix has {at.scores} elements"
 
 
 @dataclass(frozen=True)

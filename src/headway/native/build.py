@@ -96,15 +96,11 @@ def compiler() -> list[str]:
 
     Raises BuildError where there is none."""
     asked = shlex.split(os.environ.get("CXX", ""))
+    for command in [asked] if asked else [[name] for name in COMPILERS]:
+        if shutil.which(command[0]):
+            return command
     if asked:
-        if shutil.which(asked[0]) is None:
-            raise BuildError(
-                f"no C++ compiler: CXX={os.environ['CXX']} names no program; correct or unset it"
-            )
-        return asked
-    for name in COMPILERS:
-        if shutil.which(name):
-            return [name]
+        raise BuildError(f"no C++ compiler: CXX={os.environ['CXX']} names no program; correct or unset it")
     raise BuildError(
         f"no C++ compiler: none of {', '.join(COMPILERS)} is in PATH; install one (Debian, Ubuntu: "
         "apt install g++) or name one in CXX"
@@ -141,7 +137,7 @@ def build(
         level for level in stale if _able(command, level, must=level in asked or level == "portable", say=say)
     ]
     if able:
-        say(f"{shlex.join(command)}: {', '.join(able)}, {JOBS} files at a time")
+        say(f"{shlex.join(command)}: {', '.join(able)}, {JOBS} at a time")
         more = SANITIZE if sanitize else ()
         _compile({x: [*command, *_flags(x, sources), *more] for x in able}, sources, out)
     return [out / file_name(level) for level in wanted if level in able or level not in stale]
@@ -149,45 +145,39 @@ def build(
 
 def _able(command: list[str], level: str, must: bool, say: Callable[[str], None]) -> bool:
     """Whether the compiler knows the instruction sets of a level; where it `must`, a BuildError if not."""
-    probe = [*command, *FLAGS, *LEVELS[level], "-x", "c++", "-c", "-o", os.devnull, "-"]
-    done = subprocess.run(probe, input="int x;", capture_output=True, text=True)
-    if done.returncode and must:
-        raise BuildError(_failure(probe, done.stderr))
-    if done.returncode:
-        say(
-            f"level {level} is left out, {command[0]} is too old for it: {done.stderr.strip().splitlines()[-1]}"
-        )
-    return not done.returncode
+    try:
+        _run([*command, *FLAGS, *LEVELS[level], "-x", "c++", "-c", "-o", os.devnull, "-"], "int x;")
+    except BuildError as error:
+        if must:
+            raise
+        say(f"level {level} is left out, {command[0]} is too old for it: {str(error).splitlines()[-1]}")
+        return False
+    return True
 
 
 def _compile(commands: dict[str, list[str]], sources: Path, out: Path) -> None:
     """One library per level and command. The commands hold the hash of the sources as it was before any was read:
     one that is edited meanwhile leaves a stale library, never one that passes for fresh."""
     out.mkdir(parents=True, exist_ok=True)
+    units = [str(unit) for unit in sorted(sources.glob("*.cpp"))]
     with tempfile.TemporaryDirectory(prefix="headway-") as scratch, ThreadPoolExecutor(JOBS) as pool:
-        units = sorted(sources.glob("*.cpp"))
-        objects = {x: [Path(scratch, f"{x}-{unit.stem}.o") for unit in units] for x in commands}
+        exports = Path(scratch, "exports")
+        exports.write_text("{ global: headway_*; local: *; };\n")
+        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
+        fresh = {x: out / f".{file_name(x)}.{os.getpid()}" for x in commands}
         jobs = [
-            pool.submit(_run, [*command, "-c", str(unit), "-o", str(made)])
+            pool.submit(_run, [*command, "-shared", *hide, *units, "-o", str(fresh[x])])
             for x, command in commands.items()
-            for unit, made in zip(units, objects[x], strict=True)
         ]
         try:
             for job in jobs:
                 job.result()
-        except BuildError:
+            for x, made in fresh.items():
+                made.replace(out / file_name(x))
+        finally:
             pool.shutdown(cancel_futures=True)
-            raise
-        exports = Path(scratch, "exports")
-        exports.write_text("{ global: headway_*; local: *; };\n")
-        hide = [f"-Wl,--version-script={exports}"] if sys.platform == "linux" else []
-        for x, command in commands.items():
-            fresh = out / f".{file_name(x)}.{os.getpid()}"
-            try:
-                _run([*command, "-shared", *hide, *map(str, objects[x]), "-o", str(fresh)])
-                fresh.replace(out / file_name(x))
-            finally:
-                fresh.unlink(missing_ok=True)
+            for made in fresh.values():
+                made.unlink(missing_ok=True)
 
 
 def _flags(level: str, sources: Path) -> list[str]:
@@ -196,15 +186,15 @@ def _flags(level: str, sources: Path) -> list[str]:
     return [*FLAGS, *LEVELS[level], *(f"-DHEADWAY_{name}={value}" for name, value in names.items())]
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _run(command: list[str], text: str = "") -> None:
+    """Runs a compiler, to which `text` is given. BuildError with its last words where it fails."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(_failure(command, done.stderr))
-
-
-def _failure(command: list[str], words: str) -> str:
-    last = "\n".join(words.strip().splitlines()[-12:])
-    return f"the native kernels do not compile: exit code of\n{shlex.join(command)}\nwas not 0; its last words:\n{last}"
+        last = "\n".join(done.stderr.strip().splitlines()[-12:])
+        raise BuildError(
+            f"the native kernels do not compile: exit code of\n{shlex.join(command)}\n"
+            f"was not 0; its last words:\n{last}"
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from headway.attention.backends.base import Backend, Gradients
-from headway.attention.block_order import BlockOrder
 from headway.attention.call import Call
 from headway.attention.memo import TokensMemo
-from headway.attention.plan import Plan, plan
+from headway.attention.plan import BlockOrder, Plan, plan
 from headway.attention.tile_attention import (
     KeyBlock,
     QueryTile,
@@ -57,9 +56,7 @@ class _Blocks:
         ordered = [_ordered(call.pattern, call.q_tokens, part.tokens) for part in call.keys]
         self.call, self.tile, self.queries = call, tile_of(call.pattern), ordered[0][0]
         self.keys, self.plans = [keys for _, keys, _ in ordered], [made for *_, made in ordered]
-        empty = None if call.q_tokens.start is not None else ~self.queries.tokens.valid
-        q = self.queries.take(call.q)
-        self.q = call.grouped(q if empty is None else q.masked_fill(empty[:, None, :, None], 0.0))
+        self.q = call.grouped(self.queries.take(call.clean_queries()))
         sides, dtype = list(zip(self.keys, call.keys, strict=True)), call.work_dtype
         self.k = [at.take(part.k).to(dtype) for at, part in sides]
         self.v = [at.take(part.v).to(dtype) for at, part in sides]

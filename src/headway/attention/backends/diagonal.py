@@ -31,7 +31,8 @@ def limits(call: Call, device: str) -> str | None:
     if len(call.keys) > 1:
         return "it takes one set of keys"
     q, k = call.q_tokens, call.keys[0].tokens
-    if q.count != k.count or not _same(q.index, k.index) or not _same(q.documents, k.documents):
+    sides = ((q.index, k.index), (q.documents, k.documents))
+    if q.count != k.count or not all(bool((a == b).all()) for a, b in sides):
         return "queries and keys must be the same slots"
     return None if _diagonal(q) else "the tokens of a document must lie side by side, in order and each once"
 
@@ -48,10 +49,6 @@ def _diagonal(tokens: Tokens) -> bool:
     return not bool((same & (shift[:, 1:] != shift[:, :-1])).any())
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return bool((a == b).all())
-
-
 class _Parts:
     """The pairs of a call, taken apart: diagonals, columns of pinned keys, rows of global queries."""
 
@@ -59,20 +56,16 @@ class _Parts:
         (part,) = call.keys
         self.call, self.tokens, dtype = call, part.tokens, call.work_dtype
         batch, count = call.q.shape[0], call.q.shape[2]
-        q_tokens = call.q_tokens
-        there = kinds(call.pattern)
+        q_tokens, there = call.q_tokens, kinds(call.pattern)
         self.rows = (q_tokens.globals & q_tokens.valid & (Kind.GLOBAL_QUERIES in there)).expand(batch, -1)
         pinned = self.tokens.globals & (Kind.GLOBAL_KEYS in there)
         pinned = pinned | (self.tokens.index < sinks(call.pattern))
         self.columns = (pinned & self.tokens.valid).expand(batch, -1)
-        empty_q, empty_k = ~q_tokens.valid[:, None, :, None], ~self.tokens.valid[:, None, :, None]
-        self.q = call.grouped(call.q.to(dtype).masked_fill(empty_q, 0.0))
-        self.k = part.k.to(dtype).masked_fill(empty_k, 0.0)
-        self.v = part.v.to(dtype).masked_fill(empty_k, 0.0)
+        empty = ~self.tokens.valid[:, None, :, None]
+        self.q = call.grouped(call.clean_queries().to(dtype))
+        self.k, self.v = (t.to(dtype).masked_fill(empty, 0.0) for t in (part.k, part.v))
         before, after = without(call.pattern, *PINNED).reach
-        most = count - 1
-        first = most if before is None else min(before, most)
-        last = most if after is None else min(after, most)
+        first, last = (count - 1 if side is None else min(side, count - 1) for side in (before, after))
         masks = {d: self._mask(d) for d in range(-first, last + 1)} if count else {}
         self.band = {d: mask for d, mask in masks.items() if bool(mask.any())}
 
@@ -99,10 +92,10 @@ class _Parts:
 
     def blocks(self) -> Iterator[tuple[QueryTile, KeyBlock]]:
         """Columns against all queries, and rows against all other keys; both over all slots, masked."""
-        slots = torch.arange(self.call.q.shape[2], device=self.call.q.device).unsqueeze(0)
         q_tokens = self.call.q_tokens
-        if not bool((self.columns.any() | self.rows.any()).item()):
+        if not bool(self.columns.any() | self.rows.any()):
             return
+        slots = torch.arange(q_tokens.count, device=q_tokens.device).unsqueeze(0)
         seen = visible(self.call.pattern, q_tokens, self.tokens)
         column, row = self.columns[:, None, None, :], self.rows[:, None, :, None]
         for mask in (seen & column, seen & row & ~column):

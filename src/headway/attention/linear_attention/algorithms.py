@@ -111,14 +111,14 @@ def _whole(at: Sums) -> Result:
     rows = max(at.q_documents.shape[0], at.k_documents.shape[0])
     queries, keys = (t.expand(rows, -1) for t in (at.q_documents, at.k_documents))
     every = (at.q, at.zq, at.k, at.zk, at.v)
-    each = [every] if rows == 1 else zip(*(t.split(1) for t in every), strict=True)
-    parts = [_by_document(*of, queries[b], keys[b]) for b, of in enumerate(each)]
+    each = [every] if rows == 1 else list(zip(*(t.split(1) for t in every), strict=True))
+    parts = [_by_document(queries[b], keys[b], *each[b]) for b in range(rows)]
     num, den = (torch.cat(list(same)) for same in zip(*parts, strict=True))
     return num, den
 
 
 def _by_document(
-    q: Tensor, zq: Tensor, k: Tensor, zk: Tensor, v: Tensor, queries: Tensor, keys: Tensor
+    queries: Tensor, keys: Tensor, q: Tensor, zq: Tensor, k: Tensor, zk: Tensor, v: Tensor
 ) -> Result:
     """The same for documents [T] and [S] that are runs of slots, alike in every row."""
     names, counts = _runs(keys)

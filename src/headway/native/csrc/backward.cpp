@@ -21,7 +21,6 @@ struct Worker {
   float* memory;
   float* live;  // sums of blocks that this item alone reads, 0 between items
   Extra extra;
-  bool extra_steps;
   float q_sign;
 
   // The item: a split of the tiles of kv head `kv` of row b.
@@ -37,7 +36,6 @@ struct Worker {
     tile = (BackTile<HALF>*)aligned_alloc(64, (sizeof(BackTile<HALF>) + 63) / 64 * 64);
     memory = floats(TILE * (q + g + 2 * d + dv));
     live = floats(most_live * w.block_size());
-    extra_steps = c.score_count > 0 || c.dropout > 0;
     q_sign = c.scale < 0 && !c.score_count ? -1.0f : 1.0f;
     if (!ready()) return;
     memset(live, 0, (size_t)(most_live * w.block_size()) * 4);
@@ -140,7 +138,6 @@ struct Worker {
   // Tile t against those of its blocks that lie from `low` on and before `high`; `more`: another such tile follows.
   void read_blocks(int64_t t, int64_t low, int64_t high, bool more) {
     const headway_plan& p = c.plan;
-    Program program{c.program, c.instructions};
     int64_t at = tile_of(c.plan, b, t), begin = t * p.tile, n = rows_of(t), lowest = low * BLOCK, end = high * BLOCK;
     auto inside = [=](int64_t key) { return key < end ? key : end; };
     tile->ahead.tile();
@@ -149,23 +146,16 @@ struct Worker {
                              blocks_of(p, at) * ((n + ROWS - 1) / ROWS) + 1);
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r] > lowest ? p.begin[r] : lowest; k < p.end[r] && k < end; k += BLOCK) {
-        bool whole = p.full[r] && p.end[r] - k >= BLOCK;
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         int64_t next = next_of(p, r, p.first[at + 1], k);
         look_ahead(next < end ? next / BLOCK : w.z.blocks);
-        uint64_t seen[TILE];
-        if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
-        if (!whole) {
-          uint64_t here = first_bits(p.end[r] - k);
-          for (int64_t i = 0; i < n; i++) seen[i] = here;
-          if (!p.full[r])
-            program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
-        }
+        uint64_t room[TILE];
+        const uint64_t* seen = extra.look(r, k, begin, n, room);
         float *dk_at = sums_of(k / BLOCK), *dv_at = dk_at + BLOCK * w.z.wide_d;
-        if (extra_steps)
-          block_of<HALF, true>(*tile, block, whole ? nullptr : seen, &extra, gradients, dk_at, dv_at);
+        if (extra.steps())
+          block_of<HALF, true>(*tile, block, seen, &extra, gradients, dk_at, dv_at);
         else
-          block_of<HALF, false>(*tile, block, whole ? nullptr : seen, nullptr, nullptr, dk_at, dv_at);
+          block_of<HALF, false>(*tile, block, seen, nullptr, nullptr, dk_at, dv_at);
       }
   }
 
@@ -285,8 +275,7 @@ int run(const headway_call& c) {
 
 extern "C" int headway_backward(const headway_call* call) {
   const headway_call& c = *call;
-  if (c.abi != HEADWAY_ABI) return 1;
-  if (c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16) return 3;
+  if (int wrong = unknown(c)) return wrong;
   if (c.kv_type != c.type || c.score_count > 8) return 3;
 #if HEADWAY_LEVEL >= 3
   if (c.type == HEADWAY_BFLOAT16) return run<true>(c);

@@ -175,28 +175,6 @@ INLINE void keys_of(BackTile<HALF>& t, const float* weights, float* dk, float* d
   }
 }
 
-template <bool HALF, bool EXTRA>
-struct Pass1 {
-  BackTile<HALF>& t;
-  const Block& block;
-  const Extra* extra;
-  template <int R, int C>
-  void call(const Group& g) const {
-    scores_of<HALF, R, C, EXTRA>(t, g, block, extra);
-  }
-};
-template <bool HALF, bool EXTRA>
-struct Pass2 {
-  BackTile<HALF>& t;
-  const Block& block;
-  const Extra* extra;
-  float* const* gradients;
-  template <int R, int C>
-  void call(const Group& g) const {
-    gradients_of<HALF, R, C, EXTRA>(t, g, block, extra, gradients);
-  }
-};
-
 // Rows that see only `span` of a block: no weights, no dS elsewhere.
 template <bool HALF>
 INLINE void clear_beside(BackTile<HALF>& t, const Span& span, int row, int rows, float* weights) {
@@ -239,18 +217,20 @@ INLINE void block_of(BackTile<HALF>& t, const Block& block, const uint64_t* seen
   find_groups(t, seen, weights);
   for (int i = 0; i < t.groups_now; i++) {
     t.ahead.some();
-    each_panels(t.groups[i], Pass1<HALF, EXTRA>{t, block, extra});
+    each_panels(t.groups[i], [&](auto rows, auto panels, const Group& g) __attribute__((always_inline)) {
+      scores_of<HALF, decltype(rows)::value, decltype(panels)::value, EXTRA>(t, g, block, extra);
+    });
   }
   for (int i = 0; i < t.groups_now; i++) {
     t.next.some();
-    each_panels(t.groups[i], Pass2<HALF, EXTRA>{t, block, extra, gradients});
+    each_panels(t.groups[i], [&](auto rows, auto panels, const Group& g) __attribute__((always_inline)) {
+      gradients_of<HALF, decltype(rows)::value, decltype(panels)::value, EXTRA>(t, g, block, extra, gradients);
+    });
   }
-  for (int i = 0; i < t.groups_now; i++) switch (t.groups[i].rows) {
-      case 6: queries_of<HALF, ROWS>(t, t.groups[i], block); break;
-      case 4: queries_of<HALF, ROWS >= 4 ? 4 : 1>(t, t.groups[i], block); break;
-      case 2: queries_of<HALF, 2>(t, t.groups[i], block); break;
-      case 1: queries_of<HALF, 1>(t, t.groups[i], block); break;
-    }
+  for (int i = 0; i < t.groups_now; i++)
+    with_rows(t.groups[i].rows, [&](auto rows) __attribute__((always_inline)) {
+      queries_of<HALF, decltype(rows)::value>(t, t.groups[i], block);
+    });
   keys_of(t, weights, dk, dv);
 }
 

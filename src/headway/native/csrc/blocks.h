@@ -62,6 +62,12 @@ struct Block {
   bool k_finite, v_finite;
 };
 
+// What is wrong with a call that this library does not know; 0 if it does.
+INLINE int unknown(const headway_call& c) {
+  if (c.abi != HEADWAY_ABI) return 1;
+  return c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16 ? 3 : 0;
+}
+
 // Where the runs of tile t of row b of the batch stand in the plan.
 INLINE int64_t tile_of(const headway_plan& p, int64_t b, int64_t t) { return (p.rows > 1 ? b * p.tiles : 0) + t; }
 
@@ -180,15 +186,17 @@ struct Blocks {
   }
 
   Rows key_rows(int64_t b, int64_t kv, const Tokens& keys) const {
-    const float* scale = c.k_scale ? c.k_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
-    return Rows::of(c.k, (int)c.kv_type, b, kv, (int)c.dim, keys.order, scale);
+    return rows_of(c.k, c.k_scale, c.dim, b, kv, keys);
   }
   Rows value_rows(int64_t b, int64_t kv, const Tokens& keys) const {
-    const float* scale = c.v_scale ? c.v_scale + (b * c.kv_heads + kv) * c.keys.count : nullptr;
-    return Rows::of(c.v, (int)c.kv_type, b, kv, (int)c.dim_v, keys.order, scale);
+    return rows_of(c.v, c.v_scale, c.dim_v, b, kv, keys);
   }
 
  private:
+  Rows rows_of(const headway_tensor& t, const float* scales, int64_t width, int64_t b, int64_t kv, const Tokens& keys) const {
+    const float* scale = scales ? scales + (b * c.kv_heads + kv) * c.keys.count : nullptr;
+    return Rows::of(t, (int)c.kv_type, b, kv, (int)width, keys.order, scale);
+  }
   bool misses(int64_t b, int64_t kv, int64_t n) const { return tags[n & (places - 1)] != tag_of(b, kv, n); }
 
   int64_t tag_of(int64_t b, int64_t kv, int64_t n) const { return ((b * c.kv_heads + kv) * z.blocks + n) + 1; }

@@ -14,7 +14,6 @@ struct Worker {
   Tile<HALF>* tile;
   Extra extra;
   float* store_of_tile;
-  bool extra_steps;
 
   explicit Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
     int64_t q = whole_units(w.z.d), v = w.z.wide_dv;
@@ -23,7 +22,6 @@ struct Worker {
     if (!ready()) return;
     tile->z = w.z;
     tile->out = store_of_tile;
-    extra_steps = c.score_count > 0 || c.dropout > 0;
     tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
     extra.c = &c;
   }
@@ -103,7 +101,6 @@ struct Worker {
   void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& queries,
                    const Tokens& keys, int64_t part) {
     Tile<HALF>& x = *tile;
-    Program program{c.program, c.instructions};
     const headway_plan& p = c.plan;
     int64_t at = tile_of(p, b, t);
     int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
@@ -115,30 +112,22 @@ struct Worker {
     blocks.start();
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
-        if (seen_blocks < first || seen_blocks >= last || (direct && seen_whole(r, k))) continue;
+        if (seen_blocks < first || seen_blocks >= last || (direct && extra.whole(r, k))) continue;
         if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
-        bool whole = seen_whole(r, k);
         Block block = blocks.get(b, kv, k / BLOCK, keys);
         blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys,
                           (x.count + ROWS - 1) / ROWS);
-        uint64_t seen[TILE];
-        if (extra_steps || !whole) extra.at.read(keys, k), extra.begin = k;
-        if (!whole) {
-          uint64_t inside = first_bits(p.end[r] - k);
-          for (int64_t i = 0; i < n; i++) seen[i] = inside;
-          if (!p.full[r])
-            program.visible<TILE>(extra.at, queries, begin, n, queries.document || keys.document, seen);
+        uint64_t room[TILE];
+        const uint64_t* seen = extra.look(r, k, begin, n, room);
+        if (!extra.steps()) {
+          block_of<HALF, false>(x, block, seen, nullptr);
+          continue;
         }
-        if (extra_steps)
-          block_of<HALF, true>(x, block, whole ? nullptr : seen, &extra);
-        else
-          block_of<HALF, false>(x, block, whole ? nullptr : seen, nullptr);
-        if (extra_steps) finish(x, &extra);
+        block_of<HALF, true>(x, block, seen, &extra);
+        finish(x, &extra);
       }
     flush(x);
   }
-
-  bool seen_whole(int32_t r, int64_t k) const { return c.plan.full[r] && c.plan.end[r] - k >= BLOCK; }
 
   // Blocks first .. last - 1 of a tile, as far as they are seen whole, where they lie; false where that cannot be.
   bool read_directly(int64_t b, int64_t kv, int64_t at, int64_t first, int64_t last, const Tokens& keys) {
@@ -152,7 +141,7 @@ struct Worker {
     bool any = false;
     for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
       for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, n++)
-        if (n >= first && n < last && seen_whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+        if (n >= first && n < last && extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
     if (any) arrange(x);
     return true;
 #else
@@ -245,8 +234,7 @@ int run(const headway_call& c) {
 
 extern "C" int headway_forward(const headway_call* call) {
   const headway_call& c = *call;
-  if (c.abi != HEADWAY_ABI) return 1;
-  if (c.plan.tile > TILE || c.dim > WIDEST || c.dim_v > WIDEST || c.type > HEADWAY_BFLOAT16) return 3;
+  if (int wrong = unknown(c)) return wrong;
 #if HEADWAY_LEVEL >= 3
   if (c.type == HEADWAY_BFLOAT16) return run<true>(c);
 #endif

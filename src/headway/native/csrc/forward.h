@@ -55,12 +55,9 @@ __attribute__((noinline)) void settle_rows(Tile<HALF>& t) {
 
 template <bool HALF>
 INLINE void settle(Tile<HALF>& t) {
-  switch (t.pending.rows) {
-    case 6: settle_rows<HALF, ROWS>(t); break;
-    case 4: settle_rows<HALF, ROWS >= 4 ? 4 : 1>(t); break;
-    case 2: settle_rows<HALF, 2>(t); break;
-    case 1: settle_rows<HALF, 1>(t); break;
-  }
+  with_rows(t.pending.rows, [&](auto rows) __attribute__((always_inline)) {
+    settle_rows<HALF, decltype(rows)::value>(t);
+  });
   t.pending.rows = 0;
 }
 

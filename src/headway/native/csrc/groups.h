@@ -23,6 +23,17 @@ INLINE void each_group(int count, F f) {
   }
 }
 
+// Calls f with the number of rows of such a group known to the compiler.
+template <class F>
+INLINE void with_rows(int rows, F f) {
+  switch (rows) {
+    case 6: return f(Count<ROWS>());
+    case 4: return f(Count<ROWS >= 4 ? 4 : 1>());
+    case 2: return f(Count<2>());
+    case 1: return f(Count<1>());
+  }
+}
+
 // A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
 struct Group {
   int row, rows, first, panels;
@@ -30,24 +41,18 @@ struct Group {
   uint16_t bits[ROWS][4];
 };
 
-// Calls f<rows, panels>(group) with both known to the compiler; where a level takes one panel at a time, for each.
+// Calls f(rows, panels, group) with both numbers known to the compiler; where a level takes one panel at a time, for each.
 template <class F>
 INLINE void each_panels(const Group& g, F f) {
-  auto rows = [&](auto panels, const Group& x) {
-    constexpr int C = decltype(panels)::value;
-    switch (x.rows) {
-      case 6: return f.template call<ROWS, C>(x);
-      case 4: return f.template call<ROWS >= 4 ? 4 : 1, C>(x);
-      case 2: return f.template call<2, C>(x);
-      case 1: return f.template call<1, C>(x);
-    }
+  auto take = [&](auto panels, const Group& x) __attribute__((always_inline)) {
+    with_rows(x.rows, [&](auto rows) __attribute__((always_inline)) { f(rows, panels, x); });
   };
   if (WIDE == 4) {
     switch (g.panels) {
-      case 4: return rows(Count<WIDE>(), g);
-      case 3: return rows(Count<WIDE == 4 ? 3 : 1>(), g);
-      case 2: return rows(Count<WIDE == 4 ? 2 : 1>(), g);
-      case 1: return rows(Count<1>(), g);
+      case 4: return take(Count<WIDE>(), g);
+      case 3: return take(Count<WIDE == 4 ? 3 : 1>(), g);
+      case 2: return take(Count<WIDE == 4 ? 2 : 1>(), g);
+      case 1: return take(Count<1>(), g);
     }
     return;
   }
@@ -55,7 +60,7 @@ INLINE void each_panels(const Group& g, F f) {
     Group one = g;
     one.first = g.first + c, one.panels = 1;
     for (int r = 0; r < g.rows; r++) one.bits[r][0] = g.bits[r][c];
-    rows(Count<1>(), one);
+    take(Count<1>(), one);
   }
 }
 

@@ -97,15 +97,6 @@ float dot_product_rounds() {
 double best_time(float (*rounds)(), int threads, double seconds) {
   double best = 1e30;
   const double end = now() + seconds;
-  if (threads <= 1) {  // without OpenMP: a forked process must be able to ask
-    do {
-      const double start = now();
-      keep(rounds());
-      const double took = now() - start;
-      if (took < best) best = took;
-    } while (now() < end);
-    return best;
-  }
   bool more = true;
 #pragma omp parallel num_threads(threads)
   {
@@ -168,12 +159,8 @@ EXPORT double headway_peak(int bf16, int threads, double seconds) {
 
 // Seconds that `threads` threads need to read `bytes` bytes once, each its own part.
 EXPORT double headway_read(const void* data, int64_t bytes, int threads) {
+  if (threads < 1) threads = 1;
   const char* from = static_cast<const char*>(data);
-  if (threads <= 1) {
-    const double start = now();
-    keep(read_span(from, from + bytes));
-    return now() - start;
-  }
   double seconds = 0.0;
 #pragma omp parallel num_threads(threads)
   {

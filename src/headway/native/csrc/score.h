@@ -20,6 +20,22 @@ struct Extra {
   BlockKeys at;
 
   bool drops() const { return c->dropout > 0; }
+  bool steps() const { return c->score_count > 0 || drops(); }
+
+  // Do all queries of a tile see all keys of the block at key k of run r?
+  bool whole(int32_t r, int64_t k) const { return c->plan.full[r] && c->plan.end[r] - k >= BLOCK; }
+
+  // Takes the block at key k of run r of the plan. Which of its keys each of the n queries from `place` on sees, in
+  // `seen`; null where they see all of them.
+  const uint64_t* look(int32_t r, int64_t k, int64_t place, int64_t n, uint64_t* seen) {
+    if (steps() || !whole(r, k)) at.read(keys, k), begin = k;
+    if (whole(r, k)) return nullptr;
+    uint64_t inside = first_bits(c->plan.end[r] - k);
+    for (int64_t i = 0; i < n; i++) seen[i] = inside;
+    if (!c->plan.full[r])
+      Program{c->program, c->instructions}.visible<TILE>(at, queries, place, n, queries.document || keys.document, seen);
+    return seen;
+  }
 
   // raw [panels * 16] -> the scores after all steps, in natural units.
   void apply(int head, int place, int first, int panels, float* s) const {

@@ -67,14 +67,6 @@ INLINE float sum_of(vf x) {
   for (int i = 0; i < W; i++) s += x[i];
   return s;
 }
-INLINE float max_of(vf x) {
-#if HEADWAY_LEVEL >= 2
-  return _mm512_reduce_max_ps((__m512)x);
-#endif
-  float s = x[0];
-  for (int i = 1; i < W; i++) s = x[i] > s ? x[i] : s;
-  return s;
-}
 
 // log2 of normal numbers; zeros, infinities and what is no number stay what they are. With m = x / 2^e in [2/3, 4/3) and
 // s = (m - 1) / (m + 1): log2 x = e + 2 / ln 2 * (s + s^3 / 3 + s^5 / 5 + ..), to 1e-8.

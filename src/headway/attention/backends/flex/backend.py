@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from headway.attention.backends.base import CUDA, Backend, Capabilities, Status
-from headway.attention.backends.flex.mods import Slots, can_score, mask_mod, score_mod
-from headway.attention.block_order import BlockOrder
+from headway.attention.backends.flex.mods import SCORES, Slots, mask_mod, score_mod
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.attention.memo import TokensMemo, simplified
+from headway.attention.plan import BlockOrder
 from headway.attention.tile_attention import finite
 from headway.partial import Partial, merge_all
 from headway.patterns import Pattern, classify, visible
@@ -41,7 +41,7 @@ def limits(call: Call, device: str) -> str | None:
     """Why this call cannot run on `device`; None if it can."""
     widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
     for step in call.score:
-        if not can_score(step):
+        if not isinstance(step, SCORES):
             return f"FlexAttention's scores know the place of a pair, not its vectors, which {step} needs"
     if device != "cuda":
         return None
@@ -62,7 +62,7 @@ def _one(call: Call, part: KeyValues, with_lse: bool) -> Partial:
         return Partial.empty_like(call.q.new_zeros(*call.q.shape[:-1], part.v.shape[-1]))
     pattern = simplified(call.pattern, call.q_tokens, part.tokens)
     at_q, at_k, mask = _ordered(pattern, call.q_tokens, part.tokens, call.needs_grad)
-    q, (k, v) = _clean_queries(call), _clean_keys(pattern, call, part)
+    q, (k, v) = call.clean_queries(), _clean_keys(pattern, call, part)
     q, k, v = at_q.take(q), at_k.take(k), at_k.take(v)
     mod = score_mod(call, q, Slots.of(at_q.tokens), Slots.of(at_k.tokens)) if call.score else None
     kernel = _compiled(_form(call, part, pattern, mask, with_lse), call.q.device.type == "cuda")
@@ -72,16 +72,16 @@ def _one(call: Call, part: KeyValues, with_lse: bool) -> Partial:
     return Partial(at_q.give_back(out), at_q.give_back(lse.unsqueeze(-1)).squeeze(-1))
 
 
-# -- the block mask ------------------------------------------------------------------------------------------
-
-
 def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) -> BlockMask:
     """FlexAttention's mask of tokens that stand in block order: [B|1, 1, T, S] as lists of tiles per query tile.
 
     The work grows with tiles, T S / 128^2. `gradient` adds the lists per key tile that the backward reads.
     """
     possible, certain = classify(pattern, q, k, BLOCK, BLOCK)
-    whole_q, whole_k = (_whole(t.count, t.device) for t in (q, k))
+    # All but a short last tile, whose missing slots only the predicate keeps out.
+    whole_q, whole_k = (
+        torch.arange(BLOCK, t.count + BLOCK, BLOCK, device=t.device) <= t.count for t in (q, k)
+    )
     certain = certain & whole_q.unsqueeze(1) & whole_k
     partial, full = _lists(possible & ~certain), _lists(certain)
     made: BlockMask = BlockMask.from_kv_blocks(
@@ -93,11 +93,6 @@ def block_mask(pattern: Pattern, q: Tokens, k: Tokens, gradient: bool = True) ->
         compute_q_blocks=gradient,
     )
     return made
-
-
-def _whole(count: int, device: torch.device) -> Tensor:
-    """bool [tiles]: False for a short last tile, whose missing slots only the predicate keeps out."""
-    return torch.arange(1, -(-count // BLOCK) + 1, device=device) * BLOCK <= count
 
 
 def _lists(tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,28 +112,14 @@ def _order(
 _ordered = TokensMemo(_order)
 
 
-# -- what no query sees does not matter ----------------------------------------------------------------------
-
-
-def _clean_queries(call: Call) -> Tensor:
-    """q with its empty slots set to 0: a masked weight of 0 times NaN would be NaN in the gradient of k."""
-    if call.q_tokens.start is not None:
-        return call.q
-    return call.q.masked_fill(~call.q_tokens.valid[:, None, :, None], 0.0)
-
-
 def _clean_keys(pattern: Pattern, call: Call, part: KeyValues) -> tuple[Tensor, Tensor]:
     """k and v, with the slots that no query sees set to 0 where any slot holds NaN or infinity."""
     if finite(part.k.detach()) and finite(part.v.detach()):
         return part.k, part.v
     q, k = call.q_tokens, part.tokens
-    seen = torch.stack(
-        [
-            visible(pattern, q.slice(begin, min(begin + BLOCK, q.count)), k).any(-2)
-            for begin in range(0, q.count, BLOCK)
-        ]
-    ).any(0)
-    return part.k.masked_fill(~seen.unsqueeze(-1), 0.0), part.v.masked_fill(~seen.unsqueeze(-1), 0.0)
+    tiles = (q.slice(begin, min(begin + BLOCK, q.count)) for begin in range(0, q.count, BLOCK))
+    unseen = ~torch.stack([visible(pattern, tile, k).any(-2) for tile in tiles]).any(0).unsqueeze(-1)
+    return part.k.masked_fill(unseen, 0.0), part.v.masked_fill(unseen, 0.0)
 
 
 # -- compilation ---------------------------------------------------------------------------------------------
@@ -148,18 +129,10 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, mod: Any, mask: BlockMask, scale: float, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     gqa = q.shape[1] != k.shape[1]
+    how: dict[str, Any] = {"score_mod": mod, "block_mask": mask, "scale": scale, "enable_gqa": gqa}
     if not with_lse:
-        return flex_attention(q, k, v, score_mod=mod, block_mask=mask, scale=scale, enable_gqa=gqa), None
-    out, aux = flex_attention(
-        q,
-        k,
-        v,
-        score_mod=mod,
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=gqa,
-        return_aux=AuxRequest(lse=True),
-    )
+        return flex_attention(q, k, v, **how), None
+    out, aux = flex_attention(q, k, v, **how, return_aux=AuxRequest(lse=True))
     return out, aux.lse
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from headway.attention.call import Call
-from headway.errors import BackendError
 from headway.patterns import Pattern
 from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.program import fold, primitive
@@ -84,21 +83,13 @@ def _read(values: Tensor) -> Read:
 def mask_mod(pattern: Pattern, q: Slots, k: Slots) -> Mask:
     """`visible` of one pair: the pattern, and the laws of tokens (documents, empty slots)."""
     laws = [fold(pattern, lambda leaf: _allowed(primitive(leaf), q, k), _all, _any)]
-    if q.valid is not None:
-        valid_q = q.valid
-        laws.append(lambda b, m, n: valid_q(b, m))
-    if k.valid is not None:
-        valid_k = k.valid
-        laws.append(lambda b, m, n: valid_k(b, n))
+    laws += [] if q.valid is None else [_of_query(q.valid)]
+    laws += [] if k.valid is None else [_of_key(k.valid)]
     if q.document is not None or k.document is not None:
         document_q, document_k = q.document or _first, k.document or _first
         laws.append(lambda b, m, n: document_q(b, m) == document_k(b, n))
     every = _all(laws)
-
-    def allowed(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        return every(b, m, n)
-
-    return allowed
+    return lambda b, h, m, n: every(b, m, n)
 
 
 Pair = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -127,11 +118,11 @@ def _allowed(p: Primitive, q: Slots, k: Slots) -> Pair:
         return _window(p, index_q, index_k)
     if p.kind == Kind.SINK:
         return lambda b, m, n: index_k(b, n) < p.last
-    if p.kind == Kind.GLOBAL_KEYS:
-        return _mark(k.is_global, of_key=True)
-    if p.kind == Kind.GLOBAL_QUERIES:
-        return _mark(q.is_global, of_key=False)
-    return lambda b, m, n: n >= 0
+    if p.kind == Kind.GLOBAL_KEYS and k.is_global is not None:
+        return _of_key(k.is_global)
+    if p.kind == Kind.GLOBAL_QUERIES and q.is_global is not None:
+        return _of_query(q.is_global)
+    return (lambda b, m, n: n >= 0) if p.kind == Kind.FULL else (lambda b, m, n: n < 0)
 
 
 def _window(p: Primitive, index_q: Read, index_k: Read) -> Pair:
@@ -143,18 +134,19 @@ def _window(p: Primitive, index_q: Read, index_k: Read) -> Pair:
     return near
 
 
-def _mark(marks: Read | None, of_key: bool) -> Pair:
-    if marks is None:
-        return lambda b, m, n: n < 0
-    return (lambda b, m, n: marks(b, n)) if of_key else (lambda b, m, n: marks(b, m))
+def _of_query(marks: Read) -> Pair:
+    return lambda b, m, n: marks(b, m)
+
+
+def _of_key(marks: Read) -> Pair:
+    return lambda b, m, n: marks(b, n)
 
 
 # -- scores --------------------------------------------------------------------------------------------------
 
 
-def can_score(step: Score) -> bool:
-    """Is the step a function of the score and the place of its pair (with tables made before)?"""
-    return isinstance(step, SoftCap | ALiBi | RelativeBias | RelativeKey)
+SCORES = (SoftCap, ALiBi, RelativeBias, RelativeKey)
+"""Steps that are functions of the score and the place of its pair, with tables made before."""
 
 
 def score_mod(call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
@@ -191,4 +183,4 @@ def _step(step: Score, call: Call, q: Tensor, at_q: Slots, at_k: Slots) -> Mod:
             return lambda score, b, h, m, n: (
                 score + products[b, h, m, away(b, m, n).clamp(-clip, clip) + clip]
             )
-    raise BackendError(f"flex: the score {type(step).__name__} is not a function of a pair's place")
+    raise AssertionError(f"{step} is not among SCORES")

@@ -158,6 +158,7 @@ def _values(score: Score, heads: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _constants(score: Score, heads: int) -> Tensor:
+    assert isinstance(score, ALiBi | SoftCap)
     return torch.tensor(score.of_heads(heads) if isinstance(score, ALiBi) else [score.cap])
 
 

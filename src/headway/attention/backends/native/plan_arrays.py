@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.attention.block_order import BlockOrder
 from headway.attention.memo import TokensMemo
-from headway.attention.plan import plan
+from headway.attention.plan import BlockOrder, plan
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.patterns import Pattern
@@ -68,12 +67,11 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens) -> PlanArrays:
                 'kernels stop counting; backend="banded" goes on'
             )
     q, k = _small_documents(q, k)
-    q_side = BlockOrder(q, pattern.dilation)
-    q, q_order, k_order = q_side.tokens, q_side.order, None
+    at_q, k_order, rows = BlockOrder(q, pattern.dilation), None, max(q.rows, k.rows)
     if q.count > FEW:
-        k_side = BlockOrder(k, pattern.dilation)
-        k, k_order = k_side.tokens, k_side.order
-    rows = max(q.rows, k.rows)
+        at_k = BlockOrder(k, pattern.dilation)
+        k, k_order = at_k.tokens, at_k.order
+    q = at_q.tokens
     made = plan(pattern, q, k, c.TILE, c.BLOCK, apart=True)
     runs = c.PlanStruct(
         numbers("i", made.first),
@@ -86,7 +84,7 @@ def _made(pattern: Pattern, q: Tokens, k: Tokens) -> PlanArrays:
     )
     code = program(pattern)
     return PlanArrays(
-        side(q, q_order), side(k, k_order), runs, (ctypes.c_int32 * len(code))(*code), tuple(arrays)
+        side(q, at_q.order), side(k, k_order), runs, (ctypes.c_int32 * len(code))(*code), tuple(arrays)
     )
 
 

@@ -189,7 +189,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     tensors: dict[str, Any] = {"k": at.k, "v": at.v, "tokens": at.tokens, "tables": at.tables}
     ctx.save_for_backward(*output, at.q, at.head_ids, *chain(*tensors.values()))
     ctx.counts = {name: len(some) for name, some in tensors.items()}
-    ctx.plain = at._replace(**dict.fromkeys(("q", "head_ids", *tensors)), scales=[])
+    none: dict[str, Any] = dict.fromkeys(("q", "head_ids", *tensors))
+    ctx.plain = at._replace(**none, scales=[])
 
 
 def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
@@ -198,8 +199,9 @@ def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Any, ...]:
     at = ctx.plain._replace(q=q, head_ids=head_ids, **tensors)
     dq, *grads = torch.ops.headway.attend_backward(out, lse, d_out, d_lse, *at)
     made = _pieces(grads, {name: n for name, n in ctx.counts.items() if name != "tokens"})
-    none = Given(*[None] * len(at))  # type: ignore[arg-type]
-    return none._replace(q=dq, scales=[], tokens=[None] * ctx.counts["tokens"], **made)  # type: ignore[arg-type]
+    none: list[Any] = [None]
+    tokens = none * ctx.counts["tokens"]
+    return Given(*none * len(at))._replace(q=dq, scales=[], tokens=tokens, **made)
 
 
 def _pieces(items: Sequence[Tensor], counts: dict[str, int]) -> dict[str, Any]:
