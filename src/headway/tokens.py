@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -97,9 +98,7 @@ class Tokens:
         device: torch.device | str | None = None,
     ) -> Tokens:
         """Documents side by side: `lengths` of one row, or one list of lengths per row; the rest is empty."""
-        rows = [[n] if isinstance(n, int) else list(n) for n in lengths]
-        if all(isinstance(n, int) for n in lengths):
-            rows = [[n for row in rows for n in row]]
+        rows = _by_row(lengths)
         if not rows or any(n < 0 for row in rows for n in row):
             raise PatternError(f"Tokens.packed: lengths of documents must be 0 or more, got {lengths!r}")
         total = max(sum(row) for row in rows) if total is None else total
@@ -133,15 +132,14 @@ class Tokens:
             if bool((which & ~self.valid).any()):
                 raise PatternError("Tokens.with_global: the mask marks empty slots (padding) as global")
             return replace(self, is_global=which)
-        one = [[n] if isinstance(n, int) else list(n) for n in which]
-        per_row = [[n for row in one for n in row]] if all(isinstance(n, int) for n in which) else one
+        per_row = _by_row(which)
         rows = max(self.rows, len(per_row))
         if len(per_row) not in (1, rows) or self.rows not in (1, rows):
             raise PatternError(f"Tokens.with_global: {len(per_row)} lists of indices for {self.rows} rows")
         index = self.index.expand(rows, -1)
         mask = torch.zeros_like(index, dtype=torch.bool)
-        for b in range(rows):
-            for n in per_row[b if len(per_row) > 1 else 0]:
+        for b, wanted in enumerate(per_row * (rows if len(per_row) == 1 else 1)):
+            for n in wanted:
                 found = index[b] == n
                 if n < 0 or not bool(found.any()):
                     raise PatternError(f"Tokens.with_global: row {b} has no token with index {n}")
@@ -235,21 +233,13 @@ class Tokens:
         if len(parts) == 1:
             return parts[0]
         rows = max(p.rows for p in parts)
-
-        def joined(name: str) -> Tensor | None:
-            if all(getattr(p, name) is None for p in parts):
-                return None
-            full = {"document": "documents", "is_global": "globals", "position": "positions"}[name]
-            return torch.cat([getattr(p, full).expand(rows, -1) for p in parts], 1)
-
-        starts = [p.start for p in parts]
-        follow = all(
-            s is not None and t is not None and s + p.count == t
-            for p, s, t in zip(parts, starts, starts[1:], strict=False)
-        )
-        index = torch.cat([p.index.expand(rows, -1) for p in parts], 1)
-        start = starts[0] if follow else None
-        return Tokens(index, joined("document"), joined("is_global"), joined("position"), start)
+        joined = {
+            name: torch.cat([getattr(p, filled).expand(rows, -1) for p in parts], 1)
+            for name, filled in _FILLED.items()
+            if any(getattr(p, name) is not None for p in parts)
+        }
+        follow = all(p.start is not None and p.start + p.count == after.start for p, after in pairwise(parts))
+        return Tokens(**joined, start=parts[0].start if follow else None)
 
     def map(self, change: Callable[[Tensor], Tensor], start: int | None = None) -> Tokens:
         """Every field changed alike; `start` says whether the result is known to be start, start+1, ..."""
@@ -257,3 +247,13 @@ class Tokens:
         index, document, is_global, position = (None if t is None else change(t) for t in fields)
         assert index is not None
         return Tokens(index, document, is_global, position, start)
+
+
+_FILLED = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
+"""The fields of every slot, and what says them where they are None."""
+
+
+def _by_row(numbers: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+    """Numbers of one row, or of several, row by row."""
+    rows = [[n] if isinstance(n, int) else list(n) for n in numbers]
+    return [list(chain(*rows))] if all(isinstance(n, int) for n in numbers) else rows

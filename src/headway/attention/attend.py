@@ -5,6 +5,7 @@ Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -167,8 +168,8 @@ def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
     """One run per distinct pattern: heads that share one run together."""
     device, group = call.q.device, call.heads.group
     parts: list[Partial] = []
-    order: list[int] = []
-    for heads, pattern in _alike(call.pattern.heads, group):
+    runs = _alike(call.pattern.heads, group)
+    for heads, pattern in runs:
         which, kv = torch.tensor(heads, device=device), sorted({h // group for h in heads})
         keep = call.keep
         some = replace(
@@ -182,7 +183,7 @@ def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
             head_ids=which,
         )
         parts.append(select.run(some, backend, lse))
-        order += heads
+    order = [h for heads, _ in runs for h in heads]
     back = sorted(range(len(order)), key=order.__getitem__)
     out, sums = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)
     return Partial(_take(out, back), _take(sums, back))
@@ -199,10 +200,8 @@ def _take(t: Tensor, heads: Sequence[int]) -> Tensor:
 
 def _alike(patterns: Sequence[Pattern], group: int) -> list[tuple[list[int], Pattern]]:
     """Heads by pattern; heads of one run take equally many of each kv head, so that they stay grouped."""
+    of_kv = Counter((h // group, pattern) for h, pattern in enumerate(patterns))
     runs: dict[tuple[Pattern, int], list[int]] = {}
-    for pattern in dict.fromkeys(patterns):
-        heads = [h for h, p in enumerate(patterns) if p == pattern]
-        by_kv = {kv: [h for h in heads if h // group == kv] for kv in sorted({h // group for h in heads})}
-        for members in by_kv.values():
-            runs.setdefault((pattern, len(members)), []).extend(members)
+    for h, pattern in enumerate(patterns):
+        runs.setdefault((pattern, of_kv[h // group, pattern]), []).append(h)
     return [(heads, pattern) for (pattern, _), heads in runs.items()]

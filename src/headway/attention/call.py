@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -66,10 +67,7 @@ class Call:
     @property
     def slots(self) -> list[int]:
         """The global key slot at which each set begins."""
-        begin = [0]
-        for part in self.keys[:-1]:
-            begin.append(begin[-1] + part.tokens.count)
-        return begin
+        return list(accumulate((part.tokens.count for part in self.keys[:-1]), initial=0))
 
     def clean_queries(self) -> Tensor:
         """q with its empty slots set to 0: a masked weight of 0 times NaN would be NaN in the gradient of k."""
@@ -83,12 +81,9 @@ class Call:
 
     def with_parameters(self, values: Sequence[Tensor]) -> Call:
         """The same call with the tensors of its scores replaced, in the order of `parameters`."""
-        rest, steps = list(values), []
-        for step in self.score:
-            count = len(step.parameters)
-            steps.append(step.with_parameters(tuple(rest[:count])))
-            rest = rest[count:]
-        return replace(self, score=tuple(steps))
+        rest = iter(values)
+        given = [(step, tuple(islice(rest, len(step.parameters)))) for step in self.score]
+        return replace(self, score=tuple(step.with_parameters(own) for step, own in given))
 
     def scored(self, s: Tensor, q: Tensor, at_q: Tokens, at_k: Tokens) -> Tensor:
         """Scaled scores [B, H, T, S] after all steps of `score`."""

@@ -46,8 +46,7 @@ class Library:
         BackendError for another dtype."""
         if dtype not in (torch.float32, torch.bfloat16):
             raise BackendError(f"peak measures products of float32 or bfloat16, not of {dtype}")
-        count = _count(threads)
-        return float(self.dll.headway_peak(int(dtype == torch.bfloat16), count, seconds))
+        return float(self.dll.headway_peak(int(dtype == torch.bfloat16), _count(threads), seconds))
 
     def read_seconds(self, tensor: Tensor, threads: int | None = None) -> float:
         """Seconds in which `threads` threads (default: `threads()`) read the tensor's bytes once, side by side.
@@ -59,8 +58,7 @@ class Library:
                 f"read_seconds reads contiguous tensors on the CPU, not {tuple(tensor.shape)} with strides "
                 f"{tensor.stride()} on {tensor.device}; give it tensor.cpu().contiguous()"
             )
-        count = _count(threads)
-        return float(self.dll.headway_read(tensor.data_ptr(), tensor.nbytes, count))
+        return float(self.dll.headway_read(tensor.data_ptr(), tensor.nbytes, _count(threads)))
 
 
 @dataclass(frozen=True)
@@ -178,23 +176,14 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
 
 
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_PROCESS = os.getpid()
 
 
 def threads() -> int:
     """How many threads a kernel may use: torch's number, and 1 in a forked process.
 
     GNU's OpenMP hangs in a forked child whose parent had used it: its pool's threads are not there."""
-    return 1 if _forked else torch.get_num_threads()
+    return torch.get_num_threads() if os.getpid() == _PROCESS else 1
 
 
 def _count(given: int | None) -> int:

@@ -95,25 +95,18 @@ class Marks:
         documents = q.document is not None or k.document is not None
         marked = q.is_global is not None or k.is_global is not None
         sides = [side.expand(side.rows) for side in (q, k)]
-        index = [_packed(s.index) for s in sides]
-        document = [_packed(s.documents) for s in sides] if documents else index
-        is_global = [_packed(s.globals) for s in sides] if marked else index
+        index = [s.index for s in sides]
+        document = [s.documents for s in sides] if documents else index
+        is_global = [s.globals for s in sides] if marked else index
         steps = [0 if s.rows == 1 else s.count for s in sides]
-        return Marks((*index, *document, *is_global), (steps[0], steps[1]), documents, marked)
+        pointers = tuple(t.to(torch.int32).contiguous() for t in (*index, *document, *is_global))
+        return Marks(pointers, (steps[0], steps[1]), documents, marked)
 
 
-def _packed(values: Tensor) -> Tensor:
-    return values.to(torch.int32).contiguous()
-
-
-def status() -> Status:
-    """It needs a GPU, and Triton."""
-    return Status(torch.cuda.is_available() and has_triton(), TRITON.about)
-
-
+ABOUT = "a few queries against a long cache, on CUDA"
 TRITON = Backend(
     name="triton",
-    about="a few queries against a long cache, on CUDA",
+    about=ABOUT,
     forward=forward,
     capabilities=Capabilities(
         devices=CUDA,
@@ -124,5 +117,5 @@ TRITON = Backend(
         any_pattern=False,
     ),
     limits=limits,
-    status=status,
+    status=lambda: Status(torch.cuda.is_available() and has_triton(), ABOUT),
 )
