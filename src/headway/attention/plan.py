@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headway.patterns import Extent, Pattern, judge
+from headway.patterns.base import judge_pairs
 from headway.tokens import Tokens
 
 _BLOCK = 16
@@ -124,9 +125,7 @@ def plan(
 
 def _all_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> Tensor:
     """Runs (query tile, first key tile, end, full) [4, R], from every pair of tiles."""
-    possible, certain = judge(pattern, at_q.map(lambda t: t.unsqueeze(2)), at_k.map(lambda t: t.unsqueeze(1)))
-    some, every = (possible.expand(rows, -1, -1), certain) if apart else _together(possible, certain)
-    row, i, begin, end, full = _runs(some, every & some)
+    row, i, begin, end, full = _runs(*_judged(pattern, at_q, at_k, rows, apart))
     return torch.stack((row * at_q.lo.shape[1] + i, begin, end, full))
 
 
@@ -134,16 +133,8 @@ def _edge_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: b
     """The same from blocks of tiles, and from the pairs of tiles of those on the edge; in no order."""
     tiles = at_q.lo.shape[1]
     fine_q, fine_k = at_q.grouped(_BLOCK), at_k.grouped(_BLOCK)
-    coarse_q, coarse_k = fine_q.joined(), fine_k.joined()
-    possible, certain = judge(
-        pattern, coarse_q.map(lambda t: t.unsqueeze(2)), coarse_k.map(lambda t: t.unsqueeze(1))
-    )
-    blocks = coarse_q.lo.shape[1]
-    if apart:
-        some = possible.expand(rows, -1, -1)
-        every = certain & some
-    else:
-        some, every = _together(possible, certain)
+    some, every = _judged(pattern, fine_q.joined(), fine_k.joined(), rows, apart)
+    blocks = some.shape[1]
     row, i, begin, end, full = _runs(every, every)
     block = row * blocks + i
     wide = torch.stack((block * _BLOCK, begin * _BLOCK, end * _BLOCK, full)).unsqueeze(2).repeat(1, 1, _BLOCK)
@@ -167,6 +158,15 @@ def _edge_runs(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: b
     padded = max(1, blocks * _BLOCK)
     row, i = runs[0] // padded, runs[0] % padded
     return torch.stack((row * tiles + i, *runs[1:]))[:, i < tiles]
+
+
+def _judged(pattern: Pattern, at_q: Extent, at_k: Extent, rows: int, apart: bool) -> tuple[Tensor, Tensor]:
+    """(may some pair be visible, are all) for every pair of tiles, [rows|1, query tiles, key tiles]."""
+    possible, certain = judge_pairs(pattern, at_q, at_k)
+    if not apart:
+        return _together(possible, certain)
+    some = possible.expand(rows, -1, -1)
+    return some, certain & some
 
 
 def _together(possible: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:

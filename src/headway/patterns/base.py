@@ -254,5 +254,9 @@ def judge(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
 def classify(pattern: Pattern, q: Tokens, k: Tokens, q_tile: int, k_tile: int) -> tuple[Tensor, Tensor]:
     """`judge` for every pair of a query tile and a key tile: bool [B|1, query tiles, key tiles] each."""
     step = pattern.dilation
-    at_q, at_k = Extent.of(q, q_tile, step), Extent.of(k, k_tile, step)
-    return judge(pattern, at_q.map(lambda t: t.unsqueeze(2)), at_k.map(lambda t: t.unsqueeze(1)))
+    return judge_pairs(pattern, Extent.of(q, q_tile, step), Extent.of(k, k_tile, step))
+
+
+def judge_pairs(pattern: Pattern, q: Extent, k: Extent) -> tuple[Tensor, Tensor]:
+    """`judge` for every pair of tiles of extents [B|1, query tiles] and [B|1, key tiles]."""
+    return judge(pattern, q.map(lambda t: t.unsqueeze(2)), k.map(lambda t: t.unsqueeze(1)))

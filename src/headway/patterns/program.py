@@ -114,22 +114,20 @@ def mapped(pattern: Pattern, change: Callable[[Pattern], Pattern]) -> Pattern:
     return type(pattern)(left) if len(left) > 1 else left[0] if left else idle
 
 
+STANDARD: dict[Kind, Callable[[Primitive], Pattern]] = {
+    Kind.FULL: lambda p: FULL,
+    Kind.CAUSAL: lambda p: CAUSAL,
+    Kind.WINDOW: lambda p: Window(-p.first // p.step, p.last // p.step, p.step),
+    Kind.SINK: lambda p: Sink(p.last),
+    Kind.GLOBAL_KEYS: lambda p: GlobalKeys(),
+    Kind.GLOBAL_QUERIES: lambda p: GlobalQueries(),
+}
+"""The leaves of `leaves.py`, each by its primitive."""
+
+
 def standard(leaf: Pattern) -> Pattern:
     """The leaf of `leaves.py` with the same primitive; the leaf itself where it has none."""
-    p = leaf.primitive
-    if p is None:
-        return leaf
-    if p.kind == Kind.WINDOW:
-        return Window(-p.first // p.step, p.last // p.step, p.step)
-    if p.kind == Kind.SINK:
-        return Sink(p.last)
-    plain: dict[Kind, Pattern] = {
-        Kind.FULL: FULL,
-        Kind.CAUSAL: CAUSAL,
-        Kind.GLOBAL_KEYS: GlobalKeys(),
-        Kind.GLOBAL_QUERIES: GlobalQueries(),
-    }
-    return plain[p.kind]
+    return leaf if leaf.primitive is None else STANDARD[leaf.primitive.kind](leaf.primitive)
 
 
 def simplify(pattern: Pattern, q: Tokens, k: Tokens) -> Pattern:
