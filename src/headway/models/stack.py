@@ -74,7 +74,9 @@ class TransformerStack(nn.Module):
                 ),
                 partial(norm, spec.width),
                 spec.order,
-                cross_attn=_cross_attention(spec, backend) if spec.encoder is not None else None,
+                cross_attn=_attention(spec, Full(), NoPositions(), backend, across=True)
+                if spec.encoder
+                else None,
                 dropout=spec.dropout,
             )
             for pattern, own in zip(spec.patterns, spec.layer_positions, strict=True)
@@ -164,8 +166,12 @@ def _shared_rotation(blocks: Sequence[Block]) -> tuple[int | None, ...]:
     )
 
 
-def _options(spec: ModelSpec, positions: PositionScheme) -> AttentionOptions:
-    return {
+def _attention(
+    spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str, across: bool = False
+) -> AttentionLayer:
+    """Of one layer, or `across` to an encoder's states."""
+    sizes = spec.width, spec.heads, spec.kv_heads
+    options: AttentionOptions = {
         "positions": positions,
         "head_dim": spec.head_dim,
         "qkv_bias": spec.qkv_bias,
@@ -175,32 +181,10 @@ def _options(spec: ModelSpec, positions: PositionScheme) -> AttentionOptions:
         "dropout": spec.attention_dropout,
         "output_dropout": spec.dropout,
     }
-
-
-def _attention(spec: ModelSpec, pattern: Pattern, positions: PositionScheme, backend: str) -> AttentionLayer:
-    sizes = spec.width, spec.heads, spec.kv_heads
-    if spec.linear is not None:
-        return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **_options(spec, positions))
+    if spec.linear is not None and not across:
+        return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **options)
     kind = GlobalAttention if spec.global_projections else Attention
-    return kind(
-        *sizes,
-        pattern=pattern,
-        scale=spec.attention_scale,
-        backend=backend,
-        **_options(spec, positions),
-    )
-
-
-def _cross_attention(spec: ModelSpec, backend: str) -> AttentionLayer:
-    return Attention(
-        spec.width,
-        spec.heads,
-        spec.kv_heads,
-        pattern=Full(),
-        scale=spec.attention_scale,
-        backend=backend,
-        **_options(spec, NoPositions()),
-    )
+    return kind(*sizes, pattern=pattern, scale=spec.attention_scale, backend=backend, **options)
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> OutputLayer:

@@ -7,7 +7,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import ClassVar, TypedDict, Unpack
 
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.nn.linear import Linear
-from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
 from headway.nn.rotary_embedding import RotaryEmbedding
 from headway.nn.scores import Scores
@@ -163,28 +163,20 @@ class AttentionLayer(nn.Module):
         if rotation is not None and (memory is not None or not self.rotary.rotates):
             what = "memory is given" if memory is not None else f"positions are {self.positions}"
             raise ConfigError(f"{name}: rotation is given, but {what}, and nothing is rotated")
-        if memory is None:
-            if memory_tokens is not None:
-                raise ConfigError(f"{name}: memory_tokens describe `memory`, which is not given")
-            if tokens is None:
-                count = x_BTM.shape[1]
-                fresh = Tokens.range(count, device=x_BTM.device)
-                tokens = fresh if cache is None else cache.next_tokens(count)
-            out_BHTE = self.mixer.attend(self, x_BTM, tokens, cache, rotation, score)
-        else:
-            if cache is not None:
-                raise ConfigError(
-                    f"{name}: memory is there as a whole, so cross-attention takes no cache; drop cache="
-                )
-            if self.pattern.reach != (None, None) or self.positions.marks in ("queries and keys", "scores"):
-                raise ConfigError(
-                    f"{name}: positions of x and memory are not comparable, so cross-attention needs "
-                    "pattern=Full() (or global tokens) and no rotary positions or marks on scores; got "
-                    f"{self.pattern} and {self.positions}"
-                )
-            keys = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
-            at_x = Tokens.range(x_BTM.shape[1], device=x_BTM.device) if tokens is None else tokens
-            out_BHTE = self.mixer.cross_attend(self, x_BTM, at_x, keys, score)
+        if memory is None and memory_tokens is not None:
+            raise ConfigError(f"{name}: memory_tokens describe `memory`, which is not given")
+        if memory is not None and cache is not None:
+            raise ConfigError(
+                f"{name}: memory is there as a whole, so cross-attention takes no cache; drop cache="
+            )
+        if tokens is None:
+            count = x_BTM.shape[1]
+            tokens = Tokens.range(count, device=x_BTM.device) if cache is None else cache.next_tokens(count)
+        if memory is not None:
+            memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
+        elif rotation is None and self.rotary.rotates:
+            rotation = self.rotary(tokens, x_BTM.dtype)
+        out_BHTE = self.mixer.attend(self, x_BTM, Call(tokens, cache, memory, rotation, score))
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
         return self.drop_output(y_BTM) if self.training else y_BTM
 
@@ -212,6 +204,11 @@ class AttentionLayer(nn.Module):
 
     def _memory_keys(self, memory: Tensor | KeyValues, tokens: Tokens | None, rows: int) -> KeyValues:
         name = type(self).__name__
+        if self.pattern.reach != (None, None) or self.positions.marks in ("queries and keys", "scores"):
+            raise ConfigError(
+                f"{name}: positions of x and memory are not comparable, so cross-attention needs pattern=Full() (or "
+                f"global tokens) and no rotary positions or marks on scores; got {self.pattern} and {self.positions}"
+            )
         if isinstance(memory, Tensor):
             memory = self.keys(memory, tokens)
         elif tokens is not None:
@@ -226,7 +223,7 @@ class AttentionLayer(nn.Module):
 
 def split_heads(x: Tensor, size: int, norm: nn.Module | None = None) -> Tensor:
     """[B, T, heads * size] -> [B, heads, T, size], normed."""
-    x = x.unflatten(-1, (-1, size))
+    x = x.view(x.shape[0], x.shape[1], x.shape[2] // size, size)
     return (x if norm is None else norm(x)).transpose(1, 2)
 
 
@@ -241,6 +238,8 @@ class Attention(AttentionLayer):
     (Vaswani et al. 2017, section 3.2.2.)
     """
 
+    mixer_type: ClassVar[type[SoftmaxMixer]] = SoftmaxMixer
+
     def __init__(
         self,
         width: int,
@@ -252,26 +251,15 @@ class Attention(AttentionLayer):
         backend: str = "auto",
         **options: Unpack[AttentionOptions],
     ) -> None:
-        super().__init__(SoftmaxMixer(pattern, scale, backend), width, heads, kv_heads, **options)
+        super().__init__(self.mixer_type(pattern, scale, backend), width, heads, kv_heads, **options)
 
 
-class GlobalAttention(AttentionLayer):
+class GlobalAttention(Attention):
     """`Attention` whose global queries attend to all tokens by a second set of projections: see `GlobalMixer`.
 
     Arguments as in `Attention`."""
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int | None = None,
-        *,
-        pattern: Pattern = Causal(),  # noqa: B008  (a frozen value)
-        scale: float | None = None,
-        backend: str = "auto",
-        **options: Unpack[AttentionOptions],
-    ) -> None:
-        super().__init__(GlobalMixer(pattern, scale, backend), width, heads, kv_heads, **options)
+    mixer_type = GlobalMixer
 
 
 class LinearAttention(AttentionLayer):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.heads import Heads
 from headway.positions.schemes import PositionScheme, Sinusoidal
 from headway.scores import ALiBi, RelativeBias, RelativeKey, Score, alibi_slopes
 
@@ -45,18 +44,10 @@ class Relative(PositionScheme):
         fixed = Sinusoidal().embedding(torch.arange(rows, device="cpu"), head_dim)
         return (RelativeKey(fixed, fixed=True),)
 
-    def saved_bytes(
-        self,
-        heads: Heads,
-        head_dim: int,
-        context: int,
-        batch: int,
-        itemsize: int = 4,
-        scores_stored: bool = False,
-    ) -> int:
+    def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
         """Each query's products with all vectors, and which of them each pair reads."""
-        products = itemsize * batch * heads.query_heads * context * (2 * self.clip + 1)
-        return scores_stored * (products + 8 * context**2)
+        products = q[..., 0].nbytes * (2 * self.clip + 1)
+        return scores_stored * (products + 8 * q.shape[2] ** 2)
 
 
 @dataclass(frozen=True)
@@ -81,17 +72,9 @@ class T5Bias(PositionScheme):
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         return (RelativeBias(_fresh(self.buckets, heads), bidirectional, self.max_distance),)
 
-    def saved_bytes(
-        self,
-        heads: Heads,
-        head_dim: int,
-        context: int,
-        batch: int,
-        itemsize: int = 4,
-        scores_stored: bool = False,
-    ) -> int:
+    def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
         """The bucket of each pair."""
-        return scores_stored * 8 * context**2
+        return scores_stored * 8 * q.shape[2] ** 2
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,7 @@ class LinearBias(PositionScheme):
 
     def __post_init__(self) -> None:
         if self.slopes is not None:
-            object.__setattr__(self, "slopes", tuple(float(slope) for slope in self.slopes))
+            object.__setattr__(self, "slopes", tuple(map(float, self.slopes)))
 
     def scores(self, heads: int, head_dim: int, bidirectional: bool) -> tuple[Score, ...]:
         slopes = alibi_slopes(heads) if self.slopes is None else self.slopes

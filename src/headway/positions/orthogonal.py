@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.heads import Heads
 from headway.positions.pairing import coordinate_pairs
 from headway.positions.rotary import Rotary
-from headway.positions.schemes import PositionScheme
+from headway.positions.schemes import PositionScheme, check_integers
 from headway.positions.tables import MatrixTable
 
 RADIX = 64
@@ -61,18 +60,11 @@ class SpecialOrthogonal(PositionScheme):
         angles: Tensor = torch.linalg.eigvalsh(1j * self.generator(head_dim, offset))
         return angles.flip(0)[: len(angles) // 2]
 
-    def saved_bytes(
-        self,
-        heads: Heads,
-        head_dim: int,
-        context: int,
-        batch: int,
-        itemsize: int = 4,
-        scores_stored: bool = False,
-    ) -> int:
+    def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
         """The vectors; a matrix for each position, the two float64 ones that it is the product of, and their powers."""
-        dims, vectors = self.rotated_dims(head_dim), context * batch * (heads.query_heads + heads.kv_heads)
-        return itemsize * vectors * dims + (context * (itemsize + 16) + 7 * RADIX * 8) * dims**2
+        dims = self.rotated_dims(q.shape[3])
+        matrices = (q.shape[2] * (q.itemsize + 16) + 7 * RADIX * 8) * dims**2
+        return q[..., :dims].nbytes + k[..., :dims].nbytes + matrices
 
     def rotation(
         self,
@@ -127,10 +119,7 @@ def rotation_matrices(generator: Tensor, position: Tensor) -> Tensor:
     (p f_i in float64: by p 2^-53), and matrices are orthogonal to rounding at any p. Raises ConfigError for
     positions that are no integers.
     """
-    if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
-        raise ConfigError(
-            f"SpecialOrthogonal: positions must be integers, got {position.dtype}; keep them torch.long"
-        )
+    check_integers(position, "SpecialOrthogonal")
     one = whole = torch.linalg.matrix_exp(generator.to(torch.float64))
     for _ in range(RADIX.bit_length() - 1):
         whole = _square(whole)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.heads import Heads
 from headway.positions.pairing import Pairing, checked_pairing, coordinate_pairs
 from headway.positions.scaling import Scaling
 from headway.positions.schedules import Schedule, checked_schedule, scheduled
@@ -163,20 +162,12 @@ class Rotary(PositionScheme):
         start = self.frequencies(head_dim)
         return start if offset is None else start.to(offset.device) + offset
 
-    def saved_bytes(
-        self,
-        heads: Heads,
-        head_dim: int,
-        context: int,
-        batch: int,
-        itemsize: int = 4,
-        scores_stored: bool = False,
-    ) -> int:
+    def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
         """Both coordinates of each pair ("adjacent" ones together), and angles, cosines and sines."""
-        dims = self.rotated_dims(head_dim)
-        vectors = context * batch * (heads.query_heads + heads.kv_heads)
+        dims = self.rotated_dims(q.shape[3])
         copies = 1 if self.pairing == "adjacent" else 2
-        return self.trainable * (copies * itemsize * vectors * dims + context * dims * (4 + 2 * itemsize))
+        rotated = copies * (q[..., :dims].nbytes + k[..., :dims].nbytes)
+        return self.trainable * (rotated + q.shape[2] * dims * (4 + 2 * q.itemsize))
 
     def rotation(
         self,

@@ -24,6 +24,26 @@ class Scaling:
 
     length_dependent: ClassVar[bool]
 
+    def __post_init__(self) -> None:
+        """Validates the fields that are numbers, and lists of them; lengths are integers, the others become floats."""
+        owner = type(self).__name__
+        for name, value in vars(self).items():
+            if name == "trained_context":
+                if isinstance(value, bool) or not isinstance(value, int) or value < 2:
+                    raise ConfigError(
+                        f"{owner}: trained_context must be an integer of at least 2 tokens, got {value!r}"
+                    )
+            elif name.endswith("_factor") and isinstance(value, list | tuple):
+                numbers = tuple(_positive(owner, f"every {name}", number) for number in value)
+                object.__setattr__(self, name, numbers)
+            elif value is not None and name != "truncate":
+                object.__setattr__(self, name, _positive(owner, name, value))
+        factor = getattr(self, "factor", None)
+        if factor is not None and factor < 1:
+            raise ConfigError(
+                f"{owner}: factor must be >= 1 (longest context over trained context), got {factor!r}"
+            )
+
     @property
     def amplitude(self) -> float:
         """Factor on cosines and sines, hence its square on scores ("attention factor" elsewhere)."""
@@ -44,9 +64,6 @@ class LinearScaling(Scaling):
     factor: float
     length_dependent = False
 
-    def __post_init__(self) -> None:
-        _check(self, factor=self.factor)
-
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
         return powers(theta, dims, _device(length)) / self.factor
 
@@ -62,9 +79,6 @@ class DynamicNTK(Scaling):
     factor: float
     trained_context: int
     length_dependent = True
-
-    def __post_init__(self) -> None:
-        _check(self, factor=self.factor, trained_context=self.trained_context)
 
     def frequencies(self, theta: float, dims: int, length: Tensor | None = None) -> Tensor:
         if dims <= 2:
@@ -104,11 +118,7 @@ class YaRN(Scaling):
     length_dependent = False
 
     def __post_init__(self) -> None:
-        _check(self, factor=self.factor, trained_context=self.trained_context)
-        for name in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _positive("YaRN", name, value))
+        super().__post_init__()
         if self.beta_fast <= self.beta_slow:
             raise ConfigError(
                 f"YaRN: beta_fast must be greater than beta_slow (full rotations within the trained context), "
@@ -171,9 +181,7 @@ class Llama3(Scaling):
     length_dependent = False
 
     def __post_init__(self) -> None:
-        _check(self, factor=self.factor, trained_context=self.trained_context)
-        for name in ("low_freq_factor", "high_freq_factor"):
-            object.__setattr__(self, name, _positive("Llama3", name, getattr(self, name)))
+        super().__post_init__()
         if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
                 f"Llama3: high_freq_factor must be greater than low_freq_factor, "
@@ -206,15 +214,7 @@ class LongRope(Scaling):
     length_dependent = True
 
     def __post_init__(self) -> None:
-        _check(self, trained_context=self.trained_context)
-        if self.factor is not None:
-            _check(self, factor=self.factor)
-        if self.attention_factor is not None:
-            value = _positive("LongRope", "attention_factor", self.attention_factor)
-            object.__setattr__(self, "attention_factor", value)
-        for name in ("short_factor", "long_factor"):
-            values = tuple(_positive("LongRope", f"every {name}", value) for value in getattr(self, name))
-            object.__setattr__(self, name, values)
+        super().__post_init__()
         if len(self.short_factor) != len(self.long_factor):
             raise ConfigError(
                 f"LongRope: short_factor and long_factor hold one number per rotated pair, "
@@ -256,21 +256,3 @@ def _positive(owner: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ConfigError(f"{owner}: {name} must be a finite number > 0, got {value!r}")
     return float(value)
-
-
-def _check(scaling: Scaling, factor: object = None, trained_context: object = None) -> None:
-    """Check and normalise the two fields that most rules share."""
-    owner = type(scaling).__name__
-    if factor is not None:
-        number = _positive(owner, "factor", factor)
-        if number < 1:
-            raise ConfigError(
-                f"{owner}: factor must be >= 1 (longest context over trained context), got {factor!r}"
-            )
-        object.__setattr__(scaling, "factor", number)
-    if trained_context is not None and (
-        isinstance(trained_context, bool) or not isinstance(trained_context, int) or trained_context < 2
-    ):
-        raise ConfigError(
-            f"{owner}: trained_context must be an integer of at least 2 tokens, got {trained_context!r}"
-        )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.heads import Heads
 from headway.positions.tables import Rotation
 from headway.scores import Score
 
@@ -108,20 +107,11 @@ class PositionScheme:
         """
         raise NotImplementedError(f"{self} rotates nothing")
 
-    def saved_bytes(
-        self,
-        heads: Heads,
-        head_dim: int,
-        context: int,
-        batch: int,
-        itemsize: int = 4,
-        scores_stored: bool = False,
-    ) -> int:
+    def saved_bytes(self, q: Tensor, k: Tensor, scores_stored: bool) -> int:
         """What one layer keeps of the scheme for the backward: a trained rotation what it rotates, and where scores are
         stored a step of theirs what it was given.
 
-        context, batch   tokens of a row, and rows
-        itemsize         bytes of a number of the rotation
+        q, k   shapes, and the dtype of the rotation's numbers (tensors on "meta"): [B, H, T, D], [B, K, T, D]
         """
         return 0
 
@@ -205,10 +195,7 @@ class Learned(PositionScheme):
 
     def row(self, position: Tensor) -> Tensor:
         """Table rows of these positions. Raises ConfigError when one lies outside 0..size-1, or is no integer."""
-        if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
-            raise ConfigError(
-                f"Learned: positions must be integers, got {position.dtype}; keep them torch.long"
-            )
+        check_integers(position, "Learned")
         if position.numel():
             low, high = int(position.min()), int(position.max())
             if low < 0 or high >= self.size:
@@ -217,6 +204,12 @@ class Learned(PositionScheme):
                     "shorten the input, or lengthen the table"
                 )
         return position + self.offset
+
+
+def check_integers(position: Tensor, owner: str) -> None:
+    """ConfigError unless positions are integers."""
+    if position.is_floating_point() or position.is_complex() or position.dtype == torch.bool:
+        raise ConfigError(f"{owner}: positions must be integers, got {position.dtype}; keep them torch.long")
 
 
 def checked_theta(theta: float, owner: str) -> float:

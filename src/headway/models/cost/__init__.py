@@ -1,6 +1,6 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
-from headway.models.cost.activations import activation_bytes
+from headway.models.cost.activations import activation_bytes, training_bytes
 from headway.models.cost.key_values import (
     cache_slots,
     kv_bytes_per_token,
@@ -18,7 +18,6 @@ from headway.models.cost.operations import (
 from headway.models.cost.planning import plan
 from headway.models.cost.receptive_fields import reach, receptive_field
 from headway.models.cost.report import LayerPlan, Machine, Report
-from headway.models.cost.training import training_bytes
 from headway.models.cost.weights import (
     matrix_weights,
     memory_weights,

@@ -7,16 +7,40 @@ feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) wher
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 
 from headway.errors import ConfigError
+from headway.models.cost.weights import weight_bytes
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
 
 Scores = Literal["recomputed", "stored"]
 Loss = Literal["fused", "logits"]
+
+
+class TrainingOptions(TypedDict, total=False):
+    """See `activation_bytes`."""
+
+    source: int | None
+    scores: Scores
+    loss: Loss
+    gradient_checkpointing: bool
+
+
+def training_bytes(
+    spec: ModelSpec,
+    context: int,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    **options: Unpack[TrainingOptions],
+) -> dict[str, int]:
+    """Bytes that training holds at the end of a forward pass, by cause: parameters, gradients and AdamW's two moments
+    (all in `dtype`), and `activation_bytes`, whose arguments these are."""
+    own = weight_bytes(spec, dtype)
+    held = {"parameters": own, "gradients": own, "optimizer": 2 * own}
+    return held | activation_bytes(spec, context, batch, dtype, **options)
 
 
 def activation_bytes(
@@ -123,9 +147,11 @@ def _stack_bytes(
     found["feed-forward"] = tokens * full * hidden * e * spec.hidden
     if spec.dropout:
         found["dropout"] = tokens * e * (m * (sublayers * full + spec.final_dropout) + spec.columns)
-    found["positions"] = sum(
-        p.saved_bytes(spec.layout, d, context, batch, w, stored) for p in spec.layer_positions[:full]
-    )
+    with torch.device("meta"):
+        number = torch.float64 if w == 8 else torch.float32
+        q = torch.empty(batch, h, context, d, dtype=number)
+        k = q[:, : spec.kv_heads]
+    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in spec.layer_positions[:full])
     if gradient_checkpointing:
         found["inputs"] = tokens * spec.layers * e * m
     return found

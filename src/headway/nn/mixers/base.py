@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,16 @@ from headway.patterns import Pattern
 from headway.positions import PositionScheme, Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
+
+
+class Call(NamedTuple):
+    """What a layer is called with beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
+
+    tokens: Tokens
+    cache: LayerCache | None
+    memory: KeyValues | None
+    rotation: Rotation | None
+    score: Sequence[Score]
 
 
 class Projections(Protocol):
@@ -44,24 +54,11 @@ class Mixer(ABC):
     pattern: Pattern
     global_projections = False
 
-    @abstractmethod
-    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
+    def check(  # noqa: B027  (most mixers can have all of them)
+        self, positions: PositionScheme, score: Sequence[Score], dropout: float
+    ) -> None:
         """Raises HeadwayError for a layer whose positions, scores or dropout of weights it cannot have."""
 
     @abstractmethod
-    def attend(
-        self,
-        layer: Projections,
-        x_BTM: Tensor,
-        tokens: Tokens,
-        cache: LayerCache | None,
-        rotation: Rotation | None,
-        score: Sequence[Score],
-    ) -> Tensor:
-        """Self-attention [B, H, T, E]; arguments as in `AttentionLayer.forward`."""
-
-    @abstractmethod
-    def cross_attend(
-        self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
-    ) -> Tensor:
-        """Attention to other tokens [B, H, T, E], without positions."""
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        """[B, H, T, E]: attention to `call.memory`, without positions, or where there is none to the tokens of x."""

@@ -6,7 +6,6 @@ key, E per value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,21 +13,18 @@ import torch
 from torch import Tensor
 
 from headway.attention import BACKENDS, KeyValues
-from headway.cache import LayerCache
 from headway.errors import ConfigError
-from headway.nn.mixers.base import Mixer, Projections
+from headway.nn.mixers.base import Call, Projections
 from headway.nn.mixers.softmax import SoftmaxMixer
 from headway.nn.rotary_embedding import token_lengths
-from headway.patterns import Full, GlobalQueries, Pattern
+from headway.patterns import Full, GlobalQueries
 from headway.patterns.primitives import Kind
 from headway.patterns.program import without
-from headway.positions import PositionScheme, Rotation
-from headway.scores import Score
 from headway.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class GlobalMixer(Mixer):
+class GlobalMixer(SoftmaxMixer):
     """Global queries attend to all tokens by a second set of projections.
 
         local query    attend(x Wq, x Wk, x Wv, pattern)             pattern says whether it sees global keys
@@ -39,34 +35,22 @@ class GlobalMixer(Mixer):
     published code. There is no cache, which keeps one key per token, and no memory.
     """
 
-    pattern: Pattern
-    scale: float | None = None
-    backend: str = "auto"
     global_projections = True
 
-    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
-        """It takes all of them."""
-
-    def attend(
-        self,
-        layer: Projections,
-        x_BTM: Tensor,
-        tokens: Tokens,
-        cache: LayerCache | None,
-        rotation: Rotation | None,
-        score: Sequence[Score],
-    ) -> Tensor:
-        if cache is not None:
-            raise ConfigError(NO_PAST)
-        out_BHTE = self.local.attend(layer, x_BTM, tokens, None, rotation, score)
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        if call.cache is not None or call.memory is not None:
+            raise ConfigError(
+                "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
+                "no memory here; drop cache= and memory="
+            )
+        tokens, rotation = call.tokens, call.rotation
+        out_BHTE = self.local.attend(layer, x_BTM, call)
         if tokens.is_global is None or not bool(tokens.is_global.any()):
             return out_BHTE
         at_BN, chosen = _global_slots(tokens, x_BTM.shape[0])
         x_BNM = x_BTM.gather(1, at_BN.unsqueeze(-1).expand(-1, -1, x_BTM.shape[2]))
         q_BHND = layer.queries(x_BNM, of_global=True)
         k_BKTD, v_BKTE = layer.keys_values(x_BTM, of_global=True)
-        if rotation is None:
-            rotation = layer.rotary(tokens, q_BHND.dtype)
         if rotation is not None:
             length = None
             if layer.rotary.positions.length_dependent:
@@ -80,10 +64,11 @@ class GlobalMixer(Mixer):
         if backend is not None and not backend.capabilities.any_queries:
             q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
             q = q.scatter(2, index.expand(q_BHND.shape), q_BHND)
-            out = self.local.softmax(layer, q, tokens, keys, GlobalQueries(), score)
+            out = replace(self.local, pattern=GlobalQueries()).softmax(layer, q, keys, call)
             out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
         else:
-            out_BHNE = self.local.softmax(layer, q_BHND, chosen, keys, Full(), score)
+            every = replace(self.local, pattern=Full())
+            out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
         index = index.expand(out_BHNE.shape)
         there = chosen.valid[:, None, :, None]
         return out_BHTE.scatter(2, index, torch.where(there, out_BHNE, out_BHTE.gather(2, index)))
@@ -92,17 +77,6 @@ class GlobalMixer(Mixer):
     def local(self) -> SoftmaxMixer:
         """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
         return SoftmaxMixer(without(self.pattern, Kind.GLOBAL_QUERIES), self.scale, self.backend)
-
-    def cross_attend(
-        self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
-    ) -> Tensor:
-        raise ConfigError(NO_PAST)
-
-
-NO_PAST = (
-    "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and no memory "
-    "here; drop cache= and memory="
-)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:

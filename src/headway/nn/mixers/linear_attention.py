@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headway.attention import KeyValues
 from headway.attention.linear_attention import (
     LinearAttentionSpec,
     check_form,
@@ -20,11 +19,10 @@ from headway.attention.linear_attention import (
 )
 from headway.cache import LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
-from headway.nn.mixers.base import Mixer, Projections
+from headway.nn.mixers.base import Call, Mixer, Projections
 from headway.patterns import Pattern
-from headway.positions import PositionScheme, Rotation
+from headway.positions import PositionScheme
 from headway.scores import Score
-from headway.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -60,35 +58,23 @@ class LinearMixer(Mixer):
                 "another feature"
             )
 
-    def attend(
-        self,
-        layer: Projections,
-        x_BTM: Tensor,
-        tokens: Tokens,
-        cache: LayerCache | None,
-        rotation: Rotation | None,
-        score: Sequence[Score],
-    ) -> Tensor:
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        tokens, cache, memory, rotation, score = call
         forbid_weights(score, 0.0)
         if cache is not None:
             self._check_cache(cache, layer.rotary.positions)
         q_BHTD = layer.queries(x_BTM)
+        if memory is not None:
+            across = prepare(
+                q_BHTD, memory.k, memory.v, self.linear, self.pattern, tokens, memory.tokens, None
+            )
+            return across.attend(None, self.form)
         k_BKTD, v_BKTE = layer.keys_values(x_BTM)
-        if rotation is None:
-            rotation = layer.rotary(tokens, q_BHTD.dtype)
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
-        call = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
-        past = cache.update(call.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
-        return call.attend(past, self.form)
-
-    def cross_attend(
-        self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
-    ) -> Tensor:
-        forbid_weights(score, 0.0)
-        q_BHTD = layer.queries(x_BTM)
-        call = prepare(q_BHTD, memory.k, memory.v, self.linear, self.pattern, tokens, memory.tokens, None)
-        return call.attend(None, self.form)
+        own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
+        past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
+        return own.attend(past, self.form)
 
     def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
         if not isinstance(cache, LinearAttentionCache) or cache.linear != self.linear:

@@ -5,19 +5,15 @@ Legend: B rows, T tokens, M width, H query heads, K kv heads, D per query and ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from headway.attention import KeyValues, attend_keys
-from headway.cache import KVCache, LayerCache
+from headway.cache import KVCache
 from headway.errors import ConfigError
-from headway.nn.mixers.base import Mixer, Projections
+from headway.nn.mixers.base import Call, Mixer, Projections
 from headway.patterns import Pattern
-from headway.positions import PositionScheme, Rotation
-from headway.scores import Score
-from headway.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -29,29 +25,18 @@ class SoftmaxMixer(Mixer):
     scale: float | None = None
     backend: str = "auto"
 
-    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
-        """It takes all of them."""
-
-    def attend(
-        self,
-        layer: Projections,
-        x_BTM: Tensor,
-        tokens: Tokens,
-        cache: LayerCache | None,
-        rotation: Rotation | None,
-        score: Sequence[Score],
-    ) -> Tensor:
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        q_BHTD, tokens, cache, rotation = layer.queries(x_BTM), call.tokens, call.cache, call.rotation
+        if call.memory is not None:
+            return self.softmax(layer, q_BHTD, call.memory, call)
         if cache is not None and not isinstance(cache, KVCache):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
                 "headway.cache.make_cache"
             )
-        q_BHTD = layer.queries(x_BTM)
         k_BKTD, v_BKTE = layer.keys_values(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
-        rotate_late = cache is not None and layer.rotary.rotates and layer.rotary.positions.length_dependent
-        if rotation is None:
-            rotation = layer.rotary(tokens, q_BHTD.dtype)
+        rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         if rotation is not None:
             q_BHTD = rotation.apply(q_BHTD)
             k_BKTD = k_BKTD if rotate_late else rotation.apply(k_BKTD)
@@ -61,30 +46,17 @@ class SoftmaxMixer(Mixer):
             keys = keys.dequantized(q_BHTD.dtype)
             late = layer.rotary(keys.tokens, q_BHTD.dtype)
             keys = replace(keys, k=late.apply(keys.k))
-        return self.softmax(layer, q_BHTD, tokens, keys, self.pattern, score)
+        return self.softmax(layer, q_BHTD, keys, call)
 
-    def cross_attend(
-        self, layer: Projections, x_BTM: Tensor, tokens: Tokens, memory: KeyValues, score: Sequence[Score]
-    ) -> Tensor:
-        return self.softmax(layer, layer.queries(x_BTM), tokens, memory, self.pattern, score)
-
-    def softmax(
-        self,
-        layer: Projections,
-        q: Tensor,
-        tokens: Tokens,
-        keys: KeyValues,
-        pattern: Pattern,
-        score: Sequence[Score],
-    ) -> Tensor:
+    def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
         """`attend` with the scores and the dropout of a layer."""
         own = layer.score() if layer.score.steps else ()
         return attend_keys(
             q,
-            tokens,
+            call.tokens,
             [keys],
-            pattern,
-            score=(*score, *own),
+            self.pattern,
+            score=(*call.score, *own),
             scale=self.scale,
             dropout=layer.dropout if layer.training else 0.0,
             backend=self.backend,
