@@ -281,7 +281,7 @@ def test_the_topics_own_formulas_are_those_of_the_engine(form: str, linear: Line
     noise = torch.Generator().manual_seed(7)
     q, k = torch.randn(2, 20, 1, 2, 64, generator=noise, dtype=torch.float64)
     position = torch.randint(0, 2048, (20, 2), generator=noise)
-    table = Rotary(pairing="adjacent").table(position, 64, dtype=torch.float64)
+    table = Rotary(pairing="adjacent").rotation(position, 64, dtype=torch.float64)
     expected = linear_weights(q, k, linear, rotation=table)[:, 0, 1]
     apart = [position[:, 1] - position[:, j] for j in range(2)]
     found, _ = rotary_linear.weigh(form, q[:, 0, 1], [k[:, 0, j] for j in range(2)], apart)

@@ -55,7 +55,7 @@ def weights(
 
 def table(positions: Tensor, dims: int, dtype: torch.dtype = torch.float64) -> RotaryTable:
     """Turns by the matrices of `rotation_matrix`."""
-    return Rotary(pairing="adjacent").table(positions, dims, dtype=dtype)
+    return Rotary(pairing="adjacent").rotation(positions, dims, dtype=dtype)
 
 
 def sees(tokens: Tokens, causal: bool) -> Tensor:

@@ -61,7 +61,7 @@ def test_a_state_dict_of_attention_fits_and_gives_linear_attention_of_its_projec
     assert list(layer.state_dict()) == list(softmax.state_dict())
     layer.load_state_dict(softmax.state_dict())
     q, k, v = softmax.queries(X), *softmax.keys_values(X)
-    rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
+    rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, v, linear, pattern, rotation=rotation, form="parallel")
     want = softmax.o_proj(out.transpose(1, 2).flatten(2))
     assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
@@ -224,7 +224,7 @@ def test_cross_attention_reads_the_sums_of_memory() -> None:
         (causal, {}, "needs pattern=Full"),
         (turned, {}, "no rotary positions"),
         (layer, {"cache": cache_of(layer)}, "takes no cache"),
-        (layer, {"rotation": ROTARY.table(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
+        (layer, {"rotation": ROTARY.rotation(torch.arange(N), D)}, "memory is given, and nothing is rotated"),
     ):
         with pytest.raises(ConfigError, match=says):
             other(X, memory=memory, **given_)
@@ -241,7 +241,7 @@ def test_values_turn_where_the_scheme_says_so() -> None:
     layer, plain = layer_of(positions=positions), layer_of()
     plain.load_state_dict(layer.state_dict())
     q, k, v = layer.queries(X), *layer.keys_values(X)
-    rotation = ROTARY.table(torch.arange(N), D, dtype=torch.float64)
+    rotation = ROTARY.rotation(torch.arange(N), D, dtype=torch.float64)
     out = linear_attend(q, k, rotation.apply(v), layer.mixer.linear, Causal(), rotation=rotation)
     want = layer.o_proj(out.transpose(1, 2).flatten(2))
     assert torch.allclose(layer(X), want, rtol=0, atol=1e-12)
@@ -268,11 +268,11 @@ def test_autocast_reaches_the_projections_and_not_the_sums(count: int) -> None:
         got = layer(x)
         q, k, v = layer.queries(x), *layer.keys_values(x)
     assert q.dtype == got.dtype == torch.bfloat16
-    rotation = ROTARY.table(torch.arange(count), D, dtype=torch.float64)
+    rotation = ROTARY.rotation(torch.arange(count), D, dtype=torch.float64)
     exact = linear_attend(q.double(), k.double(), v.double(), layer.mixer.linear, Causal(), rotation=rotation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inner = linear_attend(
-            q, k, v, layer.mixer.linear, Causal(), rotation=ROTARY.table(torch.arange(count), D)
+            q, k, v, layer.mixer.linear, Causal(), rotation=ROTARY.rotation(torch.arange(count), D)
         )
     assert (inner.double() - exact).abs().max() <= 2**-8 * exact.abs().max(), "one rounding"
     got.float().sum().backward()

@@ -305,7 +305,7 @@ def test_wrong_calls_are_refused() -> None:
         cross(X, memory=X[:1])
     with pytest.raises(ValueError, match="cross-attention takes no cache"):
         cross(X, memory=X, cache=make_cache(Causal(), CacheSpec(batch=2, kv_heads=2, head_dim=6)))
-    table = Rotary(pairing="halves").table(torch.arange(LENGTH), 6)
+    table = Rotary(pairing="halves").rotation(torch.arange(LENGTH), 6)
     with pytest.raises(ValueError, match="rotation is given, but positions are NoPositions"):
         layer_of()(X, rotation=table)
     with pytest.raises(ValueError, match="rotation is given, but memory is given"):

@@ -166,7 +166,7 @@ def test_layout_of_memory_does_not_matter(pairing):
 
 def test_one_table_serves_many_tensors_and_empty_calls():
     rotary = Rotary(pairing="adjacent")
-    table = rotary.table(torch.arange(4), 8, dtype=torch.float64)
+    table = rotary.rotation(torch.arange(4), 8, dtype=torch.float64)
     assert isinstance(table, RotaryTable)
     q = vectors(9, 2, 4, 4, 8)
     assert torch.equal(table.apply(q), rotary.rotate(q, torch.arange(4)))
@@ -285,10 +285,10 @@ def test_compiles_without_complex_numbers():
     """Under a compiler, neighbours are multiplied as reals; the result is the same."""
     x = vectors(12, 1, 2, 5, 8)
     rotary = Rotary(pairing="adjacent")
-    table = rotary.table(torch.arange(5), 8, dtype=torch.float64)
+    table = rotary.rotation(torch.arange(5), 8, dtype=torch.float64)
     real = RotaryTable(table.cos, table.sin, "adjacent", 8)
     torch.testing.assert_close(real.apply(x), table.apply(x), rtol=0, atol=1e-15)
-    halves = Rotary(pairing="halves").table(torch.arange(5), 8, dtype=torch.float64)
+    halves = Rotary(pairing="halves").rotation(torch.arange(5), 8, dtype=torch.float64)
     plain = halves._rotate(x, halves.cos, halves.sin)
     torch.testing.assert_close(halves.apply(x), plain, rtol=0, atol=1e-15)
 

@@ -91,17 +91,17 @@ def test_row_73_halved_queries_and_doubled_keys_give_a_cosine():
 
 
 def test_row_62_trained_frequencies_move_the_table():
-    """With the numbers of the schedule it is the same rotation; without any it is refused."""
+    """With an offset of 0 it is the same rotation; without any it is refused."""
     fixed, trained = (Rotary(pairing="halves", trainable=t) for t in (False, True))
     x = torch.randn(1, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     start = trained.frequencies(8)
     assert torch.equal(
-        trained.rotate(x, torch.arange(5), frequencies=start),
+        trained.rotate(x, torch.arange(5), offset=start * 0),
         fixed.rotate(x, torch.arange(5)),
     )
     moved = Rotary(pairing="halves", schedule=tuple((start * 1.5).tolist()))
     assert torch.equal(
-        trained.rotate(x, torch.arange(5), frequencies=start * 1.5), moved.rotate(x, torch.arange(5))
+        trained.rotate(x, torch.arange(5), offset=start * 0.5), moved.rotate(x, torch.arange(5))
     )
 
 
@@ -112,9 +112,9 @@ def test_row_62_gradients_reach_the_frequencies(pairing):
         2, 2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4), requires_grad=True
     )
     position = torch.tensor([[0, 4, 9], [1, 1, -3]])
-    f = rotary.frequencies(8).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
-    assert torch.autograd.gradgradcheck(lambda x, f: rotary.rotate(x, position, frequencies=f), (x, f))
+    f = (rotary.frequencies(8) / 7).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, f: rotary.rotate(x, position, offset=f), (x, f))
+    assert torch.autograd.gradgradcheck(lambda x, f: rotary.rotate(x, position, offset=f), (x, f))
 
 
 @pytest.mark.slow
@@ -181,18 +181,18 @@ def test_row_62_training_the_frequencies_hardly_changes_the_loss():
         (lambda: Rotary(pairing="halves", trainable=True, scaling=DynamicNTK(2, 8)), r"drop one of them"),
         (lambda: Rotary(pairing="halves", trainable=1), r"trainable must be True or False, got 1"),
         (
-            lambda: Rotary(pairing="halves", trainable=True).table(torch.arange(3), 8),
-            r"give frequencies=, as nn.RotaryEmbedding",
+            lambda: Rotary(pairing="halves", trainable=True).rotation(torch.arange(3), 8),
+            r"given as offset=\[4\], as nn.RotaryEmbedding does.*got offset=None",
         ),
         (
-            lambda: Rotary(pairing="halves", trainable=True).table(
-                torch.arange(3), 8, frequencies=torch.ones(3)
+            lambda: Rotary(pairing="halves", trainable=True).rotation(
+                torch.arange(3), 8, offset=torch.ones(3)
             ),
-            r"8 rotated dims have frequencies \[4\], got \[3\]",
+            r"given as offset=\[4\].*got offset=\[3\]",
         ),
         (
-            lambda: Rotary(pairing="halves").table(torch.arange(3), 8, frequencies=torch.ones(4)),
-            r"frequencies are given, but Rotary.* computes them; give trainable=True",
+            lambda: Rotary(pairing="halves").rotation(torch.arange(3), 8, offset=torch.ones(4)),
+            r"others are computed; got offset=\[4\] for Rotary",
         ),
     ],
 )

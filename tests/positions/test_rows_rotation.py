@@ -49,13 +49,13 @@ def test_row_40_a_longer_table_begins_with_the_shorter_one():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         short = HALVES.rotate(x[:, :, :2048].to(dtype), torch.arange(2048))
         assert torch.equal(HALVES.rotate(x.to(dtype), torch.arange(3000))[:, :, :2048], short)
-    assert HALVES.table(torch.arange(4), 64, dtype=torch.float16).cos.dtype == torch.float32
+    assert HALVES.rotation(torch.arange(4), 64, dtype=torch.float16).cos.dtype == torch.float32
 
 
 def test_row_40_each_row_of_position_ids_is_looked_up_for_itself():
-    whole = HALVES.table(torch.arange(3000), 64)
+    whole = HALVES.rotation(torch.arange(3000), 64)
     ids = torch.randint(0, 3000, (3, 17), generator=torch.Generator().manual_seed(0))
-    rows = HALVES.table(ids, 64)
+    rows = HALVES.rotation(ids, 64)
     assert torch.equal(rows.cos, whole.cos[ids])
     assert torch.equal(rows.sin, whole.sin[ids])
 
@@ -142,7 +142,7 @@ def test_row_59_frequencies_counted_from_0_or_from_1_are_the_same(theta):
 
 
 def test_row_60_one_complex_number_a_pair_and_any_origin():
-    table = ADJACENT.table(torch.arange(11), 16)
+    table = ADJACENT.rotation(torch.arange(11), 16)
     assert table.cis is not None
     assert table.cis.shape == angles(torch.arange(11), 16).shape == (11, 8)
     q, k = random(3, 2, 1, 2, 11, 16)

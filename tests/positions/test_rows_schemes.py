@@ -173,7 +173,7 @@ def test_row_70_what_cannot_be_turned_is_refused(make, text):
 
 def test_row_70_values_turn_under_a_scaling_without_amplitude():
     scheme = Rotary(pairing="halves", values=True, scaling=LinearScaling(2.0))
-    assert scheme.table(torch.arange(3), 8).rotates_values
+    assert scheme.rotation(torch.arange(3), 8).rotates_values
     assert scheme.with_pairing("halves") == scheme
 
 

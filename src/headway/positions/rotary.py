@@ -174,35 +174,13 @@ class Rotary(PositionScheme):
         position: Tensor,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
-        length: Tensor | None = None,
+        length: int | Tensor | None = None,
         offset: Tensor | None = None,
     ) -> RotaryTable:
-        trained = self.trained_frequencies(head_dim, offset) if self.trainable else None
-        return self.table(position, head_dim, length, dtype, trained)
-
-    def table(
-        self,
-        position: Tensor,
-        head_dim: int,
-        length: int | Tensor | None = None,
-        dtype: torch.dtype = torch.float32,
-        frequencies: Tensor | None = None,
-    ) -> RotaryTable:
-        """Cosines and sines of `position` ([T], or [B or 1, T]: every row its own), to rotate queries and
-        keys with.
-
-        One table serves the queries and keys of all layers that share positions. `length`: see `rotate`.
-        `frequencies` [d/2]: the trained ones, required where `trainable` (`nn.RotaryEmbedding` holds them), else
-        refused; gradients reach them.
-        """
+        """Cosines and sines of `position`; `length` as in `rotate`, `offset` [d/2] where `trainable`, else an error."""
         if position.dim() not in (1, 2):
             raise ConfigError(f"Rotary: positions must be [T] or [B, T], got shape {tuple(position.shape)}")
-        dims = self.rotated_dims(head_dim)
-        if self.trainable:
-            frequency = self._trained(frequencies, dims)
-        elif frequencies is not None:
-            raise ConfigError(f"Rotary: frequencies are given, but {self} computes them; give trainable=True")
-        elif self.length_dependent:
+        if self.length_dependent:
             if length is None:
                 raise ConfigError(
                     f"Rotary: {type(self.scaling).__name__} depends on each row's length; give length, "
@@ -211,30 +189,26 @@ class Rotary(PositionScheme):
             frequency = self.frequencies(head_dim, torch.as_tensor(length, device=position.device))
         else:
             frequency = self.frequencies(head_dim).to(position.device)
+        if (offset is None) == self.trainable or (offset is not None and offset.shape != frequency.shape):
+            raise ConfigError(
+                f"Rotary: trained frequencies (trainable=True) are given as offset={list(frequency.shape)}, as "
+                "nn.RotaryEmbedding does, and others are computed; got "
+                f"offset={None if offset is None else list(offset.shape)} for {self}"
+            )
+        frequency = frequency if offset is None else frequency + offset
         if frequency.dim() == 2:
             frequency = frequency[:, None]
         angle = exact_positions(position)[..., None] * frequency
         kept = torch.float64 if dtype == torch.float64 else torch.float32
         cos, sin = (angle.cos() * self.amplitude).to(kept), (angle.sin() * self.amplitude).to(kept)
-        return RotaryTable.of(cos, sin, self.pairing, dims, self.values)
-
-    def _trained(self, frequencies: Tensor | None, dims: int) -> Tensor:
-        if frequencies is None:
-            raise ConfigError(
-                "Rotary: its frequencies are trained; give frequencies=, as nn.RotaryEmbedding does, which holds them"
-            )
-        if frequencies.shape != (dims // 2,):
-            raise ConfigError(
-                f"Rotary: {dims} rotated dims have frequencies [{dims // 2}], got {list(frequencies.shape)}"
-            )
-        return frequencies.to(torch.float64)
+        return RotaryTable.of(cos, sin, self.pairing, self.rotated_dims(head_dim), self.values)
 
     def rotate(
         self,
         x_BHTD: Tensor,
         position_BT: Tensor,
         length: int | Tensor | None = None,
-        frequencies: Tensor | None = None,
+        offset: Tensor | None = None,
     ) -> Tensor:
         """`x_BHTD`, queries or keys, rotated by their positions; same dtype.
 
@@ -242,7 +216,6 @@ class Rotary(PositionScheme):
         length        [B] or a number: tokens in each row; [B or 1, T]: in each token's document, where
                       documents are packed. Required where `length_dependent`; the result is
                       the same for every length elsewhere
-        frequencies   [d/2], where they are trained
+        offset        [d/2], what is trained of the frequencies where they are
         """
-        table = self.table(position_BT, x_BHTD.shape[-1], length, x_BHTD.dtype, frequencies)
-        return table.apply(x_BHTD)
+        return self.rotation(position_BT, x_BHTD.shape[-1], x_BHTD.dtype, length, offset).apply(x_BHTD)

@@ -187,7 +187,7 @@ def linear_problem(spec: LinearAttentionSpec, n: int, direction: str) -> Problem
 
     Its limit is torch's matrix product, which is what the form is made of."""
     at = make(Case(name="linear", tokens=n), FLOAT32, direction)
-    rotation = Rotary(pairing="halves").table(torch.arange(n), at.case.width)
+    rotation = Rotary(pairing="halves").rotation(torch.arange(n), at.case.width)
     calls = {OURS: lambda: linear_attend(at.q, at.k, at.v, spec, Causal(), rotation=rotation)}
     if n <= MOST:
         calls["softmax"] = lambda: attend(rotation.apply(at.q), rotation.apply(at.k), at.v, Causal())

@@ -43,7 +43,7 @@ class Layer(nn.Module):
         x, position = self.embed(ids), torch.arange(start, start + ids.shape[1])
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in projections)
-        table = self.rotary.table(position, WIDTH // self.heads)
+        table = self.rotary.rotation(position, WIDTH // self.heads)
         return table.apply(q), table.apply(k), table.apply(v) if self.rotary.values else v
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:

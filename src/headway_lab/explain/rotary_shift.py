@@ -96,7 +96,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def table(position: Tensor, dtype: torch.dtype, angles: str) -> RotaryTable:
     """Cosines and sines of angles that were computed and kept in that dtype; "float64" is what `Rotary` does."""
     if angles == "float64":
-        return ROTARY.table(position, HEAD_DIM, dtype=dtype)
+        return ROTARY.rotation(position, HEAD_DIM, dtype=dtype)
     kept: torch.dtype = getattr(torch, angles)
     angle = position.to(kept)[:, None] * ROTARY.frequencies(HEAD_DIM).to(kept)
     return RotaryTable.of(angle.cos().float(), angle.sin().float(), "adjacent", HEAD_DIM)
