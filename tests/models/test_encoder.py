@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError, DataError
-from headway.models import Decoder, Encoder, EncoderDecoder, Head, ModelSpec, build, cost
+from headway.models import Encoder, EncoderDecoder, Head, ModelSpec, build, cost
 from headway.patterns import Causal, Full, Global, Window
 from headway.positions import (
     LinearBias,
@@ -281,7 +281,5 @@ def test_wrong_calls_are_refused() -> None:
         build(encoder().with_head(Head("embed")), seed=0)(IDS, logits_for=slice(0, 1))
     with pytest.raises(ConfigError, match="has no token types"):
         build(encoder(token_types=0), seed=0)(IDS, types=IDS * 0)
-    decoder = build(ModelSpec.of("llama", **SIZE), seed=0)
-    assert isinstance(decoder, Decoder)
-    with pytest.raises(ConfigError, match="counted for decoders whose norms"):
-        cost.activation_bytes(encoder(), 16)
+    with pytest.raises(ConfigError, match="source=3 is of an encoder's rows, and this encoder has none"):
+        cost.activation_bytes(encoder(), 16, source=3)

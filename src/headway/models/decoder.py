@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache
 from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_decoder_cache, make_output, scaled
-from headway.nn import Losses, check_ids, output_cross_entropy
+from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
+from headway.nn import Losses, output_cross_entropy
 from headway.tokens import Tokens
 
 
@@ -74,11 +74,7 @@ class Decoder(nn.Module):
         self, ids: Tensor, *, tokens: Tokens | None = None, cache: DecoderCache | None = None
     ) -> Tensor:
         """The states [B, T, M] that logits are computed from; arguments as in `forward`."""
-        check_ids(ids)
-        if tokens is None:
-            count = ids.shape[1]
-            tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
-        check_call(self.spec, ids, tokens, cache)
+        tokens = checked_tokens(self.spec, ids, tokens, cache)
         redo = self.gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
         hidden: Tensor = self.model(ids, tokens, cache=cache, gradient_checkpointing=redo)
         return hidden
@@ -133,6 +129,3 @@ def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
         raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {which.tolist()}")
     at = (which % count if count else which).expand(batch, -1)
     return x_BTM.gather(1, at.unsqueeze(-1).expand(-1, -1, width))
-
-
-__all__ = ["Decoder", "check_targets", "select_slots"]

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_output, scaled
+from headway.models.stack import TransformerStack, checked_tokens, make_output, scaled
 from headway.nn import (
     IGNORE_INDEX,
     Linear,
     Losses,
-    check_ids,
     make_norm,
     named_activation,
     output_cross_entropy,
@@ -71,9 +70,8 @@ class Encoder(nn.Module):
             beyond the context limit, logits_for with a head that gives one output for a row, targets with a head
             other than masked-lm.
         """
-        check_ids(ids)
+        tokens = checked_tokens(self.spec, ids, tokens)
         check_targets(ids, targets, logits_for)
-        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self.hidden(ids, tokens=tokens, types=types)
         if targets is not None:
             return self.head.cross_entropy(hidden, targets)
@@ -89,9 +87,7 @@ class Encoder(nn.Module):
 
     def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
         """The last states [B, T, M]; arguments as in `forward`."""
-        check_ids(ids)
-        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
-        check_call(self.spec, ids, tokens)
+        tokens = checked_tokens(self.spec, ids, tokens)
         redo = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         states: Tensor = self.model(ids, tokens, types=types, gradient_checkpointing=redo)
         return states

@@ -16,8 +16,8 @@ from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.errors import ConfigError
 from headway.models.decoder import check_targets, select_slots
 from headway.models.spec import ModelSpec
-from headway.models.stack import TransformerStack, check_call, make_decoder_cache, make_output, scaled
-from headway.nn import Losses, check_ids, output_cross_entropy
+from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
+from headway.nn import Losses, output_cross_entropy
 from headway.tokens import Tokens
 
 
@@ -88,8 +88,6 @@ class EncoderDecoder(nn.Module):
             raise ConfigError(
                 f"EncoderDecoder: {source.shape[0]} sources and {ids.shape[0]} targets; give as many of both"
             )
-        check_ids(ids)
-        tokens = Tokens.range(ids.shape[1], device=ids.device) if tokens is None else tokens
         hidden = self._decode(ids, tokens, self.memory_keys(memory))
         if targets is not None:
             return output_cross_entropy(
@@ -104,9 +102,7 @@ class EncoderDecoder(nn.Module):
     def encode(self, source: Tensor, *, tokens: Tokens | None = None) -> Memory:
         """The encoder's last states of `source` [B, S]."""
         assert self.spec.encoder is not None
-        check_ids(source)
-        tokens = Tokens.range(source.shape[1], device=source.device) if tokens is None else tokens
-        check_call(self.spec.encoder, source, tokens)
+        tokens = checked_tokens(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
         states = self.encoder(source, tokens, embedding=table, gradient_checkpointing=self._redo)
         return Memory(states, tokens)
@@ -118,8 +114,6 @@ class EncoderDecoder(nn.Module):
 
     def decode(self, ids: Tensor, cache: EncoderDecoderCache, *, tokens: Tokens | None = None) -> Tensor:
         """Logits [B, T, V] after the next target ids [B, T], which are added to `cache`."""
-        check_ids(ids)
-        tokens = cache.own.next_tokens(ids.shape[1]) if tokens is None else tokens
         return self.logits(self._decode(ids, tokens, cache.memory, cache.own))
 
     def make_cache(
@@ -138,9 +132,13 @@ class EncoderDecoder(nn.Module):
         return logits
 
     def _decode(
-        self, ids: Tensor, tokens: Tokens, memory: Sequence[KeyValues], cache: DecoderCache | None = None
+        self,
+        ids: Tensor,
+        tokens: Tokens | None,
+        memory: Sequence[KeyValues],
+        cache: DecoderCache | None = None,
     ) -> Tensor:
-        check_call(self.spec, ids, tokens, cache)
+        tokens = checked_tokens(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(
             ids, tokens, cache=cache, memory=memory, gradient_checkpointing=self._redo and cache is None
         )

@@ -72,20 +72,14 @@ class Row:
     def of(name: str) -> Row:
         """The row of a name of the catalog. Raises ConfigError as `catalog.spec` does."""
         spec = catalog.spec(name)
+        kept = ("family", "kind", "layers", "width", "heads", "kv_heads", "hidden", "vocab")
         return Row(
             name=name,
-            family=spec.family,
-            kind=spec.kind,
             tokens=UNITS.get(name, ""),
             positions=POSITIONS.get(type(spec.positions), type(spec.positions).__name__),
             parameters=cost.parameter_count(spec),
-            layers=spec.layers,
-            width=spec.width,
-            heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            hidden=spec.hidden,
-            vocab=spec.vocab,
             context=spec.trained_context,
+            **{field: getattr(spec, field) for field in kept},
         )
 
 

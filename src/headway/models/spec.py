@@ -168,8 +168,8 @@ class ModelSpec:
         if needed:
             raise ConfigError(f"ModelSpec.of({family!r}, ...): {', '.join(needed)} must be given")
         given = {"patterns": Causal(), **kind.defaults, **fields}
-        seen = given.pop("patterns") if patterns is None else patterns
-        given.pop("patterns", None)
+        if patterns is not None:
+            given["patterns"] = patterns
         given = {**kind.derive(given), **given}
         given.setdefault("kv_heads", given["heads"])
         given.setdefault("positions", Rotary(kind.theta, pairing="halves"))
@@ -180,8 +180,7 @@ class ModelSpec:
                     "give head_dim"
                 )
             given["head_dim"] = given["width"] // given["heads"]
-        causal = given.get("causal", True)
-        return ModelSpec(family=family, patterns=expand_patterns(seen, given["layers"], causal), **given)
+        return ModelSpec(family=family, **given)
 
     @staticmethod
     def of_pair(family: str, *, encoder: Mapping[str, Any] | None = None, **fields: Any) -> ModelSpec:

@@ -31,6 +31,7 @@ from headway.nn import (
     PositionEmbedding,
     Scores,
     TokenEmbedding,
+    check_ids,
     make_norm,
 )
 from headway.patterns import Full, Pattern
@@ -243,8 +244,17 @@ def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
     return types
 
 
-def check_call(spec: ModelSpec, ids: Tensor, tokens: Tokens, cache: DecoderCache | None = None) -> None:
-    """ConfigError unless tokens and cache are those of `ids`, and rows within the context limit."""
+def checked_tokens(
+    spec: ModelSpec, ids: Tensor, tokens: Tokens | None, cache: DecoderCache | None = None
+) -> Tokens:
+    """The tokens of `ids`: unless given, every slot is one, numbered from 0 or from where `cache` ended.
+
+    Raises DataError unless ids are whole numbers [B, T]; ConfigError unless tokens and cache are those of `ids`, and
+    rows within the context limit."""
+    check_ids(ids)
+    if tokens is None:
+        count = ids.shape[1]
+        tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
     if tokens.count != ids.shape[1] or tokens.rows not in (1, ids.shape[0]):
         raise ConfigError(
             f"tokens describe {tokens.rows} rows of {tokens.count} slots, but ids are "
@@ -266,3 +276,4 @@ def check_call(spec: ModelSpec, ids: Tensor, tokens: Tokens, cache: DecoderCache
             raise ConfigError(
                 f"a row of {longest} tokens is longer than this model can take ({limit}); shorten the input"
             )
+    return tokens
