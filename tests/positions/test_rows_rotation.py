@@ -36,6 +36,12 @@ def skew(seed: int, dims: int, size: float = 1.0) -> Tensor:
     return x - x.T
 
 
+def offset_to(start: Rotary, generator: Tensor) -> Tensor:
+    """What is trained below the diagonal where A is `generator`."""
+    change = generator - SpecialOrthogonal(start).generator(len(generator))
+    return change[*torch.tril_indices(*generator.shape, -1)]
+
+
 def at(table: MatrixTable, x: Tensor) -> Tensor:
     return table.apply(x.expand(1, 1, table.matrix.shape[-3], -1))[0, 0]
 
@@ -206,7 +212,7 @@ def test_row_63_is_the_matrix_exponential():
 def test_row_63_starts_as_rotary_and_stays_exact_far_away(start):
     scheme, x = SpecialOrthogonal(start), random(4, 1, 1, 1, 16)
     position = torch.tensor([0, 1, 5, 64, 4097, -70_001, 1_000_003, 2**32 + 7])
-    table = scheme.table(position, 16, scheme.generator(16), DOUBLE)
+    table = scheme.rotation(position, 16, DOUBLE)
     expected = start.rotate(x.expand(1, 1, 8, 16), position)[0, 0]
     error = (at(table, x) - expected).abs().amax(-1)
     assert (error <= 1e-14 + 8 * position.abs() * 2**-52).all()
@@ -225,7 +231,7 @@ def test_row_63_is_a_rotary_after_another_projection():
     rotary = Rotary(pairing="adjacent", schedule=tuple(value[value > 0].tolist()))
     q, k = random(7, 2, 1, 1, 9, 6)
     p = torch.arange(9)
-    table = SpecialOrthogonal(ADJACENT).table(p, 6, generator, DOUBLE)
+    table = SpecialOrthogonal(ADJACENT).rotation(p, 6, DOUBLE, offset=offset_to(ADJACENT, generator))
     ours = table.apply(q) @ table.apply(k).mT
     torch.testing.assert_close(
         rotary.rotate(q @ basis, p) @ rotary.rotate(k @ basis, p).mT, ours, rtol=0, atol=1e-12
@@ -234,7 +240,7 @@ def test_row_63_is_a_rotary_after_another_projection():
 
 def test_row_63_table_of_half_precision_is_float32_rounded_once():
     scheme = SpecialOrthogonal(Rotary(pairing="halves", dims=6))
-    table = scheme.table(torch.arange(5), 8, scheme.generator(8))
+    table = scheme.rotation(torch.arange(5), 8)
     x = random(8, 2, 3, 5, 8).bfloat16()
     assert table.matrix.dtype == torch.float32
     assert torch.equal(table.apply(x), table.apply(x.float()).bfloat16())
@@ -252,17 +258,15 @@ def test_row_63_table_of_half_precision_is_float32_rounded_once():
         (lambda: SpecialOrthogonal(HALVES).generator(7), r"head_dim 7 is odd"),
         (lambda: rotation_matrices(skew(0, 4), torch.arange(3.0)), r"must be integers, got torch.float32"),
         (
-            lambda: SpecialOrthogonal(HALVES).table(torch.arange(3), 8, skew(0, 4)),
-            r"generator of 8 rotated dims is \[8, 8\], got \[4, 4\]",
+            lambda: SpecialOrthogonal(HALVES).rotation(torch.arange(3), 8, offset=torch.ones(6)),
+            r"8 rotated dims have 28 trained numbers below the diagonal, got offset=\[6\]",
         ),
         (
-            lambda: SpecialOrthogonal(HALVES).table(torch.zeros(1, 1, 1, dtype=torch.long), 8, skew(0, 8)),
+            lambda: SpecialOrthogonal(HALVES).rotation(torch.zeros(1, 1, 1, dtype=torch.long), 8),
             r"must be \[T\] or \[B, T\], got shape \(1, 1, 1\)",
         ),
         (
-            lambda: (
-                SpecialOrthogonal(HALVES).table(torch.arange(3), 8, skew(0, 8)).apply(torch.ones(1, 1, 4, 8))
-            ),
+            lambda: SpecialOrthogonal(HALVES).rotation(torch.arange(3), 8).apply(torch.ones(1, 1, 4, 8)),
             r"T = 3 positions",
         ),
     ],

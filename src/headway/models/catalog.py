@@ -13,15 +13,8 @@ from headway.positions import Learned, Llama3, Rotary
 Fields = Mapping[str, Any]
 
 
-def _sizes(width: int, layers: int, heads: int, kv_heads: int, hidden: int, **more: Any) -> dict[str, Any]:
-    return {
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "hidden": hidden,
-        **more,
-    }
+def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
+    return {**dict(zip(("width", "layers", "heads", "kv_heads", "hidden"), sizes, strict=True)), **more}
 
 
 _LLAMA_1 = {"family": "llama", "vocab": 32000, "norm_eps": 1e-6, "trained_context": 2048}

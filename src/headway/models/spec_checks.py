@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headway.errors import ConfigError, HeadwayError, did_you_mean
@@ -14,6 +14,19 @@ from headway.patterns import Causal, Full, Pattern
 from headway.positions import PositionScheme
 
 SIZES = ("vocab", "width", "layers", "heads", "kv_heads", "head_dim", "hidden", "trained_context")
+NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
+    "must lie between 0.0 and 1.0": (("norm_eps",), lambda n: 0 < n < 1),
+    "must be a number above 0": (
+        ("init_std", "embedding_scale", "logit_scale", "attention_scale"),
+        lambda n: 0 < n < math.inf,
+    ),
+    "counts rows of a table, 0 or more": (("token_types",), lambda n: type(n) is int and n >= 0),
+    "is a probability from 0 to below 1": (
+        ("dropout", "attention_dropout", "activation_dropout"),
+        lambda n: 0 <= n < 1,
+    ),
+}
+"""What must hold for fields that are numbers, where they are not None."""
 
 
 def check_sizes(spec: Any) -> None:
@@ -47,24 +60,11 @@ def check(spec: Any) -> None:
 
 
 def _check_numbers(spec: Any) -> None:
-    for name, low, high in (("norm_eps", 0.0, 1.0), ("init_std", 0.0, math.inf)):
-        if not low < getattr(spec, name) < high:
-            raise ConfigError(
-                f"ModelSpec: {name} must lie between {low} and {high}, got {getattr(spec, name)!r}"
-            )
-    for name in ("embedding_scale", "logit_scale", "attention_scale"):
-        value = getattr(spec, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"ModelSpec: {name} must be a number above 0, got {value!r}")
-    if type(spec.token_types) is not int or spec.token_types < 0:
-        raise ConfigError(
-            f"ModelSpec: token_types counts rows of a table, 0 or more, got {spec.token_types!r}"
-        )
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
-        if not 0.0 <= getattr(spec, name) < 1.0:
-            raise ConfigError(
-                f"ModelSpec: {name} is a probability from 0 to below 1, got {getattr(spec, name)!r}"
-            )
+    for what, (names, holds) in NUMBERS.items():
+        for name in names:
+            value = getattr(spec, name)
+            if value is not None and not holds(value):
+                raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
 
 
 def _check_choices(spec: Any) -> None:

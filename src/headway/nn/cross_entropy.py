@@ -172,14 +172,14 @@ def chunked_cross_entropy(
         parts.append(
             _chunk(*given) if is_last or not redo else checkpoint(_chunk, *given, use_reentrant=False)
         )
-    first, *others = parts
-    total = sum((part[0] for part in others), start=first[0])
-    nats = sum((part[1] for part in others), start=first[1])
-    each = torch.cat([part[2] for part in parts]).view(targets.shape)
-    found = (
-        torch.cat([part[3] for part in parts if part[3] is not None]).view(targets.shape) if hits else None
+    totals, nats, each, found = zip(*parts, strict=True)
+    return Losses(
+        sum(totals[1:], start=totals[0]),
+        sum(nats[1:], start=nats[0]).detach(),
+        count,
+        torch.cat(each).view(targets.shape),
+        torch.cat(found).view(targets.shape) if hits else None,
     )
-    return Losses(total, nats.detach(), count, each, found)
 
 
 def _chunk(

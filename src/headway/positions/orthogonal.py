@@ -74,42 +74,34 @@ class SpecialOrthogonal(PositionScheme):
         length: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> MatrixTable:
-        return self.table(position, head_dim, self.generator(head_dim, offset), dtype)
+        """R_p of `position`: float64 until it is rounded once, to float32, or float64 for that `dtype`."""
+        if position.dim() not in (1, 2):
+            raise ConfigError(
+                f"SpecialOrthogonal: positions must be [T] or [B, T], got shape {tuple(position.shape)}"
+            )
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        matrices = rotation_matrices(self.generator(head_dim, offset), position).to(kept)
+        return MatrixTable(matrices, self.rotated_dims(head_dim), self.start.values)
 
     def generator(self, head_dim: int, offset: Tensor | None = None) -> Tensor:
         """A [d, d] float64: that of `start`, whose R_m is exp(m A), and what has been trained since, `offset`
-        [d (d - 1) / 2] below its diagonal."""
+        [d (d - 1) / 2] below its diagonal. Raises ConfigError for an offset of another length."""
         a, b = torch.tensor(coordinate_pairs(self.start.pairing, self.rotated_dims(head_dim))).T
         frequencies = self.start.frequencies(head_dim)
         generator = frequencies.new_zeros(2 * len(a), 2 * len(a))
         generator[a, b], generator[b, a] = -frequencies, frequencies
         if offset is None:
             return generator
+        count = self.trained_numbers(head_dim)
+        if offset.shape != (count,):
+            raise ConfigError(
+                f"SpecialOrthogonal: {len(generator)} rotated dims have {count} trained numbers below the diagonal, got "
+                f"offset={list(offset.shape)}"
+            )
         generator = generator.to(offset.device)
         row, column = torch.tril_indices(len(generator), len(generator), -1, device=offset.device)
         below = torch.zeros_like(generator).index_put((row, column), offset.to(generator.dtype))
         return generator + below - below.mT
-
-    def table(
-        self, position: Tensor, head_dim: int, generator: Tensor, dtype: torch.dtype = torch.float32
-    ) -> MatrixTable:
-        """R_p of `position` ([T], or [B or 1, T]) under a skew-symmetric `generator` [d, d]; gradients reach it.
-
-        Matrices are float64 until they are rounded once, to float32, or float64 for that `dtype`. Raises
-        ConfigError for positions that are no integers, or a generator of another shape.
-        """
-        dims = self.rotated_dims(head_dim)
-        if position.dim() not in (1, 2):
-            raise ConfigError(
-                f"SpecialOrthogonal: positions must be [T] or [B, T], got shape {tuple(position.shape)}"
-            )
-        if generator.shape != (dims, dims):
-            raise ConfigError(
-                f"SpecialOrthogonal: the generator of {dims} rotated dims is [{dims}, {dims}], "
-                f"got {list(generator.shape)}"
-            )
-        kept = torch.float64 if dtype == torch.float64 else torch.float32
-        return MatrixTable(rotation_matrices(generator, position).to(kept), dims, self.start.values)
 
 
 def rotation_matrices(generator: Tensor, position: Tensor) -> Tensor:
