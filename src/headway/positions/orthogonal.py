@@ -95,8 +95,8 @@ class SpecialOrthogonal(PositionScheme):
         count = self.trained_numbers(head_dim)
         if offset.shape != (count,):
             raise ConfigError(
-                f"SpecialOrthogonal: {len(generator)} rotated dims have {count} trained numbers below the diagonal, got "
-                f"offset={list(offset.shape)}"
+                f"SpecialOrthogonal: {len(generator)} rotated dims have {count} trained numbers below the diagonal, "
+                f"got offset={list(offset.shape)}"
             )
         generator = generator.to(offset.device)
         row, column = torch.tril_indices(len(generator), len(generator), -1, device=offset.device)
