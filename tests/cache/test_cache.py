@@ -27,7 +27,7 @@ def draw(count: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> tupl
 
 
 def state(cache: KVCache) -> tuple[Any, ...]:
-    return cache.lengths, *(t.clone() for t in (*cache.storage.tensors, cache.table.tokens.index))
+    return cache.lengths, *(t.clone() for t in (*cache.tensors, cache.table.tokens.index))
 
 
 def assert_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
@@ -160,7 +160,7 @@ def test_under_no_grad_parameters_may_be_stored_and_no_graph_is_kept(kind: str) 
         cache.update(k, v, Tokens.range(6))
     keys = cache.update(*draw(1), Tokens.range(1, start=6))
     assert not keys.k.requires_grad
-    assert not cache.storage.tensors[0].requires_grad
+    assert not cache.tensors[0].requires_grad
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,7 +209,7 @@ def test_rows_can_become_more_or_fewer_or_none(kind: str) -> None:
     cache.update(k, v, Tokens(torch.tensor([[0, 1, 2], [0, 1, -1]])))
     cache.reorder([1, 1, 0])
     assert cache.lengths == (2, 2, 3)
-    assert torch.equal(cache.storage.tensors[0][:, :, :2], k[[1, 1, 0], :, :2])
+    assert torch.equal(cache.tensors[0][:, :, :2], k[[1, 1, 0], :, :2])
     cache.reorder(torch.tensor([2]))
     assert cache.lengths == (3,)
     keys = cache.update(*draw(1, 1), Tokens.range(1, start=3))
@@ -230,7 +230,7 @@ def test_a_growing_cache_doubles_and_makes_room_when_told() -> None:
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
     cache = make("growing")
     cache.reserve(100)
-    where = cache.storage.tensors[0].data_ptr()
+    where = cache.tensors[0].data_ptr()
     for i in range(10):
         keys = cache.update(*draw(10), Tokens.range(10, start=10 * i))
         assert keys.k.data_ptr() == where
@@ -244,8 +244,8 @@ def test_new_slots_are_zeros() -> None:
     cache = make("growing")
     cache.reserve(8)
     cache.update(*draw(3), Tokens(torch.tensor([[0, 1, 2], [-1, -1, -1]])))
-    assert not cache.storage.tensors[0][:, :, 3:].any()
-    assert not cache.storage.tensors[1][1].any()
+    assert not cache.tensors[0][:, :, 3:].any()
+    assert not cache.tensors[1][1].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,5 +54,5 @@ def test_kinds_and_slack() -> None:
     assert (type(ring.table.policy), ring.bound) == (Ring, 7)
     with pytest.raises(CacheError, match=r"kind is .* got 'paged'"):
         make_cache(Causal(), CacheSpec(**SIZES), kind="paged")
-    with pytest.raises(CacheError, match=r"slack counts tokens .* got -1"):
+    with pytest.raises(CacheError, match=r"count tokens, got .*slack=-1"):
         make_cache(Window.last(4), CacheSpec(**SIZES), slack=-1)

@@ -75,7 +75,7 @@ def test_every_split_stores_the_same_bits(case: Case, kind: str) -> None:
         row, slot = (cache.table.tokens.index >= 0).nonzero(as_tuple=True)
         index = cache.table.tokens.index[row, slot]
         assert len(index) >= 2 * min(n, case.slots or n)
-        k, v, k_scale, v_scale = cache.storage.tensors
+        k, v, k_scale, v_scale = cache.tensors
         stored = ((k, k_scale), (v, v_scale))
         for have, want in zip(stored, alone, strict=True):
             for mine, theirs in zip(have, want, strict=True):

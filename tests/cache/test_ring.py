@@ -38,7 +38,7 @@ def give(cache: KVCache, *counts: int) -> KeyValues:
 
 
 def shares_memory(keys: KeyValues, cache: KVCache) -> bool:
-    return keys.k.untyped_storage().data_ptr() == cache.storage.tensors[0].untyped_storage().data_ptr()
+    return keys.k.untyped_storage().data_ptr() == cache.tensors[0].untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("slack", [0, 1, 3])

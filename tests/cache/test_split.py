@@ -39,7 +39,7 @@ def new_cache(
 def poison(cache: KVCache) -> None:
     """Slots that hold no token hold NaN: in int8, in their scale."""
     empty = cache.table.tokens.index < 0
-    for t in cache.storage.tensors:
+    for t in cache.tensors:
         if t.is_floating_point():
             t.transpose(1, 2)[empty] = float("nan")
 
@@ -183,7 +183,7 @@ def test_an_empty_chunk_changes_nothing(case: Case) -> None:
     cache.update(padding, padding, Tokens(torch.full((2, 3), -1)))
     assert cache.length.tolist() == [2 * W] * 2
     assert torch.equal(cache.table.tokens.index, before.table.tokens.index)
-    assert torch.equal(cache.storage.tensors[0], before.storage.tensors[0])
+    assert torch.equal(cache.tensors[0], before.tensors[0])
 
 
 def test_the_oracle_can_fail() -> None:

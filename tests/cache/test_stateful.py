@@ -60,7 +60,7 @@ class Sequence:
 
     def may_trim_to(self, end: int, policy: SlotPolicy) -> bool:
         """Only what lies in the ring behind the highest index can be gone."""
-        if policy.recent is None or end <= SINKS:
+        if policy.retention.reach is None or end <= SINKS:
             return True
         return self.highest - RING <= max(SINKS, end - REACH)
 
@@ -148,7 +148,7 @@ class CacheMachine(RuleBasedStateMachine):
                 held[d, i] = Token(number, is_global[b][slot], position[b][slot])
                 assert [round(x) for x in keys.v[b, 0, slot].tolist()] == [number, -number]
             for d, i, token in self.every_token(row):
-                kept = self.policy.recent is None or i < SINKS or i >= before[b][d] - REACH
+                kept = self.policy.retention.reach is None or i < SINKS or i >= before[b][d] - REACH
                 if kept or (self.policy.retention.globals and token.is_global):
                     assert (d, i) in held, f"row {b} lost token {i} of {len(row[d].tokens)} of document {d}"
                 if (d, i) in held:
@@ -211,7 +211,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def keeps_its_bound(self) -> None:
-        if self.policy.recent is None:
+        if self.policy.retention.reach is None:
             return
         layer, pins = self.cache[0], self.policy.retention.globals
         most = [

@@ -3,13 +3,11 @@
 from headway.cache.choose import POLICIES, choose_cache, make_cache, slot_policy
 from headway.cache.decoder import DecoderCache
 from headway.cache.encoder_decoder import EncoderDecoderCache
-from headway.cache.growing import Growing
 from headway.cache.kv_cache import KVCache
 from headway.cache.layer_cache import Cache, LayerCache
-from headway.cache.lengths import SequenceLengths
 from headway.cache.linear_attention import LinearAttentionCache
-from headway.cache.policy import SlotPolicy
-from headway.cache.ring import Ring
+from headway.cache.policy import Growing, Ring, SlotPolicy
+from headway.cache.sequences import SequenceLengths
 from headway.cache.spec import KV_DTYPES, CacheSpec, kv_dtype
 from headway.cache.table import SlotTable
 

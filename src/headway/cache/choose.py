@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headway.cache.growing import Growing
 from headway.cache.kv_cache import KVCache
-from headway.cache.policy import SlotPolicy
-from headway.cache.ring import Ring
+from headway.cache.policy import Growing, Ring, SlotPolicy
 from headway.cache.spec import CacheSpec
 from headway.choice import Choice
 from headway.errors import CacheError, did_you_mean
 from headway.patterns import Or, Pattern, PerHead, Retention
 
 POLICIES: dict[str, Callable[[Retention, int], SlotPolicy]] = {
-    "growing": lambda retention, slack: Growing(),
+    "growing": lambda retention, slack: Growing(slack=slack),
     "ring": Ring,
 }
 """Slot policies by name, each made of what a pattern retains and the slack; a new one is added here."""
@@ -51,15 +49,14 @@ def slot_policy(pattern: Pattern, slack: int = 0, kind: str = "auto") -> SlotPol
         slack: tokens that can always be trimmed. (A growing cache can be trimmed by any number.)
         kind: a name in `POLICIES`; "auto" is what `choose_cache` names.
     Raises:
-        CacheError: the pattern looks ahead; kind is "ring" and nothing may be forgotten; an unknown kind.
+        CacheError: the pattern looks ahead; kind is "ring" and nothing may be forgotten; slack is negative; an
+            unknown kind.
     """
     need, choice = _need(pattern), choose_cache(pattern)
     if kind not in ("auto", *POLICIES):
         raise CacheError(
             f"cache: kind is one of auto, {', '.join(POLICIES)}, got {kind!r}{did_you_mean(kind, POLICIES)}"
         )
-    if slack < 0:
-        raise CacheError(f"cache: slack counts tokens that can be trimmed, got {slack}")
     if kind == "ring" and need.reach is None:
         raise CacheError(f'cache: kind="ring" was asked for, but {choice.why}; use kind="growing"')
     return POLICIES[choice.what if kind == "auto" else kind](need, slack)

@@ -11,10 +11,10 @@ from typing import final
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cache.choose import slot_policy
 from headway.cache.kv_cache import KVCache
-from headway.cache.layer_cache import Cache, LayerCache, broken_off
-from headway.cache.lengths import Documents, SequenceLengths
+from headway.cache.layer_cache import Cache, LayerCache
 from headway.cache.linear_attention import LinearAttentionCache
 from headway.cache.policy import SlotPolicy
+from headway.cache.sequences import SequenceLengths
 from headway.cache.spec import CacheSpec
 from headway.cache.table import SlotTable
 from headway.errors import CacheError
@@ -57,16 +57,6 @@ class DecoderCache(Cache):
     def layers(self) -> Sequence[LayerCache]:
         """The layers, from the first to the last."""
         return self._layers
-
-    @property
-    def _rows(self) -> Sequence[Documents]:
-        """Raises CacheError when layers disagree."""
-        first = self._layers[0]
-        for i, layer in enumerate(self._layers):
-            same = layer.sequences is first.sequences or layer._rows == first._rows
-            if layer.steps != layer.sequences.steps or not same:
-                raise broken_off("layer 0", first._rows, f"layer {i}", layer._rows)
-        return first.sequences.rows
 
     def __len__(self) -> int:
         return len(self._layers)

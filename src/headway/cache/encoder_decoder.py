@@ -36,8 +36,6 @@ class EncoderDecoderCache:
         """Row i becomes what row rows[i] was, in every layer; there may be more rows or fewer than before."""
         self.own.reorder(rows)
         at = torch.as_tensor(rows, dtype=torch.int64, device=self.own.device)
-        if at.tolist() == list(range(self.memory[0].k.shape[0])):
-            return
         self.memory = [
             keys.map(lambda t: t.index_select(0, at), keys.tokens.select_rows(at)) for keys in self.memory
         ]
@@ -45,10 +43,6 @@ class EncoderDecoderCache:
     def fork(self) -> EncoderDecoderCache:
         """An independent copy; the encoder's keys, which do not change, are shared."""
         return EncoderDecoderCache(self.own.fork(), list(self.memory))
-
-    @property
-    def batch(self) -> int:
-        return self.own.batch
 
     @property
     def nbytes(self) -> int:

@@ -14,8 +14,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from headway.cache.chunk import Chunk
-from headway.cache.lengths import Documents, SequenceLengths, trimmed
+from headway.cache.sequences import Chunk, Documents, SequenceLengths, trimmed
 from headway.cache.table import SlotTable
 from headway.errors import CacheError
 from headway.tokens import Tokens
@@ -34,9 +33,13 @@ class Cache(ABC):
         """The layers, from the first to the last."""
 
     @property
-    @abstractmethod
     def _rows(self) -> Sequence[Documents]:
-        """`documents`, not to be changed."""
+        """`documents`, not to be changed. Raises CacheError when layers disagree."""
+        first = self.layers[0].seen
+        for i, layer in enumerate(self.layers):
+            if layer.seen is not first and layer.seen != first:
+                raise _broken_off("layer 0", first, f"layer {i}", layer.seen)
+        return first
 
     @property
     def documents(self) -> tuple[Documents, ...]:
@@ -146,11 +149,11 @@ class Cache(ABC):
 
         Raises CacheError when a sequence has seen fewer, or when what the tokens before them need is no longer
         held; nothing is then changed."""
-        ends = trimmed(self._rows, n)
-        for layer in self._all_layers():
+        ends, layers = trimmed(self._rows, n), self._all_layers()
+        for layer in layers:
             layer._check_trim(ends)
-        for sequences in self._sequences:
-            sequences.trim_to(ends)
+        for layer in layers:
+            layer._set_rows(ends)
         for table in self._tables:
             table.trim(ends)
 
@@ -170,23 +173,18 @@ class Cache(ABC):
         chosen = pick.tolist()
         if pick.dim() != 1 or any(not 0 <= r < batch for r in chosen):
             raise CacheError(f"Cache.reorder: rows must be a list of numbers in 0..{batch - 1}, got {chosen}")
-        _ = self._rows
-        for sequences in self._sequences:
-            sequences.select_rows(chosen)
+        seen = self._rows
+        picked = [seen[r] for r in chosen]
+        for layer in layers:
+            layer._set_rows(picked)
+            layer._select_rows(pick)
         for table in self._tables:
             table.select_rows(pick)
-        for layer in layers:
-            layer._select_rows(pick)
 
-    @final
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of so many tokens at once, so that no later update has to; never shrinks."""
         for layer in self.layers:
-            layer._reserve(tokens)
-
-    @property
-    def _sequences(self) -> list[SequenceLengths]:
-        return list(dict.fromkeys(layer.sequences for layer in self.layers))
+            layer.reserve(tokens)
 
     @property
     def _tables(self) -> list[SlotTable]:
@@ -226,13 +224,14 @@ class LayerCache(Cache):
     """The past of one layer: keys and values (`KVCache`), or the sums of linear attention (`LinearAttentionCache`).
 
     The layers of a decoder share `sequences`, and layers that retain the same tokens share their `table`. The first
-    layer that is given a chunk has it validated and placed; the others follow it.
+    layer that is given a chunk has it validated and placed; the others follow it. `seen`: `sequences.rows` when the
+    layer was last given a chunk.
     """
 
     table: SlotTable | None = None
 
     def __init__(self, sequences: SequenceLengths) -> None:
-        self.sequences, self.steps = sequences, sequences.steps
+        self.sequences, self.seen = sequences, sequences.rows
         sequences.layers += 1
 
     @property
@@ -240,21 +239,20 @@ class LayerCache(Cache):
         """This one."""
         return (self,)
 
-    @property
-    def _rows(self) -> Sequence[Documents]:
-        sequences = self.sequences
-        return sequences.rows if self.steps == sequences.steps else sequences.before
-
     def _chunk(self, tokens: Tokens) -> Chunk:
         """The chunk of these tokens. Raises CacheError where they do not go on where the rows ended, or are not what
         the layers before were given."""
         sequences = self.sequences
-        if self.steps == sequences.steps:
+        if self.seen is sequences.rows:
             return sequences.append(tokens)
         chunk = sequences.chunk
-        if chunk is None or self.steps + 1 < sequences.steps or not chunk.is_of(tokens):
-            raise broken_off("a layer before", sequences.rows, "this one", self._rows)
+        if chunk is None or self.seen is not chunk.before or not chunk.is_of(tokens):
+            raise _broken_off("a layer before", sequences.rows, "this one", self.seen)
         return chunk
+
+    def _set_rows(self, rows: Sequence[Documents]) -> None:
+        self.sequences.rows = self.seen = rows
+        self.sequences.chunk = None
 
     @abstractmethod
     def _check_trim(self, ends: Sequence[Documents]) -> None:
@@ -264,12 +262,8 @@ class LayerCache(Cache):
     def _select_rows(self, rows: Tensor) -> None:
         """Chooses rows of what the layer alone holds."""
 
-    @abstractmethod
-    def _reserve(self, tokens: int) -> None:
-        """As `reserve`."""
 
-
-def broken_off(
+def _broken_off(
     first: str, before: Sequence[Documents], second: str, after: Sequence[Documents]
 ) -> CacheError:
     """The error of layers that have not seen the same tokens."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention import LinearAttentionSpec, LinearState, check_pattern
 from headway.cache.layer_cache import LayerCache
-from headway.cache.lengths import Documents, SequenceLengths
+from headway.cache.sequences import Documents, SequenceLengths
 from headway.cache.spec import CacheSpec
 from headway.errors import CacheError
 from headway.patterns import Causal
@@ -82,7 +82,7 @@ class LinearAttentionCache(LayerCache):
         self._chunk(tokens)
         with torch.inference_mode(False), torch.no_grad():
             self._state = past.merge(new)
-        self.steps = self.sequences.steps
+        self.seen = self.sequences.rows
         return past
 
     @property
@@ -91,7 +91,7 @@ class LinearAttentionCache(LayerCache):
         return self._state
 
     def _check_trim(self, ends: Sequence[Documents]) -> None:
-        if [*ends] != [*self._rows]:
+        if [*ends] != [*self.seen]:
             raise CacheError(
                 "LinearAttentionCache.trim: linear attention keeps sums over its keys, and no key can be taken out "
                 "of a sum again; fork() before the tokens that may have to go, which copies "
@@ -102,7 +102,7 @@ class LinearAttentionCache(LayerCache):
         with torch.inference_mode(False):
             self._state = LinearState(*(t.index_select(0, rows) for t in self._state.tensors))
 
-    def _reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int) -> None:
         """All room is there from the start, for rows of any length."""
 
     @property

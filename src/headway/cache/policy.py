@@ -1,14 +1,15 @@
-"""Which tokens a slot table keeps, and in which slots: what each policy says.
+"""Which tokens a slot table keeps, and in which slots: the interface of a policy, and the two for every pattern.
 
 Legend: B rows, S slots, N new tokens.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,15 @@ from headway.errors import CacheError
 from headway.patterns import Retention
 from headway.tokens import Tokens
 
+EVERYTHING = Retention(None)
 
-@dataclass(frozen=True)
-class Run:
-    """The tokens index, index + 1, ... (`count` of them) in the slots slot, slot + 1, ..."""
+
+class Run(NamedTuple):
+    """The tokens index, index + 1, ... (`length` of them) in the slots slot, slot + 1, ..."""
 
     slot: int
+    length: int
     index: int
-    count: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class SlotPolicy(ABC):
 
     def __post_init__(self) -> None:
         reach, sinks = self.retention.reach, self.retention.sinks
-        if min(0 if reach is None else reach, sinks, self.slack) < 0:
+        if min(reach or 0, sinks, self.slack) < 0:
             raise CacheError(
                 f"{type(self).__name__}: reach, sinks and slack count tokens, got "
                 f"reach={reach}, sinks={sinks}, slack={self.slack}"
@@ -61,13 +63,13 @@ class SlotPolicy(ABC):
     # -- what is kept ----------------------------------------------------------------------------------
 
     @property
-    def recent(self) -> int | None:
-        """How many of the last tokens of a document are kept; None: all of them."""
-        return None if self.retention.reach is None else self.retention.reach + 1 + self.slack
+    def recent(self) -> int:
+        """How many of the last tokens of a document are kept; sys.maxsize where nothing may be forgotten."""
+        return sys.maxsize if self.retention.reach is None else self.retention.reach + 1 + self.slack
 
     def floor(self, length: int) -> int:
         """The first index that is kept of `length` tokens, apart from sinks and global tokens."""
-        return 0 if self.recent is None else max(0, length - self.recent)
+        return max(0, length - self.recent)
 
     def seen_from(self, length: int) -> int:
         """The first index that the next queries may see, apart from sinks and global tokens."""
@@ -75,7 +77,7 @@ class SlotPolicy(ABC):
 
     def most(self, tokens: int) -> int:
         """How many of `tokens` tokens of a document are kept when none is global."""
-        return tokens if self.recent is None else min(tokens, self.retention.sinks + self.recent)
+        return min(tokens, self.retention.sinks + self.recent)
 
     # -- in which slots --------------------------------------------------------------------------------
 
@@ -108,3 +110,52 @@ class SlotPolicy(ABC):
         inside, beyond = before[row_N] + rank_N, held.count + rank_N - free[row_N]
         slot = torch.cat((slot, slot.new_zeros(1)))
         return torch.where(beyond < held.count, slot[inside.clamp_max(len(slot) - 1)], beyond)
+
+
+@dataclass(frozen=True)
+class Growing(SlotPolicy):
+    """Keeps every token, for patterns whose later queries may look back any distance.
+
+    In rows of one document, token i is in slot i: padding takes no room, and rows are compact.
+    """
+
+    name = "growing"
+    has_formula = True
+    retention: Retention = EVERYTHING
+
+    def runs(self, begin: int, end: int) -> Sequence[Run]:
+        return [Run(begin, end - begin, begin)] if begin < end else []
+
+    def slot_of(self, index: Tensor) -> Tensor:
+        return index
+
+
+@dataclass(frozen=True)
+class Ring(SlotPolicy):
+    """Keeps what a window sees: the last R = reach + 1 + slack tokens, the first `sinks`, and global ones.
+
+    In rows of one document without pinned tokens behind the sinks, the slots are
+
+        [ sinks | ring of R ]
+
+    with token i in slot i where i < sinks, else in slot sinks + (i - sinks) mod R. So a row that has not filled the
+    ring is in order, as in a growing cache, and memory is allocated only as far as rows have come. Other rows, in
+    which documents share the slots or global tokens stay, put each token into the first free slot.
+    """
+
+    name = "ring"
+    has_formula = True
+
+    def runs(self, begin: int, end: int) -> Sequence[Run]:
+        runs, sinks = [], self.retention.sinks
+        while begin < end:
+            at = begin - sinks
+            slot = begin if at < 0 else sinks + at % self.recent
+            length = min((0 if at < 0 else self.recent) + sinks - slot, end - begin)
+            runs.append(Run(slot, length, begin))
+            begin += length
+        return runs
+
+    def slot_of(self, index: Tensor) -> Tensor:
+        sinks = self.retention.sinks
+        return torch.where(index < sinks, index, sinks + (index - sinks) % self.recent)

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headway.cache.chunk import Chunk
-from headway.cache.lengths import Documents, SequenceLengths, name
-from headway.cache.policy import SlotPolicy
+from headway.cache.policy import Run, SlotPolicy
+from headway.cache.sequences import Chunk, Documents, SequenceLengths, name
 from headway.errors import CacheError
 from headway.tokens import Tokens
 
-Columns = tuple[int, int, int]
-"""(slot, column, count): the chunk's columns column, column + 1, ... go to the slots slot, slot + 1, ..."""
+Places = tuple[Tensor | slice, Tensor | slice]
+"""(rows, slots) as an index of a tensor [B, S, ...]."""
+Writes = Sequence[tuple[Places, Places | None]]
+"""(to, from): tokens at the places `from` [B, T] of a chunk, None: all, go to the places `to` [B, S]."""
 
 FIELDS = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
 """What is kept of a token: fields of `Tokens`, and their values where a field is None."""
@@ -30,21 +31,17 @@ class Placement:
 
     Attributes:
         chunk: the chunk.
-        capacity: slots that a layer must have.
         past: None: the chunk is stored first, and its queries attend over the first slots where they lie.
-            Else (slot, count, first index if known) of what they see of the past; a copy of it is put before the
-            chunk, since storing the chunk overwrites some of it.
+            Else the slots that they see of the past; a copy of those is put before the chunk, since storing the chunk
+            overwrites some of them.
         tokens: of what is attended over.
-        runs: where each column of the chunk goes, in every row, where `at` is None.
-        at: (row, slot, column) of each token that is stored, each int64 [N]; column None: all, row by row.
+        writes: where the chunk is stored.
     """
 
     chunk: Chunk
-    capacity: int
-    past: Sequence[tuple[int, int, int | None]] | None
+    past: Sequence[Run] | None
     tokens: Tokens
-    runs: Sequence[Columns]
-    at: tuple[Tensor, Tensor, Tensor | None] | None
+    writes: Writes
 
 
 class SlotTable:
@@ -79,52 +76,55 @@ class SlotTable:
         asks; the first one has it decided."""
         if self._placed is None or self._placed.chunk is not chunk:
             pins = self.policy.retention.globals and chunk.any_global
-            self._formula = self._formula and not chunk.packed and not pins
+            self._formula = self._formula and chunk.tokens.document is None and not pins
             start = chunk.tokens.start if self._formula else None
             with torch.inference_mode(False):
                 self._describe(chunk.tokens)
                 past = None if self._raise_floors(chunk) else self._past(start)
-                before = Tokens.cat([*(self._view(*some) for some in past or ()), chunk.tokens])
-                at = self._store(chunk) if start is None else None
-                runs = [] if start is None else self._store_runs(chunk, start)
+                seen = [self._view(run, in_order=start is not None) for run in past or ()]
+                before = Tokens.cat([*seen, chunk.tokens])
+                writes = (
+                    self._by_token(chunk) if start is None else self._by_formula(chunk.tokens.count, start)
+                )
+                self._write(
+                    chunk.tokens if start is not None else chunk.tokens.expand(len(self._floors)), writes
+                )
                 tokens = self._everything() if past is None else before
-                self._placed = Placement(chunk, self.slots, past, tokens, runs, at)
+                self._placed = Placement(chunk, past, tokens, writes)
         return self._placed
 
     def _raise_floors(self, chunk: Chunk) -> bool:
         """The floors after the chunk; True where nothing is forgotten that its own queries may see."""
         in_place = True
-        if self.policy.recent is not None:
-            for floors, spans in zip(self._floors, chunk.spans, strict=True):
-                for document, (begin, end) in spans.items():
-                    floor = max(floors.get(document, 0), self.policy.floor(end))
-                    in_place = in_place and floor <= self.policy.seen_from(begin)
-                    if floor:
-                        floors[document] = floor
+        for floors, spans in zip(self._floors, chunk.spans, strict=True):
+            for document, (begin, end) in spans.items():
+                floor = max(floors.get(document, 0), self.policy.floor(end))
+                in_place = in_place and floor <= self.policy.seen_from(begin)
+                if floor:
+                    floors[document] = floor
         return in_place
 
-    def _past(self, start: int | None) -> list[tuple[int, int, int | None]]:
-        """(slot, count, first index) of what the next queries may see: where all go on from `start`, in order."""
+    def _past(self, start: int | None) -> Sequence[Run]:
+        """What the next queries may see: where all go on from `start`, in order."""
         if start is None:
-            return [(0, self._span, None)] if self._span else []
+            return [Run(0, self._span, 0)] if self._span else []
         spans = (0, min(self.policy.retention.sinks, start)), (self.policy.seen_from(start), start)
-        return [(run.slot, run.count, run.index) for span in spans for run in self.policy.runs(*span)]
+        return [run for span in spans for run in self.policy.runs(*span)]
 
-    def _store_runs(self, chunk: Chunk, start: int) -> list[Columns]:
-        """Every row goes on by the same indices, and the policy's formula says where."""
-        count, sinks = chunk.tokens.count, self.policy.retention.sinks
-        end = start + count
+    def _by_formula(self, count: int, start: int) -> Writes:
+        """Where `count` tokens go when every row goes on from `start`."""
+        end, sinks, rows = start + count, self.policy.retention.sinks, slice(None)
         self._span = self.policy.most(end)
         self._grow_to(self._span)
         spans = (start, min(end, sinks)), (max(start, sinks, self.policy.floor(end)), end)
-        runs = [(run.slot, run.index - start, run.count) for span in spans for run in self.policy.runs(*span)]
-        for slot, column, some in runs:
-            tokens = chunk.tokens if some == count else chunk.tokens.slice(column, column + some)
-            self._write((slice(None), slice(slot, slot + some)), tokens)
-        return runs
+        writes: list[tuple[Places, Places | None]] = []
+        for slot, length, index in (run for span in spans for run in self.policy.runs(*span)):
+            taken = None if length == count else (rows, slice(index - start, index - start + length))
+            writes.append(((rows, slice(slot, slot + length)), taken))
+        return writes
 
-    def _store(self, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Rows go on differently: token by token."""
+    def _by_token(self, chunk: Chunk) -> Writes:
+        """Where the chunk goes, token by token, when rows go on differently."""
         new = chunk.tokens.expand(len(self._floors))
         keep_BT = new.valid & self._is_kept(new)
         row_N, column_N = keep_BT.nonzero(as_tuple=True)
@@ -136,13 +136,14 @@ class SlotTable:
             slot_N = self.policy.place(self.tokens, row_N, some)
         last = int(slot_N.max()) + 1 if len(slot_N) else 0
         self._grow_to(last)
-        self._write((row_N, slot_N), some)
         self._span = max(self._span, last)
-        return row_N, slot_N, None if len(row_N) == keep_BT.numel() else column_N
+        if len(row_N) == keep_BT.numel():
+            return [((row_N.view_as(keep_BT), slot_N.view_as(keep_BT)), None)]
+        return [((row_N, slot_N), (row_N, column_N))]
 
     def _is_kept(self, tokens: Tokens) -> Tensor:
         """Which of these tokens [B, N] are not to be forgotten: bool."""
-        if self.policy.recent is None:
+        if self.policy.retention.reach is None:
             return tokens.valid
         kept = tokens.index >= per_slot(self._floors, tokens)
         kept = kept | (tokens.index < self.policy.retention.sinks)
@@ -155,11 +156,13 @@ class SlotTable:
         if any(have is None and given is not None for have, given in pairs):
             self.tokens = Tokens.cat([own, new.slice(0, 0).expand(len(self._floors))])
 
-    def _write(self, at: tuple[Tensor | slice, Tensor | slice], new: Tokens) -> None:
+    def _write(self, new: Tokens, writes: Writes) -> None:
         for field, value in FIELDS.items():
             own: Tensor | None = getattr(self.tokens, field)
             if own is not None:
-                own[at] = getattr(new, value)
+                given = getattr(new, value)
+                for to, taken in writes:
+                    own[to] = given if taken is None else given[taken]
 
     def _grow_to(self, slots: int) -> None:
         """At least so many slots: twice as many as before, but no more than the bound."""
@@ -176,21 +179,22 @@ class SlotTable:
 
     # -- what is there ---------------------------------------------------------------------------------
 
-    def _view(self, slot: int, count: int, start: int | None = None, *, alike: bool = False) -> Tokens:
-        """The tokens of neighbouring slots, as views. `start`: they are known to be start, start + 1, ... in every row;
-        `alike`: all rows hold the same indices. One row then stands for them."""
-        own, at, rows = self.tokens, slice(slot, slot + count), 1 if alike or start is not None else None
+    def _view(self, run: Run, *, in_order: bool, alike: bool = False) -> Tokens:
+        """The tokens of neighbouring slots, as views. `in_order`: in every row they are the run's index, index + 1,
+        ...; `alike`: all rows hold the same indices. One row then stands for them."""
+        own, at = self.tokens, slice(run.slot, run.slot + run.length)
         more = [None if t is None else t[:, at] for t in (own.document, own.is_global, own.position)]
-        return Tokens(own.index[:rows, at], more[0], more[1], more[2], start)
+        index = own.index[: 1 if alike or in_order else None, at]
+        return Tokens(index, more[0], more[1], more[2], run.index if in_order else None)
 
     def _everything(self) -> Tokens:
         """The slots in use; one row where all rows are alike, and with `start` where they are in order."""
         rows, floors = self.lengths.rows, self._floors
         alike = all(row == rows[0] for row in rows) and all(row == floors[0] for row in floors)
         if not (self._formula and rows and alike):
-            return self._view(0, self._span)
-        in_order = floors[0].get(0, 0) <= self.policy.retention.sinks
-        return self._view(0, self.policy.most(rows[0].get(0, 0)), 0 if in_order else None, alike=True)
+            return self._view(Run(0, self._span, 0), in_order=False)
+        run = Run(0, self.policy.most(rows[0].get(0, 0)), 0)
+        return self._view(run, in_order=floors[0].get(0, 0) <= self.policy.retention.sinks, alike=True)
 
     @property
     def slots(self) -> int:
@@ -208,7 +212,7 @@ class SlotTable:
         """sinks + reach + 1 + slack for each document, and a slot for each global token that is pinned, of the row for
         which this is most; None: rows grow without bound."""
         recent, sinks = self.policy.recent, self.policy.retention.sinks
-        if recent is None:
+        if self.policy.retention.reach is None:
             return None
         documents = torch.tensor([max(1, len(row)) for row in self.lengths.rows])
         most = documents * (sinks + recent)
