@@ -79,8 +79,8 @@ class KVCache(LayerCache):
         self._check("k", k, self.tensors[0], tokens.count)
         self._check("v", v, self.tensors[1], tokens.count)
         placement = self.table.place(self._chunk(tokens))
-        given = (k, v) if self.dtype != torch.int8 else KeyValues(k, v, tokens).quantized().tensors
-        self._grow(self.table.slots)
+        given = (k, v) if len(self.tensors) == 2 else KeyValues(k, v, tokens).quantized().tensors
+        self._grow()
         if placement.past is None:
             self._write(given, placement)
             seen = [own.narrow(2, 0, placement.tokens.count) for own in self.tensors]
@@ -117,20 +117,23 @@ class KVCache(LayerCache):
 
     def _write(self, given: Sequence[Tensor], placement: Placement) -> None:
         for own, some in zip(self.tensors, given, strict=True):
-            by_slot, by_column = own.transpose(1, 2), some.transpose(1, 2)
-            for to, taken in placement.writes:
-                by_slot[to] = by_column if taken is None else by_column[taken]
+            for (rows, slots), taken in placement.writes:
+                if taken is not None:
+                    own[rows, :, slots] = some[taken[0], :, taken[1]]
+                else:  # tensors as indices put the dimensions of rows and slots first: [B, T, K, D]
+                    own[rows, :, slots] = some if isinstance(slots, slice) else some.transpose(1, 2)
 
-    def _grow(self, slots: int) -> None:
-        more = slots - self.capacity
-        if more > 0:
+    def _grow(self) -> None:
+        """As many slots as the table has; the new ones are zeros."""
+        more = self.table.tokens.count - self.tensors[0].shape[2]
+        if more:
             with torch.inference_mode(False):
                 self.tensors = tuple(pad(t, (0, 0) * (t.dim() - 3) + (0, more)) for t in self.tensors)
 
     def reserve(self, tokens: int) -> None:
         """As `Cache.reserve`."""
         self.table.grow(self.table.policy.most(tokens))
-        self._grow(self.table.slots)
+        self._grow()
 
     def _check_trim(self, ends: Sequence[Documents]) -> None:
         self.table.check_trim(ends)
@@ -147,7 +150,7 @@ class KVCache(LayerCache):
     @property
     def slots(self) -> int:
         """The most slots that hold a token now, over the rows."""
-        return self.table.held
+        return max(self.table.tokens.valid.sum(1).tolist(), default=0)
 
     @property
     def capacity(self) -> int:

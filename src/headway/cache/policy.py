@@ -22,11 +22,11 @@ EVERYTHING = Retention(None)
 
 
 class Run(NamedTuple):
-    """The tokens index, index + 1, ... (`length` of them) in the slots slot, slot + 1, ..."""
+    """The tokens begin, begin + 1, ... (`length` of them) in the slots slot, slot + 1, ..."""
 
     slot: int
     length: int
-    index: int
+    begin: int
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,13 @@ class SequenceLengths:
                         f"start={length}), next_tokens, next_packed), or trim the cache first"
                     )
             rows.append(row | {document: end for document, (_, end) in span.items()})
-        packed = any(document for span in spans for document in span)
         begin, end = spans[0].get(0, (0, 0)) if spans else (0, 0)
         regular = 0 < end - begin == tokens.count and all(span == spans[0] for span in spans)
-        start, document = begin if regular else None, tokens.document if packed else None
+        start, packed = begin if regular else None, any(document for span in spans for document in span)
+        known = tokens
+        if start != tokens.start or (tokens.document is not None and not packed):
+            known = replace(tokens, document=tokens.document if packed else None, start=start)
         any_global = tokens.is_global is not None and bool((tokens.is_global & tokens.valid).any())
-        as_given = document is tokens.document and start == tokens.start
-        known = tokens if as_given else replace(tokens, document=document, start=start)
         self.chunk = Chunk(tokens, known, spans, self.rows, any_global)
         self.rows = rows
         return self.chunk

@@ -79,18 +79,14 @@ class SlotTable:
             self._formula = self._formula and chunk.tokens.document is None and not pins
             start = chunk.tokens.start if self._formula else None
             with torch.inference_mode(False):
-                self._describe(chunk.tokens)
+                new = chunk.tokens if start is not None else chunk.tokens.expand(len(self._floors))
+                self._describe(new)
                 past = None if self._raise_floors(chunk) else self._past(start)
                 seen = [self._view(run, in_order=start is not None) for run in past or ()]
                 before = Tokens.cat([*seen, chunk.tokens])
-                writes = (
-                    self._by_token(chunk) if start is None else self._by_formula(chunk.tokens.count, start)
-                )
-                self._write(
-                    chunk.tokens if start is not None else chunk.tokens.expand(len(self._floors)), writes
-                )
-                tokens = self._everything() if past is None else before
-                self._placed = Placement(chunk, past, tokens, writes)
+                writes = self._by_token(new) if start is None else self._by_formula(new.count, start)
+                self._write(new, writes)
+                self._placed = Placement(chunk, past, self._everything() if past is None else before, writes)
         return self._placed
 
     def _raise_floors(self, chunk: Chunk) -> bool:
@@ -118,14 +114,13 @@ class SlotTable:
         self._grow_to(self._span)
         spans = (start, min(end, sinks)), (max(start, sinks, self.policy.floor(end)), end)
         writes: list[tuple[Places, Places | None]] = []
-        for slot, length, index in (run for span in spans for run in self.policy.runs(*span)):
-            taken = None if length == count else (rows, slice(index - start, index - start + length))
+        for slot, length, begin in (run for span in spans for run in self.policy.runs(*span)):
+            taken = None if length == count else (rows, slice(begin - start, begin - start + length))
             writes.append(((rows, slice(slot, slot + length)), taken))
         return writes
 
-    def _by_token(self, chunk: Chunk) -> Writes:
-        """Where the chunk goes, token by token, when rows go on differently."""
-        new = chunk.tokens.expand(len(self._floors))
+    def _by_token(self, new: Tokens) -> Writes:
+        """Where tokens go, one by one, when rows go on differently."""
         keep_BT = new.valid & self._is_kept(new)
         row_N, column_N = keep_BT.nonzero(as_tuple=True)
         some = new.map(lambda t: t[row_N, column_N].unsqueeze(0))
@@ -154,7 +149,7 @@ class SlotTable:
         own = self.tokens
         pairs = (own.document, new.document), (own.is_global, new.is_global), (own.position, new.position)
         if any(have is None and given is not None for have, given in pairs):
-            self.tokens = Tokens.cat([own, new.slice(0, 0).expand(len(self._floors))])
+            self.tokens = Tokens.cat([own, new.slice(0, 0)])
 
     def _write(self, new: Tokens, writes: Writes) -> None:
         for field, value in FIELDS.items():
@@ -180,12 +175,12 @@ class SlotTable:
     # -- what is there ---------------------------------------------------------------------------------
 
     def _view(self, run: Run, *, in_order: bool, alike: bool = False) -> Tokens:
-        """The tokens of neighbouring slots, as views. `in_order`: in every row they are the run's index, index + 1,
-        ...; `alike`: all rows hold the same indices. One row then stands for them."""
+        """The tokens of neighbouring slots, as views. `in_order`: every row holds begin, begin + 1, ...; `alike`: all
+        rows hold the same indices. One row then stands for them."""
         own, at = self.tokens, slice(run.slot, run.slot + run.length)
         more = [None if t is None else t[:, at] for t in (own.document, own.is_global, own.position)]
         index = own.index[: 1 if alike or in_order else None, at]
-        return Tokens(index, more[0], more[1], more[2], run.index if in_order else None)
+        return Tokens(index, more[0], more[1], more[2], run.begin if in_order else None)
 
     def _everything(self) -> Tokens:
         """The slots in use; one row where all rows are alike, and with `start` where they are in order."""
@@ -200,12 +195,6 @@ class SlotTable:
     def slots(self) -> int:
         """Slots of a row."""
         return self.tokens.count
-
-    @property
-    def held(self) -> int:
-        """The most slots that hold a token now, over the rows."""
-        held = self.tokens.valid.sum(1)
-        return int(held.max()) if len(held) else 0
 
     @property
     def bound(self) -> int | None:
