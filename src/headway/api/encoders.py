@@ -5,18 +5,17 @@ Legend: N texts, T slots, M width, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
 
 from headway.api.batching import BATCH, padded_batches, shortened, token_limit
-from headway.checkpoints.folder import save_folder
+from headway.api.pretrained import Pretrained
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, ModelSpec, cost
+from headway.models import Encoder
 from headway.text import Encoded, Tokenizer
 from headway.tokens import Tokens
 
@@ -33,7 +32,7 @@ class Candidate:
     probability: float
 
 
-class TextEncoder:
+class TextEncoder(Pretrained[Encoder, Tokenizer]):
     """An encoder and its tokenizer: the last states of texts. Its subclasses add a head.
 
     Attributes:
@@ -48,13 +47,7 @@ class TextEncoder:
                 f"{type(self).__name__} needs an encoder with the head {self.heads[0]!r}, and this one's is "
                 f"{model.spec.head.task!r}"
             )
-        if tokenizer is not None:
-            tokenizer.require_fits(model.spec.vocab)
-        self.model, self.tokenizer = model, tokenizer
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
+        super().__init__(model, tokenizer)
 
     def __call__(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
         """What the head gives for ids [B, T]: `Encoder.forward`."""
@@ -64,27 +57,7 @@ class TextEncoder:
     def states(self, texts: Sequence[Text], *, batch_size: int = BATCH, cut: bool = False) -> list[Tensor]:
         """The last states [T, M] of each text or pair, T its tokens with those of the template. `cut`: as in
         `Classifier.classify`."""
-        found: dict[int, Tensor] = {}
-        with torch.inference_mode():
-            for batch in padded_batches(
-                self._read(texts, cut), self.spec, limit=self.limit, batch_size=batch_size, device=self.device
-            ):
-                hidden = self.model.hidden(batch.ids, tokens=batch.tokens, types=batch.types)
-                lengths = batch.tokens.valid.expand(len(hidden), -1).sum(1).tolist()
-                for i, states, length in zip(batch.numbers, hidden, lengths, strict=True):
-                    found[i] = states[:length]
-        return [found[i] for i in range(len(found))]
-
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """As `LanguageModel.save`."""
-        save_folder(
-            folder, self.model, tokenizer=self.tokenizer, config=self.config_keys, overwrite=overwrite
-        )
-
-    @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """Keys of config.json that are not in the spec."""
-        return {}
+        return self._run(self.model.hidden, self._read(texts, cut), batch_size, by_token=True)
 
     @property
     def limit(self) -> int | None:
@@ -95,10 +68,6 @@ class TextEncoder:
     def device(self) -> torch.device:
         return self.model.model.embedding.device
 
-    def __repr__(self) -> str:
-        count = f"{cost.parameter_count(self.spec):,} parameters"
-        return f"{type(self).__name__}({self.spec.family}, {count}, {self.tokenizer!r})"
-
     def _read(self, texts: Sequence[Text], cut: bool = False, special: bool = False) -> list[Encoded]:
         if isinstance(texts, str) or len(texts) == 0:
             what = "one text" if isinstance(texts, str) else "no texts"
@@ -107,26 +76,24 @@ class TextEncoder:
         limit = self.limit
         return [shortened(one, limit) for one in read] if cut and limit is not None else read
 
-    def need_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises DataError when there is none."""
-        if self.tokenizer is None:
-            raise DataError(
-                "this model has no tokenizer: give ids to the model, or a folder with tokenizer.json"
-            )
-        return self.tokenizer
-
     def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
         """What the head gives for each text: [T, ...] of its own slots, or one row."""
+        by_token = self.spec.head.task not in ("classify", "embed")
+        return [out.float() for out in self._run(self.model, texts, batch_size, by_token=by_token)]
+
+    def _run(
+        self, call: Callable[..., Tensor], texts: Sequence[Encoded], batch_size: int, *, by_token: bool
+    ) -> list[Tensor]:
+        """What `call` gives for each text, in their order; `by_token`: of its own slots."""
         found: dict[int, Tensor] = {}
-        a_token = self.spec.head.task not in ("classify", "embed")
         with torch.inference_mode():
             for batch in padded_batches(
                 texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device
             ):
-                out = self.model(batch.ids, tokens=batch.tokens, types=batch.types)
+                out = call(batch.ids, tokens=batch.tokens, types=batch.types)
                 for i, one in zip(batch.numbers, out, strict=True):
-                    found[i] = one[: len(texts[i].ids)] if a_token else one
-        return [found[i].float() for i in range(len(texts))]
+                    found[i] = one[: len(texts[i].ids)] if by_token else one
+        return [found[i] for i in range(len(texts))]
 
 
 class MaskedLM(TextEncoder):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor
 
+from headway.api.pretrained import Pretrained, check_options
 from headway.cache import DecoderCache
-from headway.checkpoints.folder import save_folder
-from headway.errors import ConfigError, DataError, did_you_mean
+from headway.errors import DataError
 from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling
 from headway.generate import generate as generate_ids
 from headway.generate import stream as stream_ids
 from headway.generate.loop import collect
-from headway.models import Decoder, ModelSpec, cost
+from headway.models import Decoder
 from headway.text import Tokenizer
 from headway.text.chat import Message
 from headway.tokens import Tokens
@@ -53,7 +52,7 @@ class Options(TypedDict, total=False):
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-class LanguageModel:
+class LanguageModel(Pretrained[Decoder, Tokenizer]):
     """A decoder, its tokenizer and how it ends its texts.
 
     >>> lm = headway.load("runs/demo")
@@ -64,21 +63,6 @@ class LanguageModel:
         model: the `Decoder`.   tokenizer: None when the folder has none; then prompts are ids.
         generation: the content of generation_config.json; of it, only `eos_token_id` decides anything here.
     """
-
-    def __init__(
-        self,
-        model: Decoder,
-        tokenizer: Tokenizer | None = None,
-        *,
-        generation: Mapping[str, Any] | None = None,
-    ) -> None:
-        if tokenizer is not None:
-            tokenizer.require_fits(model.spec.vocab)
-        self.model, self.tokenizer, self.generation = model, tokenizer, dict(generation or {})
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
 
     @property
     def eos(self) -> tuple[int, ...]:
@@ -94,17 +78,7 @@ class LanguageModel:
     @overload  # a str is a Sequence[str], too
     def generate(  # type: ignore[overload-overlap]
         self,
-        prompt: str | Tensor,
-        *,
-        batch_size: int | None = ...,
-        special: bool = ...,
-        **options: Unpack[Options],
-    ) -> Generation: ...
-
-    @overload
-    def generate(
-        self,
-        prompt: Sequence[int],
+        prompt: str | Tensor | Sequence[int],
         *,
         batch_size: int | None = ...,
         special: bool = ...,
@@ -152,12 +126,12 @@ class LanguageModel:
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Generation:
         """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template."""
-        ids = self._chat_ids(messages)
+        ids = self.need_tokenizer().render_chat(messages)
         return collect(list(self.stream(ids, **options)), len(ids))
 
     def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Iterator[Delta]:
         """`chat`, token by token."""
-        return self.stream(self._chat_ids(messages), **options)
+        return self.stream(self.need_tokenizer().render_chat(messages), **options)
 
     # -- numbers ------------------------------------------------------------------------------------------
 
@@ -173,27 +147,7 @@ class LanguageModel:
         logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=logits_for)
         return logits
 
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing.
-
-        Raises CheckpointError where `folder` holds anything, unless `overwrite`: then nothing of a model that is there
-        remains."""
-        save_folder(
-            folder, self.model, tokenizer=self.tokenizer, generation=self.generation, overwrite=overwrite
-        )
-
-    def __repr__(self) -> str:
-        return f"LanguageModel({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"
-
     # -- inside -------------------------------------------------------------------------------------------
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise DataError("this model has no tokenizer: give token ids, or a folder with tokenizer.json")
-        return self.tokenizer
-
-    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._need_tokenizer().render_chat(messages)
 
     def _ids(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
         """The prompts as ids, and whether it was one."""
@@ -207,10 +161,10 @@ class LanguageModel:
             prompt, one = prompt.tolist(), prompt.dim() == 1
             return ([prompt] if one else prompt), one
         if isinstance(prompt, str):
-            return [self._need_tokenizer().encode(prompt, eos=False, special=special)], True
+            return [self.need_tokenizer().encode(prompt, eos=False, special=special)], True
         prompts = list(prompt)
         if prompts and isinstance(prompts[0], str):
-            return self._need_tokenizer().encode_batch(prompts, eos=False, special=special), False
+            return self.need_tokenizer().encode_batch(prompts, eos=False, special=special), False
         if prompts and isinstance(prompts[0], int):
             return [prompts], True
         if any(isinstance(p, Mapping) for p in prompts):
@@ -218,12 +172,7 @@ class LanguageModel:
         return prompts, False
 
     def _settings(self, options: Options) -> GenerationConfig:
-        known = Options.__annotations__
-        for name in options:
-            if name not in known:
-                raise ConfigError(
-                    f"generate has no option {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
-                )
+        check_options("generate", options, Options.__annotations__)
         given: dict[str, Any] = dict(options)
         sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING if name in given})
         if isinstance(given.get("beams"), int):

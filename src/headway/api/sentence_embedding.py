@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import ConfigError
 from headway.models import Head
 
@@ -41,7 +42,7 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
     if not (folder / MODULES).is_file():
         return None
     steps = [
-        (str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in _list(folder)
+        (str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in _steps(folder)
     ]
     kinds = [kind for kind, _ in steps]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
@@ -51,14 +52,14 @@ def read_sentence_config(folder: Path) -> SentenceConfig | None:
         )
     pooling = folder / steps[1][1] / "config.json"
     model = folder / steps[0][1]
-    more = _object(model / "sentence_bert_config.json")
+    limits = model / "sentence_bert_config.json"
+    more = read_json(limits) if limits.is_file() else {}
     if more.get("do_lower_case"):
         raise ConfigError(
-            f"{model / 'sentence_bert_config.json'}: do_lower_case is unsupported here; put it into the "
-            "tokenizer's own normalizer"
+            f"{limits}: do_lower_case is unsupported here; put it into the tokenizer's own normalizer"
         )
     return SentenceConfig(
-        Head("embed", pool=_pool(_object(pooling), pooling), unit="Normalize" in kinds),
+        Head("embed", pool=_pool(read_json(pooling), pooling), unit="Normalize" in kinds),
         model,
         more.get("max_seq_length"),
     )
@@ -75,22 +76,11 @@ def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
     return POOLS[chosen[0]]
 
 
-def _list(folder: Path) -> list[dict[str, Any]]:
-    found = _json(folder / MODULES)
+def _steps(folder: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{folder / MODULES}: not JSON: {error}") from None
     if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
         raise ConfigError(f"{folder / MODULES}: a list of steps is expected")
     return found
-
-
-def _object(file: Path) -> dict[str, Any]:
-    found = _json(file) if file.is_file() else {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: an object is expected, got {type(found).__name__}")
-    return found
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from headway.api.batching import BATCH
-from headway.checkpoints.folder import save_folder
-from headway.errors import ConfigError, DataError, did_you_mean
+from headway.api.pretrained import Pretrained, check_options
 from headway.generate import Beams, Generation, GenerationConfig
 from headway.generate.translate import translate as translate_ids
-from headway.models import EncoderDecoder, ModelSpec, cost
+from headway.models import EncoderDecoder
 from headway.text import MarianTokenizer, Tokenizer
 
 
@@ -40,7 +38,7 @@ class Search(TypedDict, total=False):
 _BEAMS = ("length_penalty", "n_best", "early_stopping", "with_greedy")
 
 
-class Translator:
+class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
     """Writes a text for a text: a translation, a summary, whatever the model was trained for.
 
     >>> translator = headway.load("runs/translation/final")
@@ -59,14 +57,8 @@ class Translator:
         *,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        if tokenizer is not None:
-            tokenizer.require_fits(model.spec.vocab)
         ends = {} if tokenizer is None or tokenizer.eos is None else {"eos_token_id": tokenizer.eos}
-        self.model, self.tokenizer, self.generation = model, tokenizer, {**ends, **(generation or {})}
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
+        super().__init__(model, tokenizer, generation={**ends, **(generation or {})})
 
     @overload  # a str is a Sequence[str], too
     def translate(self, texts: str, **options: Unpack[Search]) -> Generation: ...  # type: ignore[overload-overlap]
@@ -84,34 +76,19 @@ class Translator:
         """
         if isinstance(texts, str):
             return self.translate([texts], **options)[0]
-        if self.tokenizer is None:
-            raise DataError("this model has no tokenizer: give a folder with tokenizer.json, or source.spm")
-        for name in options:
-            if name not in Search.__annotations__:
-                known = Search.__annotations__
-                raise ConfigError(
-                    f"translate has no option {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
-                )
+        check_options("translate", options, Search.__annotations__)
+        tokenizer = self.need_tokenizer()
         given: dict[str, Any] = dict(options)
         size = given.pop("batch_size", BATCH)
         search = {name: given.pop(name) for name in _BEAMS if name in given}
-        unused = self.tokenizer.unused_ids(self.spec.vocab) if isinstance(self.tokenizer, Tokenizer) else []
+        unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
         config = GenerationConfig(
             **{**given, "beams": Beams(given.get("beams", 4), **search)}, forbidden=unused
         )
-        sources = self.tokenizer.encode_batch(texts)
+        sources = tokenizer.encode_batch(texts)
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=self.generation,
-            tokenizer=self.tokenizer, requests=numbers, batch_size=size,
+            tokenizer=tokenizer, requests=numbers, batch_size=size,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
-
-    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """As `LanguageModel.save`."""
-        save_folder(
-            folder, self.model, tokenizer=self.tokenizer, generation=self.generation, overwrite=overwrite
-        )
-
-    def __repr__(self) -> str:
-        return f"Translator({self.spec.family}, {cost.parameter_count(self.spec):,} parameters, {self.tokenizer!r})"

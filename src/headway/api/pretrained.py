@@ -1,0 +1,69 @@
+"""What all models with a tokenizer share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from headway.checkpoints.folder import save_folder
+from headway.errors import ConfigError, DataError, did_you_mean
+from headway.models import Model, ModelSpec, cost
+from headway.text import MarianTokenizer, Tokenizer
+
+AModel = TypeVar("AModel", bound=Model)
+ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
+
+
+class Pretrained(Generic[AModel, ATokenizer]):
+    """A model with its tokenizer, None where its folder has none.
+
+    Raises CheckpointError when the tokenizer has ids that the model lacks."""
+
+    def __init__(
+        self,
+        model: AModel,
+        tokenizer: ATokenizer | None = None,
+        *,
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        if tokenizer is not None:
+            tokenizer.require_fits(model.spec.vocab)
+        self.model, self.tokenizer, self.generation = model, tokenizer, dict(generation or {})
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def config_keys(self) -> Mapping[str, Any]:
+        """Keys of config.json that are not in the spec."""
+        return {}
+
+    def need_tokenizer(self) -> ATokenizer:
+        """The tokenizer. Raises DataError when there is none."""
+        if self.tokenizer is None:
+            raise DataError("this model has no tokenizer: give token ids, or a folder with a tokenizer")
+        return self.tokenizer
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Writes a Hugging Face folder that `headway.load` and `transformers` read; all of it, or nothing.
+
+        Raises CheckpointError where `folder` holds anything, unless `overwrite`: then nothing of a model that is there
+        remains."""
+        save_folder(
+            folder, self.model, tokenizer=self.tokenizer, generation=self.generation, config=self.config_keys,
+            overwrite=overwrite,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        count = f"{cost.parameter_count(self.spec):,} parameters"
+        return f"{type(self).__name__}({self.spec.family}, {count}, {self.tokenizer!r})"
+
+
+def check_options(call: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option that is not known."""
+    for name in given.keys() - known.keys():
+        raise ConfigError(
+            f"{call} has no option {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+        )
