@@ -16,6 +16,7 @@ from headway.generate import Beams, GenerationConfig, Hypothesis, Sampling, loop
 from headway.generate.beams import BeamSearch
 from headway.generate.constraints import Text, TokenConstraints
 from headway.generate.requests import Request
+from headway.generate.sampling import penalize_repetition
 
 PENALTIES = (-1.5, 0.0, 0.6, 1.0, 2.0)
 
@@ -247,7 +248,7 @@ def test_one_beam_is_greedy_with_its_penalty_on_logits(seed: int, penalty: float
     toy, ids = Toy(6, seed, [[1]]), [1]
     while len(ids) < 9 and ids[-1] != 0:
         seen = torch.tensor([[i in ids for i in range(6)]])
-        ids += Sampling(repetition_penalty=penalty).choose(toy.logits(ids).unsqueeze(0), seen, [0.0]).tolist()
+        ids += penalize_repetition(toy.logits(ids).unsqueeze(0), penalty, seen).argmax(-1).tolist()
     for kept in (True, False):
         ((best,),) = run(Toy(6, seed, [[1]]), Beams(1, with_greedy=kept), 8, penalty=penalty)
         assert list(best.ids) == ids[1:]

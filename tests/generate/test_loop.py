@@ -340,11 +340,11 @@ def test_rows_that_have_ended_are_no_longer_computed() -> None:
 
 def test_each_step_draws_from_its_own_number() -> None:
     """By hand: full forward passes, and the number that belongs to (seed, request, step)."""
-    sampling, ids, none = Sampling(temperature=1.5, top_k=80), [0, 5], torch.zeros(0, 0, dtype=torch.bool)
+    sampling, ids = Sampling(temperature=1.5, top_k=80), [0, 5]
     for step in range(8):
         with torch.no_grad():
             logits = MODEL(torch.tensor([ids]))[:, -1]
-        ids.append(int(sampling.choose(logits, none, [uniform(21, 6, step)])))
+        ids.append(int(sampling.choose(logits, [uniform(21, 6, step)])))
     found = generate(
         MODEL, [[0, 5]], GenerationConfig(max_new_tokens=8, sampling=sampling, seed=21), requests=[6]
     )[0]

@@ -159,7 +159,8 @@ class BeamSearch:
             return False
         if self.how.early_stopping is True:
             return True
-        ahead = self._highest(best) if self.how.early_stopping == "never" else self._score_now(best)
+        certain = self.how.early_stopping == "never"
+        ahead = self._highest(best) if certain else self.how.score(best.total, len(best.ids))
         return ahead <= self.finished[-1].score
 
     def _follow(self, greedy: _Beam) -> _Beam | None:
@@ -170,9 +171,6 @@ class BeamSearch:
         enough = not self.running and len(self.finished) >= self.how.n_best
         hopeless = enough and self._highest(greedy) <= self.finished[self.how.n_best - 1].score
         return None if hopeless else greedy
-
-    def _score_now(self, beam: _Beam) -> float:
-        return self.how.score(beam.total, len(beam.ids))
 
     def _highest(self, beam: _Beam) -> float:
         """The most that a continuation of `beam` can score: log probabilities are never positive."""

@@ -141,11 +141,11 @@ class GenerationConfig:
 
     @cached_property
     def constraints(self) -> TokenConstraints:
-        """Which tokens may be taken. The repetition penalty is `sampling`'s business unless there are beams."""
+        """Which tokens may be taken, and at what price."""
         return TokenConstraints(
             eos=frozenset(self.eos),
             forbidden=tuple(self.forbidden),
-            repetition_penalty=1.0 if self.beams is None else self.sampling.repetition_penalty,
+            repetition_penalty=self.sampling.repetition_penalty,
             no_repeat_ngram=self.no_repeat_ngram,
             min_new_tokens=self.min_new_tokens,
             forced_first=self.forced_first,

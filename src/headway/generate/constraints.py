@@ -8,7 +8,7 @@ Legend: R rows, V vocab.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -17,13 +17,21 @@ from torch import Tensor
 from headway.generate.sampling import penalize_repetition
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Text:
     """A row so far: its prompt, its new tokens, and how many new tokens it may have in all."""
 
     prompt: Sequence[int]
     ids: Sequence[int]
     max_new_tokens: int
+    _seen: Tensor | None = field(default=None, repr=False)
+
+    def seen(self, like: Tensor) -> Tensor:
+        """Which tokens stand in prompt and text: bool [V], on the device of `like` [V]."""
+        if self._seen is None:
+            self._seen = torch.zeros_like(like, dtype=torch.bool)
+            self._seen[torch.tensor([*self.prompt, *self.ids], device=like.device)] = True
+        return self._seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +59,7 @@ class TokenConstraints:
 
         The argument is not changed; it is returned itself where nothing constrains."""
         if self.repetition_penalty != 1:
-            seen = torch.zeros_like(values, dtype=torch.bool)
-            for row, text in zip(seen, texts, strict=True):
-                row[torch.tensor([*text.prompt, *text.ids], device=values.device)] = True
+            seen = torch.stack([text.seen(values[0]) for text in texts])
             values = penalize_repetition(values, self.repetition_penalty, seen)
         if self.forbidden:
             values = values.index_fill(

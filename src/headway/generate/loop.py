@@ -91,8 +91,7 @@ def stream(
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
     naming the step when the model returns logits that are no numbers.
     """
-    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=requests)
-    _check_stops(asked, tokenizer)
+    asked = _requests(model, prompts, config, tokenizer, requests)
     if any(request.config.beams is not None for request in asked):
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
@@ -114,8 +113,7 @@ def generate(
     Arguments and errors as in `stream`. `batch_size`: at most so many prompts at once (all unless given); it does
     not change any text.
     """
-    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=requests)
-    _check_stops(asked, tokenizer)
+    asked = _requests(model, prompts, config, tokenizer, requests)
 
     def decode(request: Request, ids: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(ids, after=request.prompt)
@@ -145,11 +143,10 @@ def complete(
         for one in texts:
             if isinstance(one, BeamSearch):
                 found.append(_of_beams(one, decode, seconds))
-            elif tokenizer is None:
-                made = collect(one.deltas, one.request.prompt_tokens)
-                found.append(replace(made, text=_decoded(one.request, made.ids, decode)))
-            else:
-                found.append(collect(one.deltas, one.request.prompt_tokens))
+                continue
+            made = collect(one.deltas, one.request.prompt_tokens)
+            text = made.text if tokenizer else _decoded(one.request, made.ids, decode)
+            found.append(replace(made, text=text))
     return found
 
 
@@ -174,9 +171,17 @@ def _open(model: Decoder, requests: Sequence[Request]) -> Session:
     return DecoderSession(model, [request.prompt for request in requests], **config.session_options)
 
 
-def _check_stops(requests: Sequence[Request], tokenizer: Tokenizer | None) -> None:
-    if tokenizer is None and any(request.config.stop for request in requests):
+def _requests(
+    model: Decoder,
+    prompts: Sequence[Sequence[int] | Tensor],
+    config: GenerationConfig | Sequence[GenerationConfig] | None,
+    tokenizer: Tokenizer | None,
+    numbers: Sequence[int] | None,
+) -> list[Request]:
+    asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=numbers)
+    if tokenizer is None and any(request.config.stop for request in asked):
         raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
+    return asked
 
 
 def _begin(request: Request, tokenizer: Tokenizer | None) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -95,11 +95,8 @@ def make_requests(
     for one in {id(one): one for one in configs}.values():
         _check_ids(one, spec.vocab)
     most = [_max_new_tokens(i, *given, spec) for i, given in enumerate(zip(prompts, configs, strict=True))]
-    given = zip(numbers, prompts, configs, most, strict=True)
-    asked = [Request(*fields) for fields in given]
-    if sources is None:
-        return asked
-    return [replace(request, source=source) for request, source in zip(asked, sources, strict=True)]
+    read: Sequence[list[int] | None] = [None] * count if sources is None else sources
+    return [Request(*fields) for fields in zip(numbers, prompts, configs, most, read, strict=True)]
 
 
 def _check_ids(config: GenerationConfig, vocab: int) -> None:

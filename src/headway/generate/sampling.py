@@ -1,6 +1,6 @@
-"""How the next token is drawn, in a fixed order:
+"""How the next token is drawn, in a fixed order, after what `TokenConstraints` changes (the repetition penalty first):
 
-    repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
+    temperature -> top-k -> top-p -> min-p -> draw
 
 Legend: R rows, V vocab.
 
@@ -55,7 +55,7 @@ class Sampling:
     """How tokens are chosen. The default is greedy: the most likely token, of equals the smallest id.
 
     temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
-    min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; greedy obeys it, too.
+    min_p: 0 is no filter.  repetition_penalty: over prompt and text, see `TokenConstraints`; 1 is none.
     Raises ConfigError for values outside their range, naming them.
     """
 
@@ -81,15 +81,8 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
-    def needs_history(self) -> bool:
-        """Whether the tokens so far matter."""
-        return self.repetition_penalty != 1
-
-    def filter(self, logits: Tensor, seen: Tensor) -> Tensor:
-        """Logits [R, V] after all steps before the draw, -inf where nothing is drawn from; `seen` as in `choose`."""
-        if self.needs_history:
-            logits = penalize_repetition(logits, self.repetition_penalty, seen)
+    def filter(self, logits: Tensor) -> Tensor:
+        """Logits [R, V] after all steps before the draw, -inf where nothing is drawn from."""
         if self.greedy:
             return logits
         if self.temperature != 1:
@@ -100,17 +93,16 @@ class Sampling:
             logits = top_p(logits, self.top_p)
         return min_p(logits, self.min_p) if self.min_p else logits
 
-    def choose(self, logits: Tensor, seen: Tensor, noise: Sequence[float]) -> Tensor:
+    def choose(self, logits: Tensor, noise: Sequence[float]) -> Tensor:
         """The next token of each row.
 
         Args:
-            logits: finite or -inf, [R, V].  seen: tokens of the row so far, bool [R, V] (R = 0 if not
-            needed).
+            logits: finite or -inf, [R, V].
             noise: one uniform number in [0, 1) per row (see `uniform`).
         Returns:
             ids [R], int64, on the device of the logits.
         """
-        values = self.filter(logits.float(), seen)
+        values = self.filter(logits.float())
         return values.argmax(-1) if self.greedy else draw(values, noise)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headway.cache import DecoderCache, EncoderDecoderCache
 from headway.models import Decoder, EncoderDecoder
@@ -163,11 +164,8 @@ class Seq2SeqSession:
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
     """Rows of ids as one tensor [B, T], 0 where a row has ended, and their lengths."""
-    lengths = [len(row) for row in rows]
-    ids = torch.zeros(len(rows), max(lengths), dtype=torch.int64)
-    for to, row in zip(ids, rows, strict=True):
-        to[: len(row)] = torch.tensor(row, dtype=torch.int64)
-    return ids, lengths
+    ids = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+    return ids, [len(row) for row in rows]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -19,14 +19,7 @@ from headway.generate.requests import Request, check_prompts, context_limit, mak
 from headway.generate.results import Generation
 from headway.generate.session import Seq2SeqSession
 from headway.models import EncoderDecoder, ModelSpec
-
-
-class Decodes(Protocol):
-    """A tokenizer, as far as it is needed here."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a target's ids."""
-        ...
+from headway.text import MarianTokenizer, Tokenizer
 
 
 def translate(
@@ -35,7 +28,7 @@ def translate(
     config: GenerationConfig | None = None,
     *,
     generation: Mapping[str, Any],
-    tokenizer: Decodes | None = None,
+    tokenizer: Tokenizer | MarianTokenizer | None = None,
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> list[Generation]:
