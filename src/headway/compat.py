@@ -48,26 +48,23 @@ def scaled_dot_product_attention(
     """
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     if not _plain(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
-        _let_torch_refuse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if query.dtype == torch.float16 and query.device.type == "cpu":
-        q, k, v = query.float(), key.float(), value.float()
-        wide = attn_mask.float() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
-        return _attend(q, k, v, wide, dropout_p, is_causal, scale, enable_gqa).half()
-    return _attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-) -> Tensor:
-    """Checked arguments in the shapes of `attend`, and its result in theirs."""
-    lead = torch.broadcast_shapes(query.shape[:-2], *([] if gqa else [key.shape[:-2], value.shape[:-2]]))
+        if dropout_p < 0:
+            raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
+        with (
+            torch.no_grad()
+        ):  # torch's function on shapes and dtypes alone: wrong input raises torch's own error
+            q, k, v = (t.detach().to("meta") for t in (query, key, value))
+            m = None if attn_mask is None else attn_mask.detach().to("meta")
+            F.scaled_dot_product_attention(
+                q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+    dtype = query.dtype
+    if dtype == torch.float16 and query.device.type == "cpu":
+        query, key, value = query.float(), key.float(), value.float()
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.float()
+    shapes = [key.shape[:-2], value.shape[:-2]]
+    lead = torch.broadcast_shapes(query.shape[:-2], *([] if enable_gqa else shapes))
     heads = lead[-1] if lead else 1
     batch = torch.broadcast_shapes(lead[:-1], key.shape[:-3], value.shape[:-3])
     kv_heads = _heads(key) if _heads(key) == _heads(value) else heads
@@ -76,23 +73,23 @@ def _attend(
     mask = None if attn_mask is None else _mask_rows(attn_mask, batch)
     keep = mask if mask is not None and mask.dtype == torch.bool else None
     positive = scale is None or scale > 0
-    fused = keep is not None and dropout == 0 and positive and q.shape[-1] == v.shape[-1]
+    fused = keep is not None and dropout_p == 0 and positive and q.shape[-1] == v.shape[-1]
     out = attend(
         q,
         k,
         v,
-        Causal() if causal else Full(),
+        Causal() if is_causal else Full(),
         q_tokens=Tokens.range(q.shape[2], device=q.device),
         k_tokens=Tokens.range(k.shape[2], device=q.device),
         keep=keep,
         score=() if mask is None or keep is not None else Bias(mask),
         scale=scale if query.shape[-1] else 1.0,
-        dropout=dropout if dropout < 1 else 0.0,
+        dropout=dropout_p if dropout_p < 1 else 0.0,
         backend="sdpa" if fused else "auto",
     )
-    if dropout == 1:
+    if dropout_p == 1:
         out = out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0)
-    return out.reshape(*batch, *lead[-1:], *out.shape[-2:])
+    return out.reshape(*batch, *lead[-1:], *out.shape[-2:]).to(dtype)
 
 
 def _plain(
@@ -100,40 +97,24 @@ def _plain(
 ) -> bool:
     """True for what is surely right: four axes, nothing broadcast but the mask. The rest is left to torch."""
     q, k, v = query.shape, key.shape, value.shape
-    if not (len(q) == len(k) == len(v) == 4) or not 0 <= dropout <= 1 or (causal and mask is not None):
+    if not (len(q) == len(k) == len(v) == 4) or k[1] == 0:
         return False
-    if not query.is_floating_point() or not (query.dtype == key.dtype == value.dtype):
-        return False
-    if not (q[0] == k[0] == v[0]) or k[1:3] != v[1:3] or q[3] != k[3]:
-        return False
-    if k[1] == 0 or (q[1] % k[1] if gqa else q[1] != k[1]):
-        return False
-    if mask is None:
-        return True
-    full = (*q[:3], k[2])
-    fits = 2 <= mask.dim() <= 4 and all(
-        n in (1, m) for n, m in zip(mask.shape[::-1], full[::-1], strict=False)
+    return (
+        0 <= dropout <= 1
+        and query.is_floating_point()
+        and query.dtype == key.dtype == value.dtype
+        and q[0] == k[0] == v[0]
+        and k[1:3] == v[1:3]
+        and q[3] == k[3]
+        and (q[1] % k[1] == 0 if gqa else q[1] == k[1])
+        and (mask is None or (not causal and _mask_fits(mask, query.dtype, (*q[:3], k[2]))))
     )
-    return fits and mask.dtype in (torch.bool, query.dtype)
 
 
-def _let_torch_refuse(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-) -> None:
-    """Runs torch's function on shapes and dtypes alone: wrong input raises torch's own error."""
-    if dropout < 0:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout}")
-    with torch.no_grad():
-        q, k, v = (t.detach().to("meta") for t in (query, key, value))
-        m = None if mask is None else mask.detach().to("meta")
-        F.scaled_dot_product_attention(q, k, v, m, dropout, causal, scale=scale, enable_gqa=gqa)
+def _mask_fits(mask: Tensor, dtype: torch.dtype, pairs: tuple[int, ...]) -> bool:
+    sizes = zip(mask.shape[::-1], pairs[::-1], strict=False)
+    broadcasts = 2 <= mask.dim() <= 4 and all(n in (1, m) for n, m in sizes)
+    return broadcasts and mask.dtype in (torch.bool, dtype)
 
 
 def _autocast(
@@ -168,9 +149,8 @@ def _rows(t: Tensor, batch: torch.Size, heads: int) -> Tensor:
 
 def _mask_rows(mask: Tensor, batch: torch.Size) -> Tensor:
     """A mask as [rows or 1, H or 1, T or 1, S or 1]."""
-    mask = mask if mask.dim() > 2 else mask.reshape(1, *(1,) * (2 - mask.dim()), *mask.shape)
-    return (
-        _rows(mask, batch, mask.shape[-3])
-        if math.prod(mask.shape[:-3]) != 1
-        else mask.reshape(1, *mask.shape[-3:])
-    )
+    if mask.dim() < 3:
+        mask = mask.reshape(1, *(1,) * (2 - mask.dim()), *mask.shape)
+    if math.prod(mask.shape[:-3]) == 1:
+        return mask.reshape(1, *mask.shape[-3:])
+    return _rows(mask, batch, mask.shape[-3])

@@ -8,7 +8,7 @@ import os
 import platform
 import resource
 import sys
-import time
+import timeit
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,13 @@ from headway.errors import BackendError
 
 MEASURE_SECONDS = 0.15
 CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
+AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
+LEVELS = {
+    "amx": frozenset({"amx_bf16"}),
+    "avx512-bf16": AVX512 | {"avx512_bf16"},
+    "avx512": AVX512,
+    "avx2": frozenset({"avx2", "fma"}),
+}
 GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 
 
@@ -57,12 +64,7 @@ def read_bandwidth() -> float:
 def _best(run: Callable[[], Tensor], repeats: int) -> float:
     with torch.inference_mode():
         run()
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - start)
-    return min(times)
+        return min(timeit.repeat(run, number=1, repeat=repeats))
 
 
 def memory_total() -> int:
@@ -75,13 +77,9 @@ def memory_total() -> int:
 def memory_available() -> int:
     """Bytes that can be allocated now without swapping: the machine's, or what its control group leaves if
     less."""
-    free = _kilobytes(MEMORY, "MemAvailable")
-    if free is None:
-        free = memory_total()
-    limit, used = (
-        _group("memory.max", "memory.limit_in_bytes"),
-        _group("memory.current", "memory.usage_in_bytes"),
-    )
+    free = _kilobytes(MEMORY, "MemAvailable") or memory_total()
+    limit = _group("memory.max", "memory.limit_in_bytes")
+    used = _group("memory.current", "memory.usage_in_bytes")
     if limit is not None and used is not None:
         # page cache is counted as used, and given back when asked for
         stat = next((found for folder in GROUPS if (found := _fields(folder / "memory.stat"))), {})
@@ -94,11 +92,8 @@ def peak_rss() -> int:
 
     On Linux from /proc: getrusage inherits the peak of the process that started this one.
     """
-    own = _kilobytes(STATUS, "VmHWM")
-    if own is not None:
-        return own
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return _kilobytes(STATUS, "VmHWM") or (peak if sys.platform == "darwin" else peak * 1024)
 
 
 @cache
@@ -130,15 +125,9 @@ def cpu_level() -> str:
     """The widest vector level of this CPU: "amx", "avx512-bf16", "avx512", "avx2", "arm-bf16", "arm" or
     "portable"."""
     flags = cpu_flags()
-    if "amx_bf16" in flags:
-        return "amx"
-    if {"avx512f", "avx512bw", "avx512vl"} <= flags:
-        return "avx512-bf16" if "avx512_bf16" in flags else "avx512"
-    if {"avx2", "fma"} <= flags:
-        return "avx2"
     if platform.machine() in ("aarch64", "arm64"):
         return "arm-bf16" if "bf16" in flags else "arm"
-    return "portable"
+    return next((level for level, needs in LEVELS.items() if needs <= flags), "portable")
 
 
 def bf16_native() -> bool:
