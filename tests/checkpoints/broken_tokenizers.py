@@ -10,8 +10,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from headway.text import Tokenizer, train_bpe
-from headway.text.byte_table import byte_level_alphabet
 from headway.text.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNIGRAM, UNKNOWN
+from headway.text.vocabulary import byte_level_alphabet
 
 WORDS = ["\u2581", "a", "b", "ab", "\u2581a", "\u2581ab", "c"]
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b", "cat"]

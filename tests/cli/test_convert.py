@@ -80,7 +80,7 @@ def test_an_existing_target_needs_the_flag(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--from", "gguf"], "--from gguf: unknown format; known are auto, hf"),
+        (["--from", "gguf"], "unknown format 'gguf'; known are auto, hf"),
         (["--to-pairing", "half"], "--to-pairing half: must be halves or adjacent"),
     ],
 )

@@ -16,6 +16,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points, version
 from io import TextIOWrapper
 from typing import Any, NamedTuple
 
@@ -80,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command; returns the exit code, never raises for what a user can cause."""
     name, rest = (argv[0], list(argv[1:])) if argv else ("--help", [])
     if name in ("-V", "--version"):
-        print(f"headway {version()}")
+        print(f"headway {version('headway')}")
         return 0
     try:
         if name in ("-h", "--help", "help"):
@@ -113,8 +114,6 @@ def commands() -> dict[str, Command]:
     """All commands by name: headway's own, then those of installed packages.
 
     Raises ConfigError where a package's command cannot be loaded, or two commands have one name."""
-    from importlib.metadata import entry_points
-
     found = dict(COMMANDS)
     for point in entry_points(group=GROUP):
         owner = point.dist.name if point.dist is not None else point.value
@@ -172,27 +171,12 @@ def overview() -> str:
     """What `headway --help` prints."""
     known = commands()
     width = max(map(len, known))
-    lines = [f"  {name:<{width}}   {command.help}" for name, command in known.items()]
-    return "\n".join(
-        [
-            "headway: Transformer models whose attention is declared.",
-            "",
-            USAGE,
-            "",
-            *lines,
-            "",
-            "  --version   print the version",
-            "",
-            "start here:  headway demo      headway show 'Window.last(8) | (Causal() & Sink(2))'",
-        ]
+    lines = "\n".join(f"  {name:<{width}}   {command.help}" for name, command in known.items())
+    return (
+        f"headway: Transformer models whose attention is declared.\n\n{USAGE}\n\n{lines}\n\n"
+        "  --version   print the version\n\n"
+        "start here:  headway demo      headway show 'Window.last(8) | (Causal() & Sink(2))'"
     )
-
-
-def version() -> str:
-    """The installed version."""
-    from importlib.metadata import version as installed
-
-    return installed("headway")
 
 
 def _flush(code: int) -> int:

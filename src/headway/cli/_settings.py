@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from headway.cli._options import with_parameters
-from headway.cli._shared import application
+from headway.cli._shared import application, with_parameters
 from headway.errors import ConfigError
+from headway.report import cell
 from headway.train.config import TrainConfig, extra
 from headway.train.config_io import read_config, read_yaml
 from headway.train.tasks import settings_of, tasks_with
@@ -83,22 +83,19 @@ def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callabl
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
     """One field as one option; None means that it was not given."""
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)] or [field.annotation]
-    kind = kinds[0] if len(kinds) == 1 or get_origin(field.annotation) is not Literal else str
-    option = f"--{name.replace('_', '-')}"
-    about, text = extra(field), field.description or ""
+    kind: Any = next(
+        (kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation
+    )
+    flag, about, text = name.replace("_", "-"), extra(field), field.description or ""
     if get_origin(field.annotation) is Literal:
         kind, text = str, f"{text} ({' | '.join(get_args(field.annotation))})"
     if get_origin(field.annotation) is tuple:
         kind, text = list[str], f"{text} (may be given several times)"
     if not field.is_required() and "[default:" not in text and field.default not in (None, ()):
-        default = (
-            {True: "yes", False: "no"}.get(field.default, field.default) if kind is bool else field.default
-        )
-        text += f" [default: {default}]"
+        text += f" [default: {cell(field.default) if kind is bool else field.default}]"
     if name in ENVIRONMENT:
         text += f" [env: HEADWAY_{name.upper()}]"
-    declared = f"{option}/--no-{name.replace('_', '-')}" if kind is bool else option
+    declared = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
     unit = str(about["unit"]).upper().replace(" ", "-") if "unit" in about else None
     info = typer.Option(declared, help=text, rich_help_panel=about["group"], show_default=False, metavar=unit)
     return inspect.Parameter(

@@ -1,16 +1,138 @@
-"""What several commands do: start torch, read texts, print. Imports nothing heavy."""
+"""What several commands have: arguments and options, each stated once; how torch is started, texts are read and reports
+are printed. Imports nothing heavy.
 
+A command whose first parameter is a dataclass of arguments and options has these, besides its own:
+
+    @with_options
+    def command(run: TextsRun, top_k: Annotated[int, typer.Option("--top-k")] = 5) -> None: ...
+"""
+
+import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import ArgumentInfo
 
 from headway.errors import DataError
 from headway.report import plain
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
+]
+FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
+TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, envvar="HEADWAY_THREADS", help="CPU threads [default: torch's]"),
+]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend", envvar="HEADWAY_BACKEND", help="attention backend; fails rather than falls back"
+    ),
+]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
+]
+KvCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", help="auto | int8: what caches store; int8 is rounded, half of bfloat16"
+    ),
+]
+
+AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
+
+BatchSizeOption = Annotated[
+    int, typer.Option("--batch-size", min=1, help="rows computed at once; changes no result")
+]
+TruncateOption = Annotated[
+    bool, typer.Option("--cut", help="truncate texts that are too long; without it they are an error")
+]
+RowOption = Annotated[
+    int | None,
+    typer.Option("--context", min=2, help="tokens per row [default: the trained context, at most 2048]"),
+]
+LimitOption = Annotated[
+    int | None, typer.Option("--limit", min=1, help="evaluate only the first N tokens of the text")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRun:
+    """The model that a command runs, and how."""
+
+    model: ModelArgument
+    dtype: DtypeOption = None
+    threads: ThreadsOption = None
+    backend: BackendOption = "auto"
+
+    def load(self, **more: Any) -> Any:
+        """`headway.load` with these options, and more."""
+        set_threads(self.threads)
+        from headway.api import load
+
+        return load(self.model, dtype=self.dtype, backend=self.backend, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun(ModelRun):
+    """A model that reads rows in batches, and a report."""
+
+    batch_size: BatchSizeOption = 32
+    json: JsonOption = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsRun(BatchRun):
+    """A model that reads texts."""
+
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="texts; from standard input, one a line, when there are none"),
+    ] = None
+    file: Annotated[Path | None, typer.Option("--file", help="texts, one a line (.gz may be read)")] = None
+
+    def read(self) -> list[str]:
+        """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
+        return read_texts(self.texts, self.file)
+
+
+def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command: the fields of the function's first parameter, a dataclass of options, are the command's arguments
+    and options, its arguments the first and its options the last."""
+    first, *own = inspect.signature(function).parameters.values()
+    group = inspect.signature(first.annotation).parameters
+
+    def command(**given: Any) -> Any:
+        return function(first.annotation(**{name: given.pop(name) for name in group}), **given)
+
+    arguments = [p for p in (*group.values(), *own) if _is_argument(p)]
+    options = [p for p in (*own, *group.values()) if not _is_argument(p)]
+    return with_parameters(command, [*arguments, *options], function)
+
+
+def with_parameters(
+    command: Callable[..., Any], parameters: Sequence[inspect.Parameter], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """`command(**given)` as typer reads it: with these parameters, and the name and help text of `function`."""
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in keywords}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    return any(isinstance(item, ArgumentInfo) for item in get_args(parameter.annotation))
 
 
 def application(group: str | None = None) -> typer.Typer:

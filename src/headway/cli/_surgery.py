@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import (
+from headway.cli._shared import (
     AllowPickleOption,
     FolderArgument,
     JsonOption,
@@ -17,8 +17,10 @@ from headway.cli._options import (
     RowOption,
     TargetArgument,
     ThreadsOption,
+    note,
+    print_json,
+    set_threads,
 )
-from headway.cli._shared import note, print_json, set_threads
 from headway.report import cell, plain, size, table
 
 if TYPE_CHECKING:

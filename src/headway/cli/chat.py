@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import with_options
-from headway.cli._shared import note, read_stdin
+from headway.cli._shared import note, read_stdin, with_options
 from headway.cli.generate import SamplingRun, sentence
 from headway.errors import DataError, HeadwayError
 

@@ -2,16 +2,25 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from headway.cli._options import AllowPickleOption, JsonOption, OverwriteOption, TargetArgument, ThreadsOption
-from headway.cli._shared import note, print_json, set_threads
+from headway.cli._shared import (
+    AllowPickleOption,
+    JsonOption,
+    OverwriteOption,
+    TargetArgument,
+    ThreadsOption,
+    note,
+    print_report,
+    set_threads,
+)
 from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
 if TYPE_CHECKING:
+    from headway.checkpoints.formats.conversion import Format
     from headway.positions import Pairing
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -71,21 +80,17 @@ def command(
     import torch
 
     from headway.checkpoints import convert
-    from headway.checkpoints.formats.conversion import FORMATS
-    from headway.models import cost
+    from headway.models.cost import parameter_count
     from headway.text import Tokenizer
 
     set_threads(threads)
-    formats = {name: name for name in FORMATS}
-    if frm not in formats:
-        raise ConfigError(f"--from {frm}: unknown format; known are {', '.join(formats)}")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
     note(f"reading {source}")
     result = convert(
         source,
         target,
-        frm=formats[frm],
+        frm=cast("Format", frm),
         to_pairing=pairing_of(to_pairing),
         kv_heads=kv_heads,
         dtype=None if dtype is None else getattr(torch, dtype),
@@ -96,30 +101,28 @@ def command(
         overwrite=overwrite,
         shard_bytes=bytes_of(shard_size),
     )
-    if json:
-        print_json(result)
-        return
-    spec = result.spec
-    print(
-        f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})"
+    count, heads_now, dtype = parameter_count(result.spec), result.spec.kv_heads, result.dtype
+    repeated = f"  kv heads: {result.source_kv_heads} repeated to {heads_now}"
+    rounded = (
+        f"  rounding to {dtype} changed logits by up to {cell(result.rounding)}; the source rounded alike:"
     )
-    print(f"  {cost.parameter_count(spec):,} parameters, {result.dtype}; transformers {result.transformers}")
-    if spec.kv_heads != result.source_kv_heads:
-        print(f"  kv heads: {result.source_kv_heads} repeated to {spec.kv_heads}")
-    if result.rounding is not None:
-        print(
-            f"  rounding to {result.dtype} changed logits by up to {cell(result.rounding)}; the source rounded alike:"
-        )
-    print(f"  logits of {result.checks[0].tokens} random tokens, source against target:")
     rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
-    print(table(("dtype", "largest difference", "allowed", "largest logit"), rows, indent="    "))
-    print("  equal")
+    lines = [
+        f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})",
+        f"  {count:,} parameters, {dtype}; transformers {result.transformers}",
+        *([] if heads_now == result.source_kv_heads else [repeated]),
+        *([] if result.rounding is None else [rounded]),
+        f"  logits of {result.checks[0].tokens} random tokens, source against target:",
+        table(("dtype", "largest difference", "allowed", "largest logit"), rows, indent="    "),
+        "  equal",
+    ]
+    print_report(result, "\n".join(lines), json)
 
 
 def pairing_of(text: str) -> "Pairing":
     """`halves`, `adjacent`, or pairs such as (0,3),(1,4),(2,5). Raises ConfigError for other text."""
     if text in ("halves", "adjacent"):
-        return "halves" if text == "halves" else "adjacent"
+        return cast("Pairing", text)
     close = text.replace(" ", "")
     if not _PAIRS.fullmatch(close):
         raise ConfigError(

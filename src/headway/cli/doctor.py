@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli._options import JsonOption
-from headway.cli._shared import print_report
+from headway.cli._shared import JsonOption, print_report
 from headway.report import size, table
 
 OPTIONAL = {
@@ -45,7 +44,10 @@ def examine(measure: bool = False) -> dict[str, Any]:
     import torch
 
     from headway import hardware
+    from headway.attention import BACKENDS, Status
 
+    states = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
+    own = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
     report: dict[str, Any] = {
         "headway": version("headway"),
         "python": platform.python_version(),
@@ -68,9 +70,9 @@ def examine(measure: bool = False) -> dict[str, Any]:
             "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
         "native": native(),
-        "backends": backends(),
+        "backends": [{"name": name, "usable": state.usable, "why": state.what} for name, state in states],
         "packages": packages(),
-        "environment": environment(),
+        "environment": {name: os.environ[name] for name in (*own, *VARIABLES) if name in os.environ},
     }
     if measure:
         report["measured"] = {
@@ -102,26 +104,12 @@ def native() -> dict[str, Any]:
     }
 
 
-def backends() -> list[dict[str, Any]]:
-    """Each attention backend: whether it can be used here, and what it is, or what is missing."""
-    from headway.attention import BACKENDS, Status
-
-    rows = [(b.name, Status(True, b.about) if b.status is None else b.status()) for b in BACKENDS.values()]
-    return [{"name": name, "usable": status.usable, "why": status.what} for name, status in rows]
-
-
 def packages() -> list[dict[str, Any]]:
     """Versions of what headway needs and of what it can use; None where a package is absent."""
     lines = [line for line in requires("headway") or () if "extra ==" not in line]
     needed = [found[0] for line in lines if (found := re.match(r"[\w.-]+", line))]
     rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
     return [{"name": name, "version": _version(name), "needed": need, "use": use} for name, need, use in rows]
-
-
-def environment() -> dict[str, str]:
-    """The variables that change what headway or torch does, as far as they are set."""
-    own = sorted(name for name in os.environ if name.startswith("HEADWAY_"))
-    return {name: os.environ[name] for name in (*own, *VARIABLES) if name in os.environ}
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -131,21 +119,19 @@ def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
         for package in report["packages"]
         if package["needed"] and package["version"] is None
     ]
-    cpu, threads = report["cpu"], report["torch"]["threads"]
-    advice = [report["native"]["trouble"]] if report["native"]["trouble"] else []
-    if threads > cpu["cores"]:
-        advice.append(
-            f"torch uses {threads} threads on {cpu['cores']} cores: set OMP_NUM_THREADS={cpu['cores']}"
-        )
-    if threads < cpu["cores"]:
-        advice.append(
-            f"torch uses {threads} of {cpu['cores']} cores: --threads or OMP_NUM_THREADS changes that"
-        )
-    if not cpu["bf16"]:
-        advice.append("this CPU has no bf16 products, so float32 is the faster choice")
-    if report["memory"]["available"] < 2 << 30:
-        advice.append(f"only {size(report['memory']['available'])} of memory are free")
-    return problems, advice
+    cpu, threads, free = report["cpu"], report["torch"]["threads"], report["memory"]["available"]
+    cores, trouble = cpu["cores"], report["native"]["trouble"]
+    remarks = [
+        (trouble, trouble),
+        (threads > cores, f"torch uses {threads} threads on {cores} cores: set OMP_NUM_THREADS={cores}"),
+        (
+            threads < cores,
+            f"torch uses {threads} of {cores} cores: --threads or OMP_NUM_THREADS changes that",
+        ),
+        (not cpu["bf16"], "this CPU has no bf16 products, so float32 is the faster choice"),
+        (free < 2 << 30, f"only {size(free)} of memory are free"),
+    ]
+    return problems, [remark for applies, remark in remarks if applies]
 
 
 def to_text(report: dict[str, Any]) -> str:

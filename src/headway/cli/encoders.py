@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.cli._options import BatchRun, TextsRun, TruncateOption, with_options
-from headway.cli._shared import print_report, read_prompt
+from headway.cli._shared import BatchRun, TextsRun, TruncateOption, print_report, read_prompt, with_options
 from headway.errors import DataError
 from headway.report import table
 

@@ -8,8 +8,16 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import BackendOption, JsonOption, LimitOption, RowOption, ThreadsOption
-from headway.cli._shared import attributes, print_report, set_threads
+from headway.cli._shared import (
+    BackendOption,
+    JsonOption,
+    LimitOption,
+    RowOption,
+    ThreadsOption,
+    attributes,
+    print_report,
+    set_threads,
+)
 from headway.report import table
 
 

@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import JsonOption, KvCacheOption, ModelRun, with_options
-from headway.cli._shared import attributes, note, print_json, read_prompt
+from headway.cli._shared import (
+    JsonOption,
+    KvCacheOption,
+    ModelRun,
+    attributes,
+    note,
+    print_json,
+    read_prompt,
+    with_options,
+)
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:

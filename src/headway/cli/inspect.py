@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headway.cli._options import AllowPickleOption, FolderArgument, JsonOption
-from headway.cli._shared import print_report
+from headway.cli._shared import AllowPickleOption, FolderArgument, JsonOption, print_report
 from headway.report import cell, size
 
 if TYPE_CHECKING:
@@ -28,70 +27,70 @@ def command(
 
 def text(found: "Inspection") -> str:
     """The report for people."""
-    spec = found.spec
-    limit = found.context_limit
+    spec, limit, unused = found.spec, found.context_limit, found.unused
     longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
     before = found.rotary.before_scaling if found.rotary else None
     scaled = "" if before is None else f" (before rotary scaling {before:,})"
-    lines = [
-        f"{found.path}",
-        f"  family         {_family(found)}; transformers {found.transformers}",
-        f"  kind           {found.kind}; gives {found.gives}",
-        f"  parameters     {found.parameter_count:,}"
-        f" ({', '.join(f'{k} {v:,}' for k, v in found.parameters.items() if v)})",
-        f"  stored         {size(found.stored_bytes)} in {len(found.files)} file{'s' * (len(found.files) > 1)}: "
-        + ", ".join(f"{n} tensors {d}" for d, n in found.stored_dtypes.items()),
-        f"  runs in        {found.runs_in}",
-        f"  shape          {_shape(spec)}",
-        f"  heads          {_heads(spec)}",
-        f"  biases         {_biases(spec)}",
-        f"  norms          {_norms(spec)}",
-        f"  context        {spec.trained_context:,} tokens{scaled}; {longest}",
-        f"  keys, values   {_kept(found)}",
-        "  patterns       "
-        + "\n                 ".join(f"layers {layers}: {pattern}" for layers, pattern in found.patterns),
+    stored_as = "" if found.model_type == spec.family else f" (model_type {found.model_type})"
+    stacks = ", ".join(f"{name} {count:,}" for name, count in found.parameters.items() if count)
+    files = f"{len(found.files)} file{'s' * (len(found.files) > 1)}"
+    tensors = ", ".join(f"{count} tensors {dtype}" for dtype, count in found.stored_dtypes.items())
+    patterns = (f"layers {layers}: {pattern}" for layers, pattern in found.patterns)
+    more = f", ... and {len(unused) - 6} more" if len(unused) > 6 else ""
+    ends = (
+        f"{k.removesuffix('_token_id')} {v}" for k, v in found.generation.items() if k.endswith("_token_id")
+    )
+    facts = [
+        ("family", f"{spec.family}{stored_as}; transformers {found.transformers}"),
+        ("kind", f"{found.kind}; gives {found.gives}"),
+        ("parameters", f"{found.parameter_count:,} ({stacks})"),
+        ("stored", f"{size(found.stored_bytes)} in {files}: {tensors}"),
+        ("runs in", found.runs_in),
+        ("shape", _shape(spec)),
+        ("heads", _heads(spec)),
+        ("biases", _biases(spec)),
+        ("norms", _norms(spec)),
+        ("context", f"{spec.trained_context:,} tokens{scaled}; {longest}"),
+        ("keys, values", _kept(found)),
+        ("patterns", f"\n{' ' * 17}".join(patterns)),
+        *(("encoder", line) for line in _encoder(spec.encoder)),
+        ("not used", ", ".join(unused[:6]) + more),
+        ("labels", ", ".join(spec.head.labels)),
+        *_positions(found),
+        ("tokenizer", _tokenizer(found)),
+        ("token ids", ", ".join(ends) or "none"),
     ]
-    if spec.encoder is not None:
-        lines += [f"  encoder        {line}" for line in _encoder(spec.encoder)]
-    if found.unused:
-        more = f", ... and {len(found.unused) - 6} more" if len(found.unused) > 6 else ""
-        lines.append(f"  not used       {', '.join(found.unused[:6])}{more}")
-    if spec.head.labels:
-        lines.append(f"  labels         {', '.join(spec.head.labels)}")
-    if found.rotary is None:
-        lines.append(f"  positions      {found.positions}")
-    else:
-        r = found.rotary
-        shown = ", ".join(cell(f) for f in r.frequencies[:4])
-        more = f", ... {cell(r.frequencies[-1])}" if len(r.frequencies) > 4 else ""
-        lines += [
-            f"  rotary         theta {r.theta:g}, pairing {r.pairing} ({r.pairing_because}), {r.dims} dims",
-            f"  scaling        {r.scaling or 'none'}"
-            + (f", amplitude {r.amplitude:.6g}" if r.amplitude != 1 else ""),
-            f"  frequencies    {shown}{more} radians per token ({len(r.frequencies)} pairs)"
-            + ("; longer rows have others" if r.length_dependent else ""),
-            f"  waves          {cell(r.shortest_wave)} to {cell(r.longest_wave)} tokens",
-        ]
-    if found.tokenizer is None:
-        lines.append("  tokenizer      none in the folder")
-    else:
-        t = found.tokenizer
-        known = f"{t['kind']}, {t['tokens']:,} tokens" if "tokens" in t else ", ".join(t["files"])
-        misfit = "" if t.get("fits", True) else f" (DOES NOT FIT: the embedding has {spec.vocab:,} rows)"
-        lines.append(f"  tokenizer      {known}{misfit}; {'a' if t['chat_template'] else 'no'} chat template")
-    ends = {k.removesuffix("_token_id"): v for k, v in found.generation.items() if k.endswith("_token_id")}
-    lines.append("  token ids      " + (", ".join(f"{k} {v}" for k, v in ends.items()) or "none"))
-    return "\n".join(lines)
+    return "\n".join([str(found.path), *(f"  {name:<15}{fact}" for name, fact in facts if fact)])
+
+
+def _positions(found: "Inspection") -> list[tuple[str, str]]:
+    r = found.rotary
+    if r is None:
+        return [("positions", found.positions)]
+    shown = ", ".join(cell(f) for f in r.frequencies[:4])
+    more = f", ... {cell(r.frequencies[-1])}" if len(r.frequencies) > 4 else ""
+    others = "; longer rows have others" if r.length_dependent else ""
+    amplitude = f", amplitude {r.amplitude:.6g}" if r.amplitude != 1 else ""
+    return [
+        ("rotary", f"theta {r.theta:g}, pairing {r.pairing} ({r.pairing_because}), {r.dims} dims"),
+        ("scaling", f"{r.scaling or 'none'}{amplitude}"),
+        ("frequencies", f"{shown}{more} radians per token ({len(r.frequencies)} pairs){others}"),
+        ("waves", f"{cell(r.shortest_wave)} to {cell(r.longest_wave)} tokens"),
+    ]
+
+
+def _tokenizer(found: "Inspection") -> str:
+    t = found.tokenizer
+    if t is None:
+        return "none in the folder"
+    known = f"{t['kind']}, {t['tokens']:,} tokens" if "tokens" in t else ", ".join(t["files"])
+    misfit = "" if t.get("fits", True) else f" (DOES NOT FIT: the embedding has {found.spec.vocab:,} rows)"
+    return f"{known}{misfit}; {'a' if t['chat_template'] else 'no'} chat template"
 
 
 def _facts(spec: "ModelSpec") -> dict[str, Any]:
     other = None if spec.encoder is None else _facts(spec.encoder)
     return {**vars(spec), "patterns": [str(p) for p in spec.patterns], "encoder": other}
-
-
-def _family(found: "Inspection") -> str:
-    family, stored_as = found.spec.family, found.model_type
-    return family if stored_as == family else f"{family} (model_type {stored_as})"
 
 
 def _shape(spec: "ModelSpec") -> str:
@@ -128,7 +127,9 @@ def _kept(found: "Inspection") -> str:
     return per if memory is None else f"{per} of the target, {size(memory)} per token of the source"
 
 
-def _encoder(spec: "ModelSpec") -> list[str]:
+def _encoder(spec: "ModelSpec | None") -> list[str]:
+    if spec is None:
+        return []
     from headway.checkpoints.inspection import patterns_by_layer
 
     seen = "; ".join(f"layers {layers}: {pattern}" for layers, pattern in patterns_by_layer(spec))

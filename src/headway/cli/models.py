@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from headway.cli._options import JsonOption
-from headway.cli._shared import print_report
+from headway.cli._shared import JsonOption, print_report
 from headway.report import table
 
 

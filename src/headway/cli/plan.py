@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import JsonOption, KvCacheOption, ThreadsOption
-from headway.cli._shared import note, print_report, set_threads
+from headway.cli._shared import JsonOption, KvCacheOption, ThreadsOption, note, print_report, set_threads
 from headway.report import size, table
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def find_spec(model: str) -> "ModelSpec":
 def to_text(report: "Report", spec: "ModelSpec") -> str:
     """The report for a terminal."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
-    machine = report.machine
+    machine, per = report.machine, report.weights / report.parameter_count
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
     sides = (
         str(report.context)
@@ -102,13 +101,20 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
         f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
         f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
         f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
-        table(("parameters", "number", "bytes"), _parameter_rows(report)),
+        table(
+            ("parameters", "number", "bytes"),
+            [
+                *((place, count, size(count * per)) for place, count in report.parameters.items()),
+                ("total", report.parameter_count, size(report.weights)),
+            ],
+        ),
         _layer_table(report.layers, report.kind),
         *([_layer_table(report.encoder_layers, "encoder")] if report.encoder_layers else []),
         "\n".join(
-            line
+            f"  {layer.pattern}: {name} {choice}"
             for layer in (*report.layers, *report.encoder_layers)
-            for line in _reasons(layer.pattern, layer)
+            for name in ("cache", "prefill", "decode")
+            if (choice := getattr(layer, name)) is not None
         ),
         table(
             ("memory", "bytes"),
@@ -118,7 +124,8 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
                 ("in the first pass", size(report.working)),
                 ("needed", size(report.needed)),
                 ("free on this machine", size(machine.memory)),
-                *_training_rows(report),
+                ("training holds", size(sum(report.training.values()))),
+                ("... with blocks computed again", size(report.checkpointed)),
             ],
         ),
         f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",
@@ -159,34 +166,14 @@ def _work(report: "Report") -> str:
     """The first pass; and one more token, where there are such steps."""
     whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
     rows = [(whole, "", report.prefill_flops / 1e9, report.prefill_seconds)]
-    head, last = ("work", "bytes", "GFLOP", "seconds at best"), ""
+    last = ""
     if report.moved is not None and report.step_flops is not None and report.step_seconds is not None:
         rows.append(("one token per row", size(report.moved), report.step_flops / 1e9, report.step_seconds))
         last = (
             f"\n\n  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
             + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
         )
-    return table(head, rows) + last
-
-
-def _training_rows(report: "Report") -> list[tuple[str, str]]:
-    return [
-        ("training holds", size(sum(report.training.values()))),
-        ("... with blocks computed again", size(report.checkpointed)),
-    ]
-
-
-def _parameter_rows(report: "Report") -> list[tuple[str, int, str]]:
-    per = report.weights / report.parameter_count
-    rows = [(place, count, size(count * per)) for place, count in report.parameters.items()]
-    return [*rows, ("total", report.parameter_count, size(report.weights))]
-
-
-def _reasons(pattern: str, layer: object) -> list[str]:
-    chosen: list[tuple[str, Choice | None]] = [
-        (name, getattr(layer, name)) for name in ("cache", "prefill", "decode")
-    ]
-    return [f"  {pattern}: {name} {choice}" for name, choice in chosen if choice is not None]
+    return table(("work", "bytes", "GFLOP", "seconds at best"), rows) + last
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

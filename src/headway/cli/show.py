@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import JsonOption
-from headway.cli._shared import attributes, note, print_json
+from headway.cli._shared import JsonOption, attributes, note, print_json
 from headway.report import table
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import with_options
-from headway.cli._shared import application, note, print_report
+from headway.cli._shared import application, note, print_report, with_options
 from headway.cli._surgery import MeasuredRun, Run, lengthened_text
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import JsonOption
-from headway.cli._shared import print_report
+from headway.cli._shared import JsonOption, print_report
 from headway.report import table
 
 

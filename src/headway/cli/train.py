@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli._options import JsonOption
 from headway.cli._settings import SettingsCommand, resolve
-from headway.cli._shared import attributes, note, print_report
+from headway.cli._shared import JsonOption, attributes, note, print_report
 from headway.report import table
 from headway.train import config_yaml
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._options import TextsRun, with_options
-from headway.cli._shared import attributes, note, print_json
+from headway.cli._shared import TextsRun, attributes, note, print_json, with_options
 
 if TYPE_CHECKING:
     from headway.generate import Generation

@@ -13,10 +13,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.byte_table import byte_level_alphabet
 from headway.text.template import UNTYPED, A, Template
-from headway.text.tokenizer_config import decoded, parsed, short, token_names
-from headway.text.vocabulary import LARGEST_ID, add_controls
+from headway.text.tokenizer_config import decoded, is_id, parsed, short, token_names
+from headway.text.vocabulary import LARGEST_ID, add_controls, byte_level_alphabet
 
 # Words with their leading space, numbers by three digits, punctuation, line ends; runs of spaces stay whole but for
 # the last one (Llama 3's rule, from its tokenizer.py). Qwen2's differs in that every digit is apart.
@@ -114,7 +113,8 @@ def style_of(kind: str, vocabulary: Mapping[str, int], path: Path) -> Style:
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Piece -> id. Raises DataError for what is no such object, and for a piece or an id that is there twice."""
     pairs = parsed(path, object_pairs_hook=list)
-    if not isinstance(pairs, list) or not pairs or not all(_is_pair(pair) for pair in pairs):
+    listed = isinstance(pairs, list) and all(isinstance(pair, tuple) and is_id(pair[1]) for pair in pairs)
+    if not listed or not pairs:
         raise DataError(
             f'{path}: an object from pieces to ids is expected, like {{"the": 0}}, with ids below {LARGEST_ID:,}'
         )
@@ -127,10 +127,6 @@ def read_vocabulary(path: Path) -> dict[str, int]:
             raise DataError(f"{path}: the id {i} is there twice, for {owner[i]!r} and {piece!r}")
         pieces[piece], owner[i] = i, piece
     return pieces
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, tuple) and type(pair[1]) is int and 0 <= pair[1] < LARGEST_ID
 
 
 def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -16,7 +16,9 @@ from headway.errors import DataError
 from headway.text import bytelevel, sentencepiece, wordpiece
 from headway.text.tokenizer_config import (
     CLASSLESS,
+    FLAGS,
     content,
+    is_id,
     naming,
     read_added,
     read_config,
@@ -24,7 +26,7 @@ from headway.text.tokenizer_config import (
     read_template,
     refuse_impostor,
 )
-from headway.text.vocabulary import LARGEST_ID, ROLES, add_controls
+from headway.text.vocabulary import ROLES, add_controls
 
 T5 = {"t5", "mt5", "umt5", "longt5"}
 # SentencePiece models whose ids or templates differ from the file's own.
@@ -164,12 +166,9 @@ def _add_declared(
     for name, i in read_added(folder / "added_tokens.json").items():
         listed.setdefault(i, {"content": name, "special": False})
     for i, token in sorted(listed.items()):
-        name, special = content(token), bool(token.get("special", False))
-        options = {
-            key: bool(token.get(key, False)) for key in ("lstrip", "rstrip", "single_word", "normalized")
-        }
-        add = backend.add_special_tokens if special else backend.add_tokens
-        add([AddedToken(name, special=special, **options)])
+        name, flags = content(token), {key: bool(token.get(key, False)) for key in FLAGS}
+        add = backend.add_special_tokens if flags["special"] else backend.add_tokens
+        add([AddedToken(name, **flags)])
         if backend.token_to_id(name) != i:
             raise DataError(
                 f"{file}: the folder puts the added token {name!r} at id {i}, but it falls on "
@@ -183,7 +182,7 @@ def _add_declared(
 
 def _known(backend: Backend, value: Any) -> str | None:
     first = value[0] if isinstance(value, list) and value else value
-    return backend.id_to_token(first) if type(first) is int and 0 <= first < LARGEST_ID else None
+    return backend.id_to_token(first) if is_id(first) else None
 
 
 def write(

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
-from headway.text.byte_table import SPACE
 from headway.text.tokenizer_config import naming, read_config, refuse_impostor, token_names
+from headway.text.vocabulary import SPACE
 
 SIDES = ("source", "target")
 
@@ -81,8 +81,7 @@ class MarianTokenizer:
             "vocab.json": self._vocabularies["source"],
             "tokenizer_config.json": config,
         }
-        if separate:
-            written["target_vocab.json"] = self._vocabularies["target"]
+        written |= {"target_vocab.json": self._vocabularies["target"]} if separate else {}
         for name, value in written.items():
             files.write_atomic(folder / name, json.dumps(value, indent=2, ensure_ascii=False).encode())
         for side in SIDES:
@@ -119,10 +118,7 @@ class MarianTokenizer:
         self, texts: Sequence[str], *, side: str = "source", eos: bool = True
     ) -> list[list[int]]:
         """`encode` of each text."""
-        if side not in SIDES:
-            raise DataError(
-                f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
-            )
+        _check_side(side)
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise DataError(f"text {i} must be a str, got {type(text).__name__}")
@@ -137,23 +133,17 @@ class MarianTokenizer:
 
     def decode(self, ids: Sequence[int], *, side: str = "target", special: bool = False) -> str:
         """The text of ids; special tokens give text, with a space after it, only if `special`."""
-        if side not in SIDES:
-            raise DataError(
-                f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
-            )
-        parts: list[str] = []
-        run: list[str] = []
+        _check_side(side)
+        runs, names = [""], set(self._names.values())  # of a special token and of others by turns
         for i in ids:
             piece = self._pieces[side].get(i)
             if piece is None:
                 raise DataError(f"token id {i} is not in the {side} vocabulary of {self.vocab_size} tokens")
-            if piece not in self._names.values():
-                run.append(piece)
+            if piece not in names:
+                runs[-1] += piece
             elif special:
-                parts += ["".join(run).removeprefix(SPACE), piece, " "]
-                run = []
-        parts.append("".join(run).removeprefix(SPACE))
-        return "".join(parts).replace(SPACE, " ").strip()
+                runs += [f"{piece} ", ""]
+        return "".join(run.removeprefix(SPACE) for run in runs).replace(SPACE, " ").strip()
 
     @cached_property
     def _pieces(self) -> dict[str, dict[int, str]]:
@@ -161,6 +151,13 @@ class MarianTokenizer:
 
     def __repr__(self) -> str:
         return f"MarianTokenizer({self.vocab_size} tokens, eos={self.eos}, pad={self.pad})"
+
+
+def _check_side(side: str) -> None:
+    if side not in SIDES:
+        raise DataError(
+            f"a Marian tokenizer has no side {side!r}{did_you_mean(side, SIDES)}; source and target"
+        )
 
 
 def _backend(data: bytes, name: str) -> Backend:

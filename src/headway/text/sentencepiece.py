@@ -18,12 +18,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.byte_table import SPACE
 from headway.text.template import UNTYPED, A, Template
-from headway.text.vocabulary import add_controls
+from headway.text.vocabulary import SPACE, add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+FIXED = {1: "<d", 5: "<f"}  # numbers of 64 and 32 bits, by wire type
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,8 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     if spec.model == UNIGRAM:
         backend.pre_tokenizer = breaker(spec.of_kind(CONTROL, UNKNOWN, BYTE))
     backend.normalizer = _normalizer(spec)
-    steps: list[decoders.Decoder] = [
-        decoders.Replace(SPACE, " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-    ]
-    if spec.dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
-    backend.decoder = decoders.Sequence(steps)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spec.dummy_prefix else steps)
     add_controls(backend, [*spec.of_kind(CONTROL), *spec.of_kind(UNKNOWN)])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in spec.of_kind(USER_DEFINED)])
     add_controls(backend, [f"<extra_id_{i}>" for i in reversed(range(sentinels))])
@@ -202,14 +196,13 @@ def _merges(spec: Pieces, ids: dict[str, int]) -> list[tuple[str, str]]:
     """SentencePiece merges the adjacent pair whose joint piece scores best: every cut of every piece in two
     pieces, best score first. Control, unknown and byte pieces are never made of text."""
     usable = set(spec.of_kind(NORMAL, USER_DEFINED))
-    found: list[tuple[float, int, int, str, str]] = []
-    for piece, score in zip(spec.pieces, spec.scores, strict=True):
-        if piece not in usable:
-            continue
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in usable and right in usable:
-                found.append((-score, ids[left], ids[right], left, right))
+    found = [
+        (-score, ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+        for piece, score in zip(spec.pieces, spec.scores, strict=True)
+        if piece in usable
+        for cut in range(1, len(piece))
+        if piece[:cut] in usable and piece[cut:] in usable
+    ]
     return [(left, right) for *_, left, right in sorted(found)]
 
 
@@ -222,17 +215,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
         value: int | float | bytes
         if wire == 0:
             value, at = _varint(data, at)
-        elif wire == 1:
-            (value,) = struct.unpack_from("<d", data, at)
-            at += 8
         elif wire == 2:
             length, at = _varint(data, at)
             if at + length > len(data):
                 raise IndexError(f"field {number} runs past the end of the file")
             value, at = data[at : at + length], at + length
-        elif wire == 5:
-            (value,) = struct.unpack_from("<f", data, at)
-            at += 4
+        elif wire in FIXED:
+            (value,) = struct.unpack_from(FIXED[wire], data, at)
+            at += struct.calcsize(FIXED[wire])
         else:
             raise KeyError(f"wire type {wire}")
         yield number, value

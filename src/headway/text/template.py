@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
+from headway.text.vocabulary import steps_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Template:
     @staticmethod
     def of(backend: Backend) -> Template:
         """The template of a tokenizer's post-processor. Raises DataError for two templates in a row."""
-        found = [t for t in map(_read, _steps(backend)) if t is not None]
+        found = [t for t in map(_read, steps_of(backend.post_processor)) if t is not None]
         if len(found) > 1:
             raise DataError("this tokenizer.json has two post-processors that add tokens; one is expected")
         return found[0] if found else Template()
@@ -77,23 +77,26 @@ class Template:
         """The same with each text begun by `bos`, or by nothing."""
         if begins == (self.prefix[:1] == (bos,)):
             return self
-        if begins:
-            mark = Part(bos, None, 0)
-            return Template((mark, *self.single), (mark, *_before(self.pair, bos)))
-        return Template(_without(self.single, bos), _without(self.pair, bos))
+        if not begins:
+            return self._without(bos)
+        mark, second = Part(bos, None, 0), _slots(self.pair)[-1]
+        between = mark._replace(type=self.pair[second].type)
+        return Template((mark, *self.single), (mark, *self.pair[:second], between, *self.pair[second:]))
 
     def ending(self, eos: int, ends: bool) -> Template:
         """The same with each text ended by `eos`, or by nothing."""
         if ends == (self.suffix[-1:] == (eos,)):
             return self
-        if ends:
-            pair = [
-                p
-                for part in self.pair
-                for p in ((part, Part(eos, None, part.type)) if part.text is not None else (part,))
-            ]
-            return Template((*self.single, Part(eos, None, 0)), tuple(pair))
-        return Template(_without(self.single, eos), _without(self.pair, eos))
+        if not ends:
+            return self._without(eos)
+        pair: list[Part] = []
+        for part in self.pair:
+            pair += [part] if part.text is None else [part, Part(eos, None, part.type)]
+        return Template((*self.single, Part(eos, None, 0)), tuple(pair))
+
+    def _without(self, token: int) -> Template:
+        single, pair = (tuple(p for p in parts if p.token != token) for parts in (self.single, self.pair))
+        return Template(single, pair)
 
     def processor(self, backend: Backend) -> processors.TemplateProcessing:
         """The same as a post-processor of the `tokenizers` library."""
@@ -136,18 +139,8 @@ def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:
 
 def roles(backend: Backend) -> dict[str, int]:
     """cls and sep where the post-processor is BERT's or RoBERTa's, which name them."""
-    found = {}
-    for state in _steps(backend):
-        if state["type"] in ("BertProcessing", "RobertaProcessing"):
-            found = {"cls": int(state["cls"][1]), "sep": int(state["sep"][1])}
-    return found
-
-
-def _steps(backend: Backend) -> list[dict[str, Any]]:
-    if backend.post_processor is None:
-        return []
-    state: dict[str, Any] = json.loads(backend.post_processor.__getstate__())
-    return list(state["processors"]) if state["type"] == "Sequence" else [state]
+    named = [state for state in steps_of(backend.post_processor) if "cls" in state]
+    return {role: int(named[-1][role][1]) for role in ("cls", "sep")} if named else {}
 
 
 def _read(state: dict[str, Any]) -> Template | None:
@@ -183,14 +176,3 @@ def _slots(parts: Sequence[Part]) -> list[int]:
 
 def _tokens(parts: Sequence[Part]) -> tuple[int, ...]:
     return tuple(part.token for part in parts if part.token is not None)
-
-
-def _without(parts: tuple[Part, ...], token: int) -> tuple[Part, ...]:
-    return tuple(part for part in parts if part.token != token)
-
-
-def _before(parts: tuple[Part, ...], token: int) -> list[Part]:
-    """`parts` with `token` before its second text."""
-    return [
-        p for part in parts for p in ((Part(token, None, part.type), part) if part.text == 1 else (part,))
-    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from headway.errors import DataError
 from headway.text import files
 from headway.text.chat import ChatTemplate, ControlTokens, Message, check_messages
 from headway.text.template import Encoded, Template, fill, roles
-from headway.text.tokenizer_config import naming
+from headway.text.tokenizer_config import FLAGS, naming
 from headway.text.vocabulary import ROLES, Vocabulary
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 Text = str | tuple[str, str]  # one text, or a pair
 
 
@@ -93,10 +96,7 @@ class Tokenizer(Vocabulary):
         added = self.backend.get_added_tokens_decoder()[token]
         if not (added.lstrip or added.rstrip):
             return self.token(token)
-        flags = {
-            name: getattr(added, name)
-            for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
-        }
+        flags = {name: getattr(added, name) for name in FLAGS}
         return {"__type": "AddedToken", "content": added.content, **flags}
 
     # -- text to ids -------------------------------------------------------------------------------------
@@ -129,14 +129,11 @@ class Tokenizer(Vocabulary):
         self, texts: Sequence[Text], *, bos: bool = True, eos: bool | None = None, special: bool = False
     ) -> list[list[int]]:
         """`encode` of each text or pair, on all cores."""
-        flat, sizes = self._flat(texts)
-        ids = iter([list(one.ids) for one in self._encodings(flat, special, offsets=False)])
         rows = []
-        for size in sizes:
-            own = [next(ids) for _ in range(size)]
-            parts = self.template.parts(own, bos=bos, eos=bos if eos is None else eos)
+        for encodings in self._groups(texts, special, offsets=False):
+            own = [list(one.ids) for one in encodings]
             row: list[int] = []
-            for part in parts:
+            for part in self.template.parts(own, bos=bos, eos=bos if eos is None else eos):
                 row += [part.token] if part.token is not None else own[part.text or 0]
             self._warn_two_bos(own[0])
             rows.append(row)
@@ -145,40 +142,35 @@ class Tokenizer(Vocabulary):
     def inputs(self, texts: Sequence[Text], *, special: bool = False) -> list[Encoded]:
         """What a model reads for each text or pair, with token types and with each token's place in its text (for
         answers, for tags)."""
-        flat, sizes = self._flat(texts)
-        encodings = iter(self._encodings(flat, special, offsets=True))
         rows = []
-        for size in sizes:
-            own = [next(encodings) for _ in range(size)]
+        for own in self._groups(texts, special, offsets=True):
             rows.append(fill(self.template.parts([one.ids for one in own], bos=True, eos=True), own))
             self._warn_two_bos(own[0].ids)
         return rows
 
-    def _flat(self, texts: Sequence[Text]) -> tuple[list[str], list[int]]:
-        flat: list[str] = []
-        for i, text in enumerate(texts):
-            own = list(text) if isinstance(text, tuple) else [text]
+    def _groups(self, texts: Sequence[Text], special: bool, *, offsets: bool) -> Iterator[list[Encoding]]:
+        """The encodings of each text or pair, without a template."""
+        pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
+        for i, own in enumerate(pairs):
             for one in own:
                 if not isinstance(one, str):
                     raise DataError(f"text {i} must be a str, got {type(one).__name__}")
             if len(own) not in (1, 2):
                 raise DataError(f"text {i} must be a str, or a pair of them, got {len(own)}")
-            flat += own
-        return flat, [1 if isinstance(text, str) else len(text) for text in texts]
-
-    def _encodings(self, texts: list[str], special: bool, *, offsets: bool) -> list[Encoding]:
         backend = self.backend if special else self._plain
         batch = backend.encode_batch if offsets else backend.encode_batch_fast
+        flat = [one for own in pairs for one in own]
         try:
-            return list(batch(texts, add_special_tokens=False))
+            encodings = iter(batch(flat, add_special_tokens=False))
         except (UnicodeEncodeError, TypeError) as error:
-            bad = next((i for i, t in enumerate(texts) if _lone_surrogate(t)), None)
-            if bad is None:
-                raise
-            at = _lone_surrogate(texts[bad])
-            raise DataError(
-                f"text {bad} has a lone surrogate ({at}), which no UTF-8 text can hold"
-            ) from error
+            for i, text in enumerate(flat):
+                if bad := _SURROGATE.search(text):
+                    at = f"U+{ord(bad[0]):04X} at character {bad.start()}"
+                    raise DataError(
+                        f"text {i} has a lone surrogate ({at}), which no UTF-8 text can hold"
+                    ) from error
+            raise
+        return (list(islice(encodings, len(own))) for own in pairs)
 
     def render_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
@@ -221,8 +213,3 @@ class Tokenizer(Vocabulary):
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, bos={self.bos}, eos={self.eos})"
-
-
-def _lone_surrogate(text: str) -> str | None:
-    bad = next(((i, c) for i, c in enumerate(text) if 0xD800 <= ord(c) <= 0xDFFF), None)
-    return None if bad is None else f"U+{ord(bad[1]):04X} at character {bad[0]}"

@@ -22,8 +22,9 @@ MOST_SENTINELS = 10_000
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+def is_id(value: Any) -> bool:
+    """Whether it can be a token's id."""
+    return type(value) is int and 0 <= value < LARGEST_ID
 
 
 def _flag(value: Any) -> bool:
@@ -31,13 +32,9 @@ def _flag(value: Any) -> bool:
 
 
 def _token(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return _text(value)
-    return _text(value.get("content")) and all(_flag(value.get(name)) for name in FLAGS)
-
-
-def _id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < LARGEST_ID
+    named = value.get("content") if isinstance(value, dict) else value
+    flags = [value.get(name) for name in FLAGS] if isinstance(value, dict) else []
+    return isinstance(named, str) and all(map(_flag, flags))
 
 
 def _listed(value: Any) -> bool:
@@ -48,11 +45,10 @@ def _listed(value: Any) -> bool:
 
 
 def _templates(value: Any) -> bool:
-    return _text(value) or (
-        isinstance(value, list)
-        and all(
-            isinstance(one, dict) and _text(one.get("name")) and _text(one.get("template")) for one in value
-        )
+    named = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    return all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
+        for one in named
     )
 
 
@@ -67,7 +63,7 @@ KEYS: Mapping[str, Rule] = MappingProxyType(
             f"{role}_token": (lambda v: v is None or _token(v), 'a text, or an object with "content"')
             for role in ("bos", "eos", "cls", "sep", "mask", "pad", "unk")
         },
-        "tokenizer_class": (lambda v: v is None or _text(v), "a text"),
+        "tokenizer_class": (lambda v: v is None or isinstance(v, str), "a text"),
         "extra_ids": (
             lambda v: type(v) is int and 0 <= v <= MOST_SENTINELS,
             f"a whole number from 0 to {MOST_SENTINELS:,}",
@@ -123,7 +119,7 @@ def read_added(file: Path) -> dict[str, int]:
     """The ids of added_tokens.json, {} when there is no such file."""
     value = read_json(file)
     for name, i in value.items():
-        if not _id(i):
+        if not is_id(i):
             raise DataError(f"{file}: the id of {name[:80]!r} must be a whole number from 0, got {short(i)}")
     return value
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import CheckpointError, DataError, did_you_mean
-from headway.text.byte_table import ByteTable, byte_table
 
 # Special tokens by role, with their usual names; bos and eos have none.
 ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad": ["[PAD]", "<pad>"],
@@ -21,17 +23,13 @@ ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad"
 
 LARGEST_ID = 1 << 24
 """Above any id: tables have a row for each one."""
+SPACE = "\u2581"  # SentencePiece's visible space
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
 class Vocabulary:
     """The ids of a `tokenizers.Tokenizer`. `bos`, `eos`, `cls`, `sep`, `mask`, `pad`, `unk` are ids, or None."""
-
-    cls: int | None
-    sep: int | None
-    mask: int | None
-    pad: int | None
-    unk: int | None
 
     def __init__(
         self, backend: Backend, *, bos: int | None, eos: int | None, special: Mapping[str, int]
@@ -43,23 +41,21 @@ class Vocabulary:
         if largest >= LARGEST_ID:
             raise DataError(f"there is a token of id {largest:,}, and ids are below {LARGEST_ID:,}")
         for role in special:
-            if role not in ROLES:
-                raise DataError(f"no special token is called {role!r}{did_you_mean(role, ROLES)}")
+            _check_role(role, ROLES)
         named = [i for i in (bos, eos, *special.values()) if i is not None]
-        for i in named:
-            if backend.id_to_token(i) is None:
-                raise DataError(
-                    f"special token id {i} is not in the vocabulary of {backend.get_vocab_size()}"
-                )
+        unknown = [i for i in named if backend.id_to_token(i) is None]
+        if unknown:
+            raise DataError(
+                f"special token id {unknown[0]} is not in the vocabulary of {backend.get_vocab_size()}"
+            )
         controls = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         add_controls(
             backend, [str(backend.id_to_token(i)) for i in dict.fromkeys(named) if i not in controls]
         )
-        self.backend = backend
-        for role, usual in ROLES.items():
-            there = (self.backend.token_to_id(name) for name in usual)
-            setattr(self, role, special.get(role, next((i for i in there if i in self.special_ids), None)))
-        self.bos, self.eos = bos, eos
+        self.backend, self.bos, self.eos = backend, bos, eos
+        usual = {role: map(backend.token_to_id, names) for role, names in ROLES.items()}
+        found = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
+        self.cls, self.sep, self.mask, self.pad, self.unk = ({**found, **special}[role] for role in ROLES)
 
     @property
     def vocab_size(self) -> int:
@@ -89,8 +85,7 @@ class Vocabulary:
         """The id of the special token `role` (bos, eos, cls, sep, mask, pad, unk). Raises DataError when there is
         none."""
         roles = ("bos", "eos", *ROLES)
-        if role not in roles:
-            raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
+        _check_role(role, roles)
         found: int | None = getattr(self, role)
         if found is None:
             has = ", ".join(r for r in roles if getattr(self, r) is not None) or "none of them"
@@ -202,6 +197,77 @@ class StreamDecoder:
         return whole[len(before) :]
 
 
+def _check_role(role: str, roles: Iterable[str]) -> None:
+    if role not in roles:
+        raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
+
+
 def add_controls(backend: Backend, names: Iterable[str]) -> None:
     """Make control tokens of these: never made of text unless that is asked for, no part of it when decoded."""
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+
+
+def steps_of(component: Any) -> list[dict[str, Any]]:
+    """The steps of a tokenizer's decoder or post-processor, each as `tokenizer.json` has it."""
+    state = {"processors": []} if component is None else json.loads(component.__getstate__())
+    steps: list[dict[str, Any]] = state.get("decoders", state.get("processors", [state]))
+    return steps
+
+
+@dataclass(frozen=True)
+class ByteTable:
+    """The bytes of each token.
+
+    Decoding is `b"".join(bytes of the tokens).decode("utf-8", "replace")`: a homomorphism from token sequences to
+    bytes, so that decoding one token at a time equals decoding all at once, also for byte sequences that are not
+    UTF-8 and for characters whose bytes are in several tokens.
+
+    bytes_of[id] is what token `id` contributes (None: no such token); `strips_space`: one leading space of the
+    whole text is an artefact of the tokenizer and is removed.
+    """
+
+    bytes_of: list[bytes | None]
+    strips_space: bool
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte, inverted: character -> byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def byte_table(backend: Backend) -> ByteTable | None:
+    """The table of a tokenizer with a byte-level, byte-fallback or SentencePiece decoder; None for other kinds
+    (WordPiece)."""
+    steps = steps_of(backend.decoder)
+    kinds = [step["type"] for step in steps]
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    bytes_of: list[bytes | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    if kinds == ["ByteLevel"]:
+        alphabet = byte_level_alphabet()
+        for piece, i in vocabulary.items():
+            known = all(c in alphabet for c in piece)
+            bytes_of[i] = bytes(alphabet[c] for c in piece) if known else piece.encode()
+        return ByteTable(bytes_of, strips_space=False)
+    plain = kinds == ["ByteFallback", "Fuse"]
+    strips = False if plain else _strips_space(steps, kinds)
+    if strips is None:
+        return None
+    for piece, i in vocabulary.items():
+        byte = _BYTE_PIECE.fullmatch(piece) if "ByteFallback" in kinds else None
+        text = piece if plain else piece.replace(SPACE, " ")
+        bytes_of[i] = bytes([int(byte[1], 16)]) if byte else text.encode()
+    return ByteTable(bytes_of, strips)
+
+
+def _strips_space(steps: list[dict[str, Any]], kinds: list[str]) -> bool | None:
+    """Whether a SentencePiece decoder strips a leading space; None for any other decoder."""
+    if kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
+        return bool(steps[0]["prepend_scheme"] != "never")
+    if kinds not in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
+        return None
+    first, last = steps[0], steps[-1]
+    if first["pattern"] != {"String": SPACE} or first["content"] != " ":
+        return None
+    return last["type"] == "Strip" and (last["content"], last["start"], last["stop"]) == (" ", 1, 0)

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from headway.errors import DataError
 from headway.text.template import Template
-from headway.text.tokenizer_config import token_names
+from headway.text.tokenizer_config import decoded, token_names
 from headway.text.vocabulary import add_controls
 
 NAMES = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
@@ -24,12 +24,7 @@ HAN = r"[\u3400-\u4dbf\u4e00-\u9fff]"
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Piece -> line number, from 0. Raises DataError for no pieces, for a piece on two lines and for what is not
     UTF-8."""
-    try:
-        lines = path.read_bytes().decode("utf-8").replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text, one piece a line: {error}") from None
-    if lines[-1] == "":
-        lines.pop()
+    lines = decoded(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
     if not any(lines):
         raise DataError(f"{path}: no pieces; one is expected on each line")
     vocabulary: dict[str, int] = {}

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import report_error
-from headway.cli._options import BackendOption, JsonOption, ThreadsOption, with_options
-from headway.cli._shared import application, note, set_threads
+from headway.cli._shared import (
+    BackendOption,
+    JsonOption,
+    ThreadsOption,
+    application,
+    note,
+    set_threads,
+    with_options,
+)
 from headway.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import ThreadsOption
-from headway.cli._shared import note, set_threads, share_cores
+from headway.cli._shared import ThreadsOption, note, set_threads, share_cores
 
 
 def command(

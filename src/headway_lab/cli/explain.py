@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headway.cli._options import JsonOption, ThreadsOption
-from headway.cli._shared import print_json, set_threads
+from headway.cli._shared import JsonOption, ThreadsOption, print_json, set_threads
 from headway_lab.explain import TOPICS, explain
 
 
