@@ -9,6 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from headway.cache import DecoderCache
+from headway.models import Decoder
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -22,11 +25,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-Clock = Callable[[], float]
-
-
 def in_turn(
-    calls: Mapping[str, Callable[[], object]], repeats: int, clock: Clock = time.perf_counter
+    calls: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times. The calls take turns, so that all run under the same load."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -38,9 +38,17 @@ def in_turn(
     return taken
 
 
-def fastest(call: Callable[[], object], repeats: int, clock: Clock = time.perf_counter) -> float:
+def fastest(
+    call: Callable[[], object], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds of the fastest of `repeats` calls."""
     return min(in_turn({"": call}, repeats, clock)[""])
+
+
+def again(decoder: Decoder, new: Tensor, cache: DecoderCache) -> float:
+    """Seconds of the decoding step that was just done, done again."""
+    cache.trim(1)
+    return fastest(lambda: decoder(new, cache=cache), 1)
 
 
 def saved_bytes(

@@ -112,7 +112,7 @@ def test_a_run_is_adam_on_the_mean_loss(spec: ModelSpec) -> None:
         assert share > runs.WARM_UP
         cosine = 0.5 + 0.5 * math.cos(math.pi * (share - runs.WARM_UP) / (1 - runs.WARM_UP))
         adam.param_groups[0]["lr"] = budget.rate * (runs.FLOOR + (1 - runs.FLOOR) * cosine)
-        loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss = torch.nn.functional.cross_entropy(model(**inputs).flatten(0, 1), targets.flatten())
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), runs.CLIP)
@@ -142,11 +142,11 @@ def test_a_hidden_byte_does_not_reach_the_encoder() -> None:
     hidden = torch.rand(2, 32, generator=noise) < runs.MASKED
     hidden[:, 0] = True
     seen: list[torch.Tensor] = []
-    model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.register_forward_pre_hook(lambda _, args, named: seen.append(named["ids"]), with_kwargs=True)
     loss = mean_loss(model, batch_of(ids, False, torch.Generator().manual_seed(5)))
     assert (seen[0][hidden] == runs.MASK).all()
     assert torch.equal(seen[0][~hidden], ids[:, :-1][~hidden])
-    logits = model(seen[0])[hidden]
+    logits = model(ids=seen[0])[hidden]
     expected = torch.nn.functional.cross_entropy(logits, ids[:, :-1][hidden])
     assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
 

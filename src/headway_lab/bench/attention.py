@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from headway.attention.backends.native.backend import NATIVE
 from headway.attention.select import AUTO
 from headway.errors import BackendError, did_you_mean
 from headway.hardware import cores, cpu_vendor, gemm_peak
-from headway_lab.bench.cases import Case
+from headway_lab.bench.cases import BOTH, FORWARD, TRAIN, Case
 from headway_lab.bench.measure import THOROUGH, Effort, measure
 from headway_lab.bench.rows import Row
 from headway_lab.bench.subprocess_runner import SubprocessRunner
@@ -95,14 +96,16 @@ def attention(request: Request, say: Say) -> Iterator[Row]:
 
 def _planned(request: Request) -> list[tuple[Case, str, str]]:
     """(case, dtype, pass) of every row, in order."""
-    planned = []
-    for case in request.cases:
-        kinds = [(d, p) for d in case.dtypes for p in case.passes]
-        some = [(d, p) for d, p in kinds if d in (request.dtypes or (d,)) and p in (request.passes or (p,))]
-        planned += [(turn, case, dtype, direction) for turn, (dtype, direction) in enumerate(some)]
-    if request.seconds is not None:
-        planned.sort(key=lambda row: row[0])
-    return [row[1:] for row in planned]
+    by_case = [
+        [
+            (case, dtype, direction)
+            for dtype, direction in product(case.dtypes, case.passes)
+            if dtype in (request.dtypes or BOTH) and direction in (request.passes or (FORWARD, TRAIN))
+        ]
+        for case in request.cases
+    ]
+    turns = by_case if request.seconds is None else zip_longest(*by_case)
+    return [row for turn in turns for row in turn if row is not None]
 
 
 def _row(case: Case, dtype: str, direction: str, request: Request, tuned: SubprocessRunner | None) -> Row:

@@ -89,45 +89,26 @@ def narrowed(pattern: Pattern, reach: int) -> Pattern:
 LAST, AROUND = Window.last(512), Window.around(256)
 
 
-def _training(tokens: int, rows: int, heads: int, quick: int | None = None) -> Case:
-    return Case(
-        name=f"train-{tokens}",
-        tokens=tokens,
-        heads=rows * heads,
-        kv_heads=rows * heads,
-        peers=("sdpa",),
-        floor_factor=0.4,
-        quick=quick,
-    )
-
-
-def _decode(kv_heads: int, quick: int | None = None) -> Case:
-    return Case(
-        name=f"decode-{kv_heads}",
-        kind="decode",
-        width=128,
-        heads=32,
-        kv_heads=kv_heads,
-        passes=(FORWARD,),
-        dtypes=(BFLOAT16, FLOAT32),
-        peers=("rows", "rows-sdpa", "gqa"),
-        quick=quick,
-    )
-
-
-def _decode_int8(kv_heads: int) -> Case:
-    plain = _decode(kv_heads)
-    return replace(
-        plain,
-        name=f"{plain.name}-int8",
-        kv_dtype="int8",
-        dtypes=(BFLOAT16,),
-        peers=("dequantised", *plain.peers),
-        against=plain.name,
-        floor_factor=0.5,
-    )
-
-
+TRAINING = Case(name="train", peers=("sdpa",), floor_factor=0.4)
+DECODE = Case(
+    name="decode-4",
+    kind="decode",
+    width=128,
+    heads=32,
+    kv_heads=4,
+    passes=(FORWARD,),
+    dtypes=(BFLOAT16, FLOAT32),
+    peers=("rows", "rows-sdpa", "gqa"),
+)
+DECODE_INT8 = replace(
+    DECODE,
+    name="decode-4-int8",
+    kv_dtype="int8",
+    dtypes=(BFLOAT16,),
+    peers=("dequantised", *DECODE.peers),
+    against="decode-4",
+    floor_factor=0.5,
+)
 LONGFORMER = Case(
     name="longformer",
     kind="longformer",
@@ -168,13 +149,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case(name="packed", layout="packed", against="causal", per_pair=True),
     Case(name="ragged", layout="ragged", batch=4, tokens=4096, against="causal", per_pair=True),
-    _training(256, 2, 24, quick=256),
-    _training(512, 2, 16),
-    _training(1024, 2, 12),
-    _decode(4, quick=8192),
-    _decode(8),
-    _decode_int8(4),
-    _decode_int8(8),
+    replace(TRAINING, name="train-256", tokens=256, heads=48, kv_heads=48, quick=256),
+    replace(TRAINING, name="train-512", tokens=512, heads=32, kv_heads=32),
+    replace(TRAINING, name="train-1024", tokens=1024, heads=24, kv_heads=24),
+    replace(DECODE, quick=8192),
+    replace(DECODE, name="decode-8", kv_heads=8),
+    DECODE_INT8,
+    replace(DECODE_INT8, name="decode-8-int8", kv_heads=8, against="decode-8"),
     LONGFORMER,
     LOCAL,
     replace(LOCAL, name="longformer-core", kind="longformer-core"),

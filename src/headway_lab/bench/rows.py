@@ -6,7 +6,7 @@ import datetime
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -140,61 +140,64 @@ def _notes(rows: Sequence[Row]) -> str:
 
 def _rates(rows: Sequence[Row]) -> str:
     several = len({row.machine.get("threads") for row in rows}) > 1
-    body: list[list[Any]] = []
-    for row in rows:
-        unit = "GB/s" if row.bound == "reads" else "GFLOP/s"
-        body.append(
-            [
-                _starred(row),
-                {"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype),
-                *([row.machine.get("threads")] if several else []),
-                row.ours_ms,
-                f"{row.rate / 1e9:.4g} {unit}" if row.rate else "",
-                f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
-                _times(row.ratio_best_peer),
-                _times(row.ratio_best_tuned),
-                _listed(row.peers),
-            ]
-        )
-    threads = ["threads"] if several else []
-    columns = ["case", "dtype", *threads, "ms", "rate", "of limit", "best peer", "tuned", "peers (ms)"]
+    body = [
+        {
+            "case": _starred(row),
+            "dtype": {"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype),
+            **({"threads": row.machine.get("threads")} if several else {}),
+            "ms": row.ours_ms,
+            "rate": f"{row.rate / 1e9:.4g} {'GB/s' if row.bound == 'reads' else 'GFLOP/s'}"
+            if row.rate
+            else "",
+            "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
+            "best peer": _times(row.ratio_best_peer),
+            "tuned": _times(row.ratio_best_tuned),
+            "peers (ms)": _listed(row.peers),
+        }
+        for row in rows
+    ]
     names = sorted({row.machine["limit"] for row in rows if "limit" in row.machine})
-    limits = f"  of limit: {' or '.join(names)}, measured in the same turns" if names else ""
-    return table(columns, body) + ("\n" + limits if limits else "")
+    limits = f"\n  of limit: {' or '.join(names)}, measured in the same turns" if names else ""
+    return _table(body) + limits
 
 
 def _memory(rows: Sequence[Row]) -> str:
-    columns = ("case", "dtype", "MiB beyond", "peers (MiB)", "ms", "peers (ms)")
     body = [
-        (
-            _starred(row),
-            row.dtype,
-            row.extra["ours_mib"],
-            _listed(row.extra["peers_mib"]),
-            row.ours_ms,
-            _listed(row.peers),
-        )
+        {
+            "case": _starred(row),
+            "dtype": row.dtype,
+            "MiB beyond": row.extra["ours_mib"],
+            "peers (MiB)": _listed(row.extra["peers_mib"]),
+            "ms": row.ours_ms,
+            "peers (ms)": _listed(row.peers),
+        }
         for row in rows
         if "ours_mib" in row.extra
     ]
-    return table(columns, body) + "\n  MiB beyond: held beyond inputs and outputs" if body else ""
+    return _table(body) + "\n  MiB beyond: held beyond inputs and outputs" if body else ""
 
 
 def _growth(rows: Sequence[Row]) -> str:
     body = [
-        (
-            f"{row.case}, {side}",
-            row.dtype,
-            f"n^{power:.2f}",
-            "flat"
-            if row.extra["memory_exponent"][side] is None
-            else f"n^{row.extra['memory_exponent'][side]:.2f}",
-            f"{row.extra['bytes_per_token'][side]:.0f}",
-        )
+        {
+            "fitted": f"{row.case}, {side}",
+            "dtype": row.dtype,
+            "time": _power(power),
+            "memory": _power(row.extra["memory_exponent"][side]),
+            "bytes per token": f"{row.extra['bytes_per_token'][side]:.0f}",
+        }
         for row in rows
         for side, power in row.extra.get("time_exponent", {}).items()
     ]
-    return table(("fitted", "dtype", "time", "memory", "bytes per token"), body) if body else ""
+    return _table(body) if body else ""
+
+
+def _table(body: Sequence[Mapping[str, Any]]) -> str:
+    return table(tuple(body[0]), [list(row.values()) for row in body])
+
+
+def _power(exponent: float | None) -> str:
+    return "flat" if exponent is None else f"n^{exponent:.2f}"
 
 
 def _starred(row: Row) -> str:

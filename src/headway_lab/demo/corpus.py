@@ -88,17 +88,14 @@ def _split(source: str, documents: list[Document], how: str) -> Corpus:
     total = sum(len(document.text.encode()) for document in documents)
     if total < LEAST_BYTES:
         raise DataError(f"{source}: {total} bytes in {len(documents)} files are too few; give {LEAST_BYTES}")
-    held = [document for document in documents if is_held_out(document.group)]
-    train = [document for document in documents if not is_held_out(document.group)]
-    if not held or not train:  # a handful of files, none or all of which the hash selects
-        last = documents[-1].group
-        held = [document for document in documents if document.group == last]
-        train = [document for document in documents if document.group != last]
-        if not train:
-            raise DataError(
-                f"{source}: all files share a top-level name, so none can be held out; give one file"
-            )
-    return Corpus(source, f"held out {how}", tuple(train), tuple(held))
+    groups = {document.group for document in documents}
+    held = {group for group in groups if is_held_out(group)}
+    if held in (set(), groups):  # a handful of files, none or all of which the hash selects
+        held = {documents[-1].group}
+    if held == groups:
+        raise DataError(f"{source}: all files share a top-level name, so none can be held out; give one file")
+    train, rest = (tuple(d for d in documents if (d.group in held) is out) for out in (False, True))
+    return Corpus(source, f"held out {how}", train, rest)
 
 
 def is_held_out(group: str) -> bool:

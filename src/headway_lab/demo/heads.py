@@ -75,13 +75,11 @@ def looks(maps: list[Tensor]) -> list[Look]:
     found = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
-        distance = torch.arange(count)[:, None] - torch.arange(count)
-        later = weights[:, 2:].double()
-        for head in range(weights.shape[0]):
-            row = later[head]
-            itself, previous = (float(row[distance[2:] == away].mean()) for away in (0, 1))
-            back = float((row * distance[2:]).sum(-1).mean())
-            found.append(Look(layer, head, itself, previous, float(row[:, 0].mean()), back))
+        distance = torch.arange(2, count)[:, None] - torch.arange(count)
+        for head, later in enumerate(weights[:, 2:].double()):
+            itself, previous = (float(later[distance == away].mean()) for away in (0, 1))
+            back = float((later * distance).sum(-1).mean())
+            found.append(Look(layer, head, itself, previous, float(later[:, 0].mean()), back))
     return found
 
 

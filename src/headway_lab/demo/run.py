@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headway.checkpoints.restore import load_model
 from headway.errors import ConfigError
@@ -83,10 +84,12 @@ def _acts(
     say(f"\n  {toy if quick else learn.verdict(learned)}")
 
     model = load_model(out, dtype=torch.float32).eval()
-    report = _heads(model, learned.tokenizer, corpus, prompt, out / "heads.png", say)
+    text = learned.tokenizer.encode(corpus.held_out[0].text[:4000])
+    ids = torch.tensor([text[: model.spec.trained_context]])
+    report = _heads(model, learned.tokenizer, ids, prompt, out / "heads.png", say)
 
     say(title("Act 3: why to trust it"))
-    report |= _trust(model, learned.tokenizer, corpus, quick, say)
+    report |= _trust(model, ids, quick, say)
     return {
         "state": "done",
         "corpus": {"source": corpus.source, "rule": corpus.rule, "train_bytes": corpus.train_bytes,
@@ -101,10 +104,9 @@ def _acts(
 
 
 def _heads(
-    model: Decoder, tokenizer: Tokenizer, corpus: Corpus, prompt: str, path: Path, say: Say
+    model: Decoder, tokenizer: Tokenizer, ids: Tensor, prompt: str, path: Path, say: Say
 ) -> dict[str, Any]:
-    text = tokenizer.encode(corpus.held_out[0].text[:4000])[: model.spec.trained_context]
-    found = heads.looks(heads.attention_maps(model, torch.tensor([text])))
+    found = heads.looks(heads.attention_maps(model, ids))
     start = tokenizer.encode(prompt)[: heads.LABELLED]
     names = [shown(tokenizer.decode([token], special=True)) for token in start]
     heads.draw_heads(heads.attention_maps(model, torch.tensor([start])), names, path)
@@ -118,15 +120,13 @@ def shown(text: str) -> str:
     return "".join(marks.get(c) or (c if c.isprintable() and ord(c) < 0x0500 else "□") for c in text)
 
 
-def _trust(model: Decoder, tokenizer: Tokenizer, corpus: Corpus, quick: bool, say: Say) -> dict[str, Any]:
-    spec = model.spec
-    ids = torch.tensor([tokenizer.encode(corpus.held_out[0].text[:4000])[: spec.trained_context]])
+def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]:
     say("cached decode = one full forward, on held-out text, in uneven chunks and then token by token:\n")
     equal = [acts.cached_equals_full(model, ids, dtype) for dtype in (torch.float32, torch.float64)]
     for one in equal:
         say(f"  {one}")
 
-    window = min(p.reach[0] + 1 for p in spec.patterns if p.reach[0] is not None)
+    window = min(p.reach[0] + 1 for p in model.spec.patterns if p.reach[0] is not None)
     say(f"\nthe ring of a layer with window {window} stays what it is, however long the text:\n")
     sizes = acts.cache_sizes(model, window)
     say(acts.cache_table(sizes))

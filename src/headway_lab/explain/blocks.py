@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from headway.positions import PositionScheme, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gap, gaps, listed, losses, rows, stated
 from headway_lab.explain.report import Figure, Report, panels
-from headway_lab.explain.runs import VOCAB, Budget, Run, contend, small
+from headway_lab.explain.runs import VOCAB, Budget, Runs, contend, small
 from headway_lab.profiling import in_turn, one_thread
 
 BUDGET, HIDDEN, KV_HEADS = Budget(seeds=(0, 1, 2)), 176, 2
@@ -81,7 +81,7 @@ def run() -> Report:
     return judge(contend(ladder(), BUDGET), norm_times())
 
 
-def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Report:
+def judge(runs: Runs, times: Mapping[str, float]) -> Report:
     """The verdict: whether LLaMA's block ends below that of 2017; and what each rung changes."""
     table = rows(runs, BUDGET)
     apart, (first, *_, last) = gaps(table), runs.values()
@@ -118,6 +118,5 @@ def judge(runs: Mapping[str, Sequence[Run]], times: Mapping[str, float]) -> Repo
 
 def draw(figure: Figure, report: Report) -> None:
     """Losses of every rung and seed."""
-    axes = panels(figure, 8, 3.4, 1)
-    draw_losses(axes, report.rows, BUDGET)
-    axes.set_title("from the block of 2017 to LLaMA's (each against the one above)")
+    title = "from the block of 2017 to LLaMA's (each against the one above)"
+    draw_losses(panels(figure, 8, 3.4, 1), report.rows, BUDGET, title)

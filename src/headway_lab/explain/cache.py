@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.cache import DecoderCache
+from headway.checkpoints.restore import as_decoder
 from headway.draw import BLUE, GREEN, RED
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
 from headway_lab.explain.report import LOG_LOG, Figure, Report, Row, Rows, curves, panels
-from headway_lab.profiling import fastest, one_thread, power
+from headway_lab.profiling import again, fastest, one_thread, power
 
 LENGTHS = (64, 128, 256, 512)
 WINDOW, REPEATS, SEED = 64, 9, 0
@@ -37,8 +37,7 @@ def run() -> Report:
 def model(spec: ModelSpec) -> Decoder:
     """A small decoder with weights large enough that attention decides; scores are computed whole ("dense"),
     so that the counted operations are those of the formula."""
-    decoder = build(spec, seed=SEED, backend="dense").eval()
-    assert isinstance(decoder, Decoder)
+    decoder = as_decoder(build(spec, seed=SEED, backend="dense").eval())
     source = torch.Generator().manual_seed(SEED)
     for parameter in decoder.parameters():
         if parameter.dim() > 1:
@@ -87,12 +86,6 @@ def counted(decoder: Decoder, ids: Tensor, **rest: Any) -> tuple[float, Tensor]:
     with FlopCounterMode(display=False) as counter:
         logits: Tensor = decoder(ids, **rest)
     return float(counter.get_total_flops()), logits
-
-
-def again(decoder: Decoder, new: Tensor, cache: DecoderCache) -> float:
-    """Seconds of the step that was just done, done again."""
-    cache.trim(1)
-    return fastest(lambda: decoder(new, cache=cache), 1)
 
 
 def attention_flops(flops: float, tokens: int) -> float:

@@ -19,8 +19,8 @@ from headway.positions import (
     Sinusoidal,
     T5Bias,
 )
-from headway_lab.explain.report import Axes, Figure, Report, Rows
-from headway_lab.explain.runs import Budget, Run, contend, small
+from headway_lab.explain.report import Axes, Figure, Report, Rows, panels
+from headway_lab.explain.runs import Budget, Run, Runs, contend, small
 
 # Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -67,14 +67,13 @@ def losses(runs: Sequence[Run]) -> list[float]:
     return [run.loss for run in runs]
 
 
-def rows(runs: Mapping[str, Sequence[Run]], budget: Budget, base: str | None = None) -> list[dict[str, Any]]:
+def rows(runs: Runs, budget: Budget, base: str | None = None) -> list[dict[str, Any]]:
     """A row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one, to the
     contender before it), mean seconds of one core for a run, and the losses one by one."""
     found = []
-    names = list(runs)
-    for number, name in enumerate(names):
-        own, other = losses(runs[name]), base or (names[number - 1] if number else name)
-        apart = None if other == name else gap(own, losses(runs[other]))
+    for name, before in zip(runs, [None, *runs], strict=False):
+        own, other = losses(runs[name]), base or before
+        apart = None if other in (None, name) else gap(own, losses(runs[other]))
         found.append(
             {
                 "contender": name,
@@ -107,7 +106,7 @@ def listed(found: Mapping[str, Gap]) -> str:
     return "; ".join(f"{name} {apart}" for name, apart in found.items())
 
 
-def draw_losses(axes: Axes, table: Rows, budget: Budget) -> None:
+def draw_losses(axes: Axes, table: Rows, budget: Budget, title: str) -> None:
     """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
     differs from what it is measured against is in colour."""
     for at, row in enumerate(table):
@@ -118,9 +117,9 @@ def draw_losses(axes: Axes, table: Rows, budget: Budget) -> None:
         axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
     axes.set_yticks(range(len(table)), [row["contender"] for row in table])
     axes.invert_yaxis()
-    axes.set_xlabel(
-        "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen", fontsize=9
-    )
+    label = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen"
+    axes.set_xlabel(label, fontsize=9)
+    axes.set_title(title)
     axes.grid(visible=False, axis="y")
 
 
@@ -157,7 +156,7 @@ class Contest:
         specs = {name: small(positions=scheme, layers=self.layers) for name, scheme in self.schemes.items()}
         return self.judge(contend(specs, self.budget))
 
-    def judge(self, runs: Mapping[str, Sequence[Run]]) -> Report:
+    def judge(self, runs: Runs) -> Report:
         """The verdict: whether the first claims hold."""
         base = next(iter(self.schemes))
         table = rows(runs, self.budget, base)
@@ -176,10 +175,7 @@ class Contest:
 
     def draw(self, figure: Figure, report: Report) -> None:
         """Losses of every contender and seed."""
-        figure.set_size_inches(8, self.height)
-        axes = figure.subplots()
-        draw_losses(axes, report.rows, self.budget)
-        axes.set_title(self.title)
+        draw_losses(panels(figure, 8, self.height, 1), report.rows, self.budget, self.title)
 
 
 ROTARY, NONE = Rotary(pairing="halves"), NoPositions()

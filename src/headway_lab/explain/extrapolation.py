@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from headway.data import Batch
 from headway.draw import INK
 from headway.models import ModelSpec, build
 from headway.nn import IGNORE_INDEX
@@ -11,7 +12,7 @@ from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
 from headway_lab.explain.contests import gap, position_schemes, stated
 from headway_lab.explain.report import Figure, Report, Row, panels
-from headway_lab.explain.runs import Batch, Budget, Run, contend, held_out_rows, mean_loss, small
+from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_rows, mean_loss, small
 from headway_lab.profiling import one_thread
 
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
@@ -47,7 +48,7 @@ def run() -> Report:
     return judge(measure(contend(specs, BUDGET)))
 
 
-def measure(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[list[float] | None]]:
+def measure(runs: Runs) -> dict[str, list[list[float] | None]]:
     """For each variant and each of `TIMES`: the losses of all seeds, or None where rows of that length are refused
     (a table of learned positions ends)."""
     found: dict[str, list[list[float] | None]] = {}
@@ -70,7 +71,7 @@ def tail_loss(run: Run, spec: ModelSpec, times: int) -> float:
     ids = held_out_rows(TIMES[-1] * length, ROWS)[:, -times * length - 1 :]
     targets = ids[:, 1:].clone()
     targets[:, :-length] = IGNORE_INDEX
-    return mean_loss(model, Batch(ids[:, :-1], targets))
+    return mean_loss(model, Batch({"ids": ids[:, :-1]}, targets))
 
 
 def judge(found: Mapping[str, Sequence[list[float] | None]]) -> Report:

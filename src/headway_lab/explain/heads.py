@@ -7,14 +7,15 @@ from torch import Tensor
 
 from headway.attention import attend, attention_weights
 from headway.cache import CacheSpec, KVCache, make_cache
+from headway.checkpoints.restore import as_decoder
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
 from headway.heads import Heads
-from headway.models import Decoder, ModelSpec, build, cost
+from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
 from headway_lab.explain.report import Axes, Figure, Report, Row, Rows
-from headway_lab.profiling import fastest, one_thread
+from headway_lab.profiling import again, one_thread
 
 QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
 WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
@@ -43,9 +44,8 @@ def measure(layout: Heads, full: Row | None = None) -> Row:
     noise = torch.Generator().manual_seed(SEED)
     layer = Attention(WIDTH, h, k).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, generator=noise, dtype=torch.float64)
-    cache = make_cache(
-        Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
-    )
+    shape = CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
+    cache = make_cache(Causal(), shape)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0.0, WIDTH**-0.5, generator=noise)
@@ -86,22 +86,19 @@ def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
         "hidden": 128 * h,
     }
     spec = ModelSpec.of("llama", **sizes, tied=True)
-    model = build(spec, dtype=torch.float32, seed=SEED).eval()
-    assert isinstance(model, Decoder)
-    cache = model.make_cache(1)
+    model = as_decoder(build(spec, dtype=torch.float32, seed=SEED).eval())
+    cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
     cache.reserve(context)
     noise = torch.Generator().manual_seed(SEED)
-    seconds = []
     with torch.inference_mode():
         for layer in cache.layers:
             assert isinstance(layer, KVCache)
             past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
             layer.update(past[0], past[1], Tokens.range(context - 1))
-        for _ in range(REPEATS):
-            seconds.append(fastest(lambda: model(torch.zeros(1, 1, dtype=torch.int64), cache=cache), 1))
-            cache.trim(1)
+        model(new, cache=cache)
+        seconds = min(again(model, new, cache) for _ in range(REPEATS))
     moved = cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
-    return cost.decode_flops(spec, context), moved, min(seconds)
+    return cost.decode_flops(spec, context), moved, seconds
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:

@@ -3,7 +3,6 @@ figure 3, right; Katharopoulos et al. 2020.)"""
 
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from headway.positions import NoPositions, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gap, losses, rows, stated
 from headway_lab.explain.report import Figure, Report, label_ticks, panels
-from headway_lab.explain.runs import VOCAB, Budget, Run, batch_of, contend, held_out_rows, small
+from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, held_out_rows, small
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
 BUDGET, LENGTHS, REPEATS = Budget(steps=300, seeds=(0, 1, 2)), (512, 1024, 2048, 4096, 8192), 3
@@ -66,12 +65,11 @@ def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
     hidden = targets != IGNORE_INDEX
     sizes = set()
 
+    def forward() -> torch.Tensor:
+        return F.cross_entropy(model(**inputs, logits_for=hidden), targets[hidden])
+
     def step() -> None:
-        loss, size = saved_bytes(
-            lambda: F.cross_entropy(model(inputs, logits_for=hidden), targets[hidden]),
-            model,
-            integers=True,
-        )
+        loss, size = saved_bytes(forward, model, integers=True)
         loss.backward()
         sizes.add(size)
 
@@ -83,16 +81,13 @@ def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
 def measure() -> dict[str, list[Cost]]:
     """Cost of a step at each of `LENGTHS`; "softmax, dense" keeps the weights of all pairs, so it ends at `PAIRS`."""
     specs = contenders()
-    cases = {
-        "softmax, dense": (specs["softmax"], "dense", PAIRS),
-        "softmax": (specs["softmax"], "auto", inf),
-        "linear": (specs["linear"], "auto", inf),
-        "linear, cosine": (specs["linear, cosine"], "auto", inf),
-    }
     with one_thread():
         return {
-            name: [step_cost(spec, n, how) for n in LENGTHS if n * n <= most]
-            for name, (spec, how, most) in cases.items()
+            "softmax, dense": [step_cost(specs["softmax"], n, "dense") for n in LENGTHS if n * n <= PAIRS],
+            **{
+                name: [step_cost(specs[name], n, "auto") for n in LENGTHS]
+                for name in ("softmax", "linear", "linear, cosine")
+            },
         }
 
 
@@ -107,7 +102,7 @@ def slopes(costs: Sequence[Cost]) -> tuple[float, float]:
     return power(tokens, seconds), power(tokens, sizes)
 
 
-def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
+def judge(runs: Runs, costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
     """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
     table = rows(runs, BUDGET, "softmax")
     own = {name: losses(found) for name, found in runs.items()}
@@ -121,14 +116,9 @@ def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]]
         "it ends higher than softmax": gap(own["linear"], own["softmax"]).higher,
     }
     cost_rows: list[dict[str, Any]] = [
-        {
-            "attention": name,
-            "tokens": cost.tokens,
-            "ms a step": 1e3 * cost.seconds,
-            "MiB kept": cost.bytes / 2**20,
-        }
+        {"attention": name, "tokens": n, "ms a step": 1e3 * seconds, "MiB kept": size / 2**20}
         for name, own_costs in costs.items()
-        for cost in own_costs
+        for n, seconds, size in own_costs
     ]
     return Report(
         rows=(*table, *({"contender": "", **row} for row in cost_rows)),
@@ -147,8 +137,7 @@ def judge(runs: Mapping[str, Sequence[Run]], costs: Mapping[str, Sequence[Cost]]
 def draw(figure: Figure, report: Report) -> None:
     """Left: losses. Middle: time of a step. Right: bytes kept for the backward."""
     left, middle, right = panels(figure, 13, 3.8, 3, width_ratios=(1.5, 1, 1))
-    draw_losses(left, [row for row in report.rows if row["contender"]], BUDGET)
-    left.set_title("masked language model")
+    draw_losses(left, [row for row in report.rows if row["contender"]], BUDGET, "masked language model")
     for name, colour in COLOURS.items():
         cost = [row for row in report.rows if row.get("attention") == name]
         for axes, column in ((middle, "ms a step"), (right, "MiB kept")):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.attention import BACKENDS
-from headway.models import Decoder, ModelSpec, build, cost
+from headway.models import Model, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
 from headway_lab.explain.report import Figure, Report, Row, Rows, label_ticks, panels
 from headway_lab.profiling import one_thread, saved_bytes
@@ -91,7 +91,6 @@ def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
     worst moment."""
     spec = spec_of(pattern)
     model = build(spec, dtype=torch.float32, seed=SEED, backend=backend)
-    assert isinstance(model, Decoder)
     ids = torch.randint(spec.vocab, (1, length), generator=torch.Generator().manual_seed(SEED))
     _, kept = saved_bytes(lambda: loss(model, ids), model)
     with LiveBytes() as live:
@@ -106,7 +105,7 @@ def measure(kind: str, pattern: Pattern, backend: str, length: int) -> Row:
     }
 
 
-def loss(model: Decoder, ids: Tensor) -> Tensor:
+def loss(model: Model, ids: Tensor) -> Tensor:
     """The mean of -log p of every token (its own id as target: only memory matters here)."""
     return torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
@@ -117,7 +116,8 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
     at = {(row["kind"], row["n"]): row for row in rows}
     before, after = at["n x n stored", short], at["n x n stored", long]
     growth = after["scores (B)"] / before["scores (B)"]
-    rest = others(after) / others(before)
+    # Of all that is not n x n.
+    rest = (after["predicted (B)"] - after["scores (B)"]) / (before["predicted (B)"] - before["scores (B)"])
     error = max(abs(row["kept (B)"] / (row["predicted (B)"] + copied(row)) - 1) for row in rows)
     peaks = {kind: at[kind, long]["peak (B)"] / at[kind, short]["peak (B)"] for kind, _, _ in KINDS}
     right = growth == 16 and rest == 4 and error < CLOSE and len(parameters) == 1
@@ -138,11 +138,6 @@ def judge(rows: Rows, parameters: set[int]) -> Report:
             f"({max(parameters):,} bytes)"
         ),
     )
-
-
-def others(row: Row) -> int:
-    """Predicted bytes that grow with the length and are not n x n."""
-    return int(row["predicted (B)"] - row["scores (B)"])
 
 
 def copied(row: Row) -> int:

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.draw import BLUE, GREEN, GREY, RED
-from headway.positions import Rotary
 from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.rotary_identity import turn
 
 HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
 CONTEXTS, KEYS = 20_000, 2
-ROTARY = Rotary(pairing="adjacent")
 FORMS = ("not turned", "turned above and below", "turned above only", "1 + cosine, turned")
 
 FORMULA = """linear attention   out_i = sum_j s_ij v_j / sum_j s_ij,   s_ij = phi(q_i) . phi(k_j),   phi(x) = elu(x) + 1
@@ -48,11 +47,6 @@ def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
 def phi(x: Tensor) -> Tensor:
     """elu(x) + 1, greater than 0."""
     return F.elu(x) + 1
-
-
-def turn(x: Tensor, position: Tensor) -> Tensor:
-    """x [N, D], each row at its own position."""
-    return ROTARY.rotate(x[None, None], position)[0, 0]
 
 
 def measure(form: str) -> dict[str, float]:

@@ -5,7 +5,7 @@
 
 import copy
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from headway.models import Model
 from headway.positions import Rotary
 from headway_lab.explain.contests import gap, losses, stated
 from headway_lab.explain.report import Figure, Report, curves, panels
-from headway_lab.explain.runs import Budget, Run, contend, held_out_loss, small
+from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_loss, small
 from headway_lab.profiling import one_thread
 
 BUDGET, NOTICED = Budget(seeds=(0, 1, 2)), 0.5
@@ -57,7 +57,7 @@ def without_drift(run: Run) -> float:
     return held_out_loss(model, BUDGET.tokens)
 
 
-def judge(runs: Mapping[str, Sequence[Run]], drift: Tensor, back: Sequence[float]) -> Report:
+def judge(runs: Runs, drift: Tensor, back: Sequence[float]) -> Report:
     """The verdict: neither the loss nor the frequencies changed noticeably. `drift` [seeds, layers, d/2]."""
     fixed, trained = losses(runs["fixed"]), losses(runs["trained"])
     apart, kept = gap(trained, fixed), gap(trained, back)

@@ -10,19 +10,20 @@ Legend: B rows, T tokens of a row, V = 256 bytes.
 import sysconfig
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headway.data import Batch
 from headway.errors import ConfigError, DataError
 from headway.models import Model, ModelSpec, build
 from headway.nn import IGNORE_INDEX
-from headway.train import Objective, Sums, fit
+from headway.train import Objective, fit
 from headway.train.optimizer import Optimizer
 from headway.train.schedule import learning_rate
 from headway_lab.profiling import one_thread
@@ -73,6 +74,9 @@ class Run:
     digest: int
 
 
+Runs = Mapping[str, Sequence[Run]]  # of each contender, by seed
+
+
 @cache
 def text() -> tuple[Tensor, Tensor]:
     """Bytes of the top-level modules of Python's standard library: to train on, and held out (by a hash of names).
@@ -104,22 +108,15 @@ def held_out_rows(tokens: int, rows: int | None = None) -> Tensor:
     return rows_at(data, starts, tokens + 1)
 
 
-class Batch(NamedTuple):
-    """inputs [B, T], and the byte that is to be predicted in each slot [B, T], `IGNORE_INDEX` for none."""
-
-    inputs: Tensor
-    targets: Tensor
-
-
 def batch_of(ids: Tensor, causal: bool, noise: torch.Generator) -> Batch:
     """Rows [B, T + 1]: each byte after the first from those before it (decoders), or hidden ones from the others
     (encoders; 15 % of the bytes, drawn from `noise`, become `MASK`)."""
     inputs = ids[:, :-1]
     if causal:
-        return Batch(inputs, ids[:, 1:])
+        return Batch({"ids": inputs}, ids[:, 1:])
     hidden = torch.rand(inputs.shape, generator=noise) < MASKED
     hidden[:, 0] = True  # at least one in a row
-    return Batch(inputs.masked_fill(hidden, MASK), inputs.masked_fill(~hidden, IGNORE_INDEX))
+    return Batch({"ids": inputs.masked_fill(hidden, MASK)}, inputs.masked_fill(~hidden, IGNORE_INDEX))
 
 
 class BytePrediction(Objective[Model]):
@@ -136,18 +133,11 @@ class BytePrediction(Objective[Model]):
         self.digest = zlib.crc32(ids.numpy().tobytes(), self.digest)
         return [batch_of(ids, self.causal, self.noise)]
 
-    def count(self, batch: Batch) -> int:
-        return int((batch.targets != IGNORE_INDEX).sum())
-
-    def loss(self, model: Model, batch: Batch) -> Sums:
-        found = model(batch.inputs, targets=batch.targets)
-        return Sums(found.total, found.nats)
-
 
 @torch.no_grad()
 def mean_loss(model: Model, batch: Batch) -> float:
     """Of a batch, nats per predicted byte."""
-    found = model.eval()(batch.inputs, targets=batch.targets)
+    found = model.eval()(**batch.inputs, targets=batch.targets)
     return float(found.nats / found.tokens)
 
 
