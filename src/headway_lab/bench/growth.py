@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
@@ -91,22 +92,21 @@ def chosen(names: Sequence[str] = (), *, quick: bool = False, tokens: int | None
 
 def memory(growths: Sequence[Growth], dtypes: Sequence[str], backend: str, say: Say) -> Iterator[Row]:
     """Row by row: every length, then what was fitted over the lengths."""
-    for growth in growths:
-        for dtype in dtypes or (FLOAT32,):
-            peaks: dict[str, dict[int, Peak]] = {}
-            for n in growth.lengths:
-                sides = [OURS, *(peer for peer, most in growth.peers.items() if n <= most)]
-                say(f"{growth.name} n={n} {dtype}: {', '.join(sides)}")
-                notes = []
-                for side in sides:
-                    try:
-                        peaks.setdefault(side, {})[n] = peak_of(growth, side, n, dtype, backend)
-                    except BackendError as why:
-                        notes.append(f"{side} not measured: {why}")
-                here = {side: by[n] for side, by in peaks.items() if n in by}
-                yield memory_row(growth, n, dtype, here, backend, notes)
-            if len(growth.lengths) > 1:
-                yield fitted_memory(growth, dtype, peaks, backend)
+    for growth, dtype in product(growths, dtypes or (FLOAT32,)):
+        peaks: dict[str, dict[int, Peak]] = {}
+        for n in growth.lengths:
+            sides = [OURS, *(peer for peer, most in growth.peers.items() if n <= most)]
+            say(f"{growth.name} n={n} {dtype}: {', '.join(sides)}")
+            notes = []
+            for side in sides:
+                try:
+                    peaks.setdefault(side, {})[n] = peak_of(growth, side, n, dtype, backend)
+                except BackendError as why:
+                    notes.append(f"{side} not measured: {why}")
+            here = {side: by[n] for side, by in peaks.items() if n in by}
+            yield memory_row(growth, n, dtype, here, backend, notes)
+        if len(growth.lengths) > 1:
+            yield fitted_memory(growth, dtype, peaks, backend)
 
 
 def peak_of(growth: Growth, side: str, tokens: int, dtype: str, backend: str) -> Peak:

@@ -88,9 +88,10 @@ class Equality:
     largest: float
 
     def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        reach = f"{self.tokens} tokens, logits up to {self.largest:.1f}"
-        return f"{name}: largest difference {self.difference:.1e} ({reach})"
+        return (
+            f"{str(self.dtype).removeprefix('torch.')}: largest difference {self.difference:.1e} "
+            f"({self.tokens} tokens, logits up to {self.largest:.1f})"
+        )
 
 
 @torch.inference_mode()
@@ -124,23 +125,18 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
     """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
     model = model.eval()
     spec, cache = model.spec, model.make_cache(1)
-    marks = doublings(window, times * window)
+    element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
-    seen, sizes = 0, list[CacheSize]()
-    while seen < marks[-1]:
-        step = min(chunk, min(mark for mark in marks if mark > seen) - seen)
-        model(
-            torch.randint(0, spec.vocab, (1, step), generator=noise), cache=cache, logits_for=slice(-1, None)
-        )
-        seen += step
-        if seen in marks:
-            rings = [layer.slots for layer in cache.layers if layer.bound is not None]
-            rest = [layer.slots for layer in cache.layers if layer.bound is None]
-            element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
-            nbytes = element * (sum(rings) + sum(rest))
-            sizes.append(
-                CacheSize(seen, max(rings), max(rest, default=None), nbytes, element * spec.layers * seen)
-            )
+    done, sizes = 0, list[CacheSize]()
+    for count in doublings(window, times * window):
+        for ids in torch.randint(0, spec.vocab, (1, count - done), generator=noise).split(chunk, 1):
+            model(ids, cache=cache, logits_for=slice(-1, None))
+        done = count
+        rings = [layer.slots for layer in cache.layers if layer.bound is not None]
+        rest = [layer.slots for layer in cache.layers if layer.bound is None]
+        nbytes = element * (sum(rings) + sum(rest))
+        whole = element * spec.layers * count
+        sizes.append(CacheSize(count, max(rings), max(rest, default=None), nbytes, whole))
     return sizes
 
 
@@ -186,8 +182,7 @@ class Timing:
 def time_window(
     tokens: int = 8192, window: int = 512, heads: int = 8, head_dim: int = 64, repeats: int = 3
 ) -> Timing:
-    """A causal window, forward, float32: torch's SDPA with a ready-made mask, and `attend`. One at a time,
-    in turn."""
+    """A causal window, forward, float32: torch's SDPA with a ready-made mask, and `attend`. One at a time, in turn."""
     noise = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, tokens, head_dim, generator=noise) for _ in range(3))
     pattern, at = Window.last(window), Tokens.range(tokens)

@@ -24,8 +24,7 @@ LEAST_BYTES = 20_000
 
 @dataclass(frozen=True)
 class Document:
-    """One file: `name` below the corpus, `group` the part of the name by which documents are held out, its
-    text."""
+    """One file: `name` below the corpus, `group` the part of the name by which documents are held out, its text."""
 
     name: str
     group: str
@@ -34,8 +33,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on and documents held out; `source` says where they are from, `rule` how they were
-    split."""
+    """Documents to train on and documents held out; `source` says where they are from, `rule` how they were split."""
 
     source: str
     rule: str
@@ -53,9 +51,8 @@ class Corpus:
 
 
 def standard_library(root: Path | None = None) -> Corpus:
-    """The Python files of the standard library. A top-level package or module is held out as a whole, by a
-    hash of its name: no file of a held-out package is ever trained on, and the split depends on nothing but
-    the names."""
+    """The Python files of the standard library. A top-level package or module is held out as a whole, by a hash of its
+    name: no file of a held-out package is ever trained on, and the split depends on nothing but the names."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     return _split(
         str(root),
@@ -127,8 +124,7 @@ def _read(path: Path) -> str | None:
 
 
 def unigram_bits(data: bytes) -> float:
-    """Entropy of the bytes one by one, in bits per byte: what no code for single bytes can beat on this
-    text."""
+    """Entropy of the bytes one by one, in bits per byte: what no code for single bytes can beat on this text."""
     return -sum(n / len(data) * math.log2(n / len(data)) for n in Counter(data).values())
 
 

@@ -22,8 +22,7 @@ LABELLED = 24  # tokens up to which their text is legible
 
 @dataclass(frozen=True)
 class Look:
-    """Where one head looks, averaged over the tokens of a text: shares of its weight, and how far back it
-    goes."""
+    """Where one head looks, averaged over the tokens of a text: shares of its weight, and how far back it goes."""
 
     layer: int
     head: int
@@ -98,8 +97,7 @@ def striking(found: list[Look]) -> str:
 
 
 def draw_heads(maps: list[Tensor], names: list[str], path: Path) -> None:
-    """A panel for every head of every layer: queries down, keys to the right, darker where more weight
-    lies."""
+    """A panel for every head of every layer: queries down, keys to the right, darker where more weight lies."""
     heads, count = maps[0].shape[0], maps[0].shape[-1]
     with saved_figure(path, 2.1 * heads + 1.0, 2.25 * len(maps) + 0.5) as figure:
         grid = figure.subplots(len(maps), heads, squeeze=False)

@@ -89,8 +89,7 @@ def counted(decoder: Decoder, ids: Tensor, **rest: Any) -> tuple[float, Tensor]:
 
 
 def attention_flops(flops: float, tokens: int) -> float:
-    """A step's operations without the products with weights: those of `tokens` tokens, and the
-    output layer for one."""
+    """A step's operations without the products with weights: those of `tokens` tokens, and the output layer for one."""
     return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 

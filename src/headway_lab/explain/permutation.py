@@ -27,9 +27,7 @@ CASES: tuple[tuple[str, PositionScheme, Pattern], ...] = (
 
 
 def run() -> Report:
-    """Shuffle the tokens of one layer with and without positions, in float64: does the output shuffle with
-    them?
-    """
+    """Shuffle the tokens of one layer with and without positions, in float64: does the output shuffle with them?"""
     rows = []
     for name, scheme, pattern in CASES:
         worst = [shuffle_error(scheme, pattern, seed) for seed in SEEDS]
@@ -46,8 +44,7 @@ def run() -> Report:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict: without positions full attention only shuffles; with them, or under a causal mask, it
-    changes."""
+    """The verdict: without positions full attention only shuffles; with them, or under a causal mask, it changes."""
     blind, least = rows[0]["largest difference"], [row["least difference"] for row in rows[1:]]
     return Report(
         rows=tuple(rows),

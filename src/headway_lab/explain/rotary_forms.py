@@ -109,6 +109,9 @@ def ready_matrix_form(x: Tensor, position: Tensor) -> Tensor:
     return torch.einsum("tij,...tj->...ti", matrices(len(position), x.dtype), x)
 
 
+# Coordinates of the last axis in the order of another pairing.
+reorder = partial(to_pairing, heads=1, head_dim=HEAD_DIM, dim=-1)
+
 FORMS: tuple[tuple[str, Form, Pairing, int], ...] = (
     ("matrix R_m", matrix_form, "adjacent", HEAD_DIM**2),
     ("R_m, built before", ready_matrix_form, "adjacent", HEAD_DIM**2),
@@ -129,7 +132,7 @@ def run() -> Report:
     expected = matrix_form(x, position)
     rows = []
     for name, form, pairing, products in FORMS:
-        turned = reorder(form(reorder(x, "adjacent", pairing), position), pairing, "adjacent")
+        turned = reorder(form(reorder(x, frm="adjacent", to=pairing), position), frm=pairing, to="adjacent")
         off = float((turned - expected).abs().max() / expected.abs().max())
         seconds = fastest(partial(form, x.float(), position), REPEATS)
         rows.append(
@@ -159,11 +162,6 @@ def judge(rows: Rows) -> Report:
             "built)"
         ),
     )
-
-
-def reorder(x: Tensor, frm: Pairing, to: Pairing) -> Tensor:
-    """Coordinates of the last axis in the order of another pairing."""
-    return to_pairing(x, heads=1, head_dim=HEAD_DIM, frm=frm, to=to, dim=-1)
 
 
 def draw(figure: Figure, report: Report) -> None:

@@ -36,8 +36,7 @@ def run() -> Report:
     flat = q[:, :2]  # one pair: the two-dimensional case, theta = 1
     some = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
     eye = torch.eye(HEAD_DIM, dtype=torch.float64)
-    i = torch.arange(HEAD_DIM // 2, dtype=torch.float64)
-    one_based = 10000.0 ** (-2 * ((i + 1) - 1) / HEAD_DIM)
+    one_based = 10000.0 ** (-2 * (torch.arange(1, HEAD_DIM // 2 + 1, dtype=torch.float64) - 1) / HEAD_DIM)
     laws: list[tuple[str, int, Tensor]] = [
         ("f(q, 0) = q", CASES, turn(q, torch.zeros_like(m)) - q),
         (

@@ -51,8 +51,7 @@ def phi(x: Tensor) -> Tensor:
 
 def measure(form: str) -> dict[str, float]:
     """Over many contexts of a query and KEYS keys at random places: the share of negative weights, the smallest
-    denominator in size over the plain one, the largest |sum of weights - 1|, the largest |out| / max |v|.
-    """
+    denominator in size over the plain one, the largest |sum of weights - 1|, the largest |out| / max |v|."""
     weights, size = context_weights(form)
     return {
         "negative weights": float((weights * size.sign()[:, None] < 0).double().mean()),

@@ -43,8 +43,7 @@ def measure(width: int, seed: int) -> dict[str, float]:
 
 
 def judge(rows: Rows) -> Report:
-    """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one
-    does not."""
+    """The verdict on the table: the variance follows d, the unscaled Jacobian collapses, the scaled one does not."""
     off = max(abs(row["Var(q.k)"] / row["d"] - 1) for row in rows)
     first, last, kept = rows[0], rows[-1], [row["|J| with scale"] for row in rows]
     collapse, keep = first["|J| without scale"] / last["|J| without scale"], max(kept) / min(kept)
@@ -60,8 +59,7 @@ def judge(rows: Rows) -> Report:
 
 
 def jacobian_norm(p: Tensor) -> Tensor:
-    """Frobenius norm of diag(p) - p p^T for each row of weights p [.., S]: sum p^2 - 2 sum p^3 + (sum
-    p^2)^2."""
+    """Frobenius norm of diag(p) - p p^T for each row of weights p [.., S]: sum p^2 - 2 sum p^3 + (sum p^2)^2."""
     square, cube = p.square().sum(-1), p.pow(3).sum(-1)
     return (square - 2 * cube + square.square()).clamp_min(0).sqrt()
 

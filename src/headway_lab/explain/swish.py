@@ -40,11 +40,15 @@ def run() -> Report:
 def judge(rows: Rows) -> Report:
     """The verdict: x / 2 at one end, SiLU at 1, ReLU at the other."""
     zero, one, most = rows[0], rows[BETAS.index(1.0)], rows[-1]
-    line = zero["from x/2"] < 1e-12 and zero["from x"] > 1
-    silu = one["from SiLU"] < 1e-12 and one["falls and rises"]
     return Report(
         rows=tuple(rows),
-        seen=line and silu and most["from ReLU"] < 0.3 / most["beta"],
+        seen=(
+            zero["from x/2"] < 1e-12
+            and zero["from x"] > 1
+            and one["from SiLU"] < 1e-12
+            and one["falls and rises"]
+            and most["from ReLU"] < 0.3 / most["beta"]
+        ),
         setting=f"x = {LOW:g}..{HIGH:g}, {COUNT} points, float64; nothing random",
         finding=(
             f"at beta = 0 it is x / 2 (Swish(2) = {zero['Swish(2)']:g}) and {zero['from x']:g} away from x; at 1 it is "
@@ -67,7 +71,7 @@ def draw(figure: Figure, report: Report) -> None:
     left.set(title="x · sigmoid(β x)")
     left.legend(fontsize=9)
     right.set(title="the dip of β = 1", ylim=(-0.6, 0.4))
-    at = BETAS.index(1.0)
-    x, y = (float(report.column(name)[at]) for name in ("lowest at x", "lowest"))
-    right.plot([x], [y], "o", color="#1d2733", markersize=5)
+    one = report.rows[BETAS.index(1.0)]
+    x, y = one["lowest at x"], one["lowest"]
+    right.plot([x], [y], "o", color=INK, markersize=5)
     right.annotate(f"({x:.2f}, {y:.3f})", (x, y), (x - 1.4, y - 0.12), fontsize=9)
