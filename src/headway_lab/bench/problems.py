@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,8 @@ from headway_lab.bench.transformers_layers import longformer, mistral
 COLD_BYTES = 256 << 20
 """Caches that take turns in decoding hold this much, so that none is still in the processor's own cache."""
 MOST_CACHES = 32
+
+Step = Callable[[KeyValues], Tensor]
 
 
 def build(case: Case, dtype: str, direction: str, backend: str = "auto") -> Problem:
@@ -119,33 +122,31 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
         return weighted((part.k[0] @ scaled.transpose(1, 2)).transpose(1, 2), part)
 
     def weighted(scores: Tensor, part: KeyValues) -> Tensor:
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(kind)
-        return (weights @ part.v[0]).view_as(q)
+        return (torch.softmax(scores, -1, dtype=torch.float32).to(kind) @ part.v[0]).view_as(q)
 
-    def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Callable[[KeyValues], Tensor]:
+    def dequantized(how: Callable[[Tensor, Tensor], Tensor]) -> Step:
         def step(part: KeyValues) -> Tensor:
             k, v, k_scale, v_scale = part.tensors
             return rows_sdpa(KeyValues(how(k, k_scale), how(v, v_scale), part.tokens))
 
         return step
 
-    def turns(step: Callable[[KeyValues], Tensor], over: Sequence[KeyValues] = plain) -> Side:
+    def turns(step: Step, over: Sequence[KeyValues]) -> Side:
         endless = itertools.cycle(over)
         return without_gradient(lambda: step(next(endless)))
 
+    rounded_once = dequantized(lambda t, scale: dequantize(t, scale, kind))
+    rounded_twice = dequantized(lambda t, scale: t.to(kind).mul_(scale.to(kind).unsqueeze(-1)))
+    ways: dict[str, tuple[list[Step], list[KeyValues]]] = {
+        "rows": ([rows_first, keys_first], plain),
+        "rows-sdpa": ([rows_sdpa], plain),
+        "gqa": ([gqa], plain),
+        "dequantised": ([rounded_once, rounded_twice], caches),
+    }
     problem = Problem({OURS: turns(ours, caches)}, float(read), "reads")
     for name in case.peers:
-        match name:
-            case "rows":
-                side = turns(fastest([rows_first, keys_first], turns))
-            case "dequantised":
-                rounded_once = dequantized(lambda t, scale: dequantize(t, scale, kind))
-                rounded_twice = dequantized(lambda t, scale: t.to(kind).mul_(scale.to(kind).unsqueeze(-1)))
-                ways = [rounded_once, rounded_twice]
-                side = turns(fastest(ways, lambda step: turns(step, caches)), caches)
-            case _:
-                side = turns({"rows-sdpa": rows_sdpa, "gqa": gqa}[name])
-        problem.sides[name] = side
+        steps, over = ways[name]
+        problem.sides[name] = turns(fastest(steps, partial(turns, over=over)), over)
     if case.against is not None:
-        problem.sides[f"{OURS} {case.against}"] = turns(ours)
+        problem.sides[f"{OURS} {case.against}"] = turns(ours, plain)
     return problem
