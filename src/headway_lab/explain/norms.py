@@ -51,10 +51,9 @@ def measure(name: str, seed: int) -> dict[str, float]:
     """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
     of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
     noise = torch.Generator().manual_seed(seed)
-    x = torch.randn(ROWS, TOKENS, WIDTH, generator=noise, dtype=torch.float64)
-    x = x * torch.linspace(0.5, 3, WIDTH, dtype=torch.float64) + torch.linspace(
-        -1, 2, WIDTH, dtype=torch.float64
-    )
+    spread = torch.linspace(0.5, 3, WIDTH, dtype=torch.float64)
+    mean = torch.linspace(-1, 2, WIDTH, dtype=torch.float64)
+    x = torch.randn(ROWS, TOKENS, WIDTH, generator=noise, dtype=torch.float64) * spread + mean
     other = torch.cat((x[:1], 3 * x[1:] + 1))
     norm = NORMS[name]().double().train()
     with torch.no_grad():

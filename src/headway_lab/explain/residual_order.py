@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -23,22 +24,20 @@ gradient of the last layer's weights, untrained, L layers:   post: the same for 
 def run() -> Report:
     """Same weights in both orders: the blocks against the two formulas, and gradients layer by layer."""
     rows = []
-    for order in ORDERS:
-        for depth in DEPTHS:
-            found = [measure(depth, order, seed) for seed in SEEDS]
-            norms = torch.stack([norms for norms, _ in found]).log().mean(0).exp()
-            growth = sum(growth for _, growth in found) / len(found)
-            rows.append(
-                {
-                    "order": order,
-                    "layers L": depth,
-                    "|dL/dW|, first layer": float(norms[0]),
-                    "|dL/dW|, last layer": float(norms[-1]),
-                    "last x sqrt(L)": float(norms[-1]) * math.sqrt(depth),
-                    "|x_L| / |x_0|": growth,
-                    "from the formula": agreement(order),
-                }
-            )
+    for order, depth in product(ORDERS, DEPTHS):
+        norms, growths = zip(*(measure(depth, order, seed) for seed in SEEDS), strict=True)
+        first, *_, last = torch.stack(norms).log().mean(0).exp().tolist()
+        rows.append(
+            {
+                "order": order,
+                "layers L": depth,
+                "|dL/dW|, first layer": first,
+                "|dL/dW|, last layer": last,
+                "last x sqrt(L)": last * math.sqrt(depth),
+                "|x_L| / |x_0|": sum(growths) / len(growths),
+                "from the formula": agreement(order),
+            }
+        )
     return judge(rows)
 
 
@@ -64,9 +63,7 @@ def measure(depth: int, order: Order, seed: int) -> tuple[Tensor, float]:
 
     L is a random direction of the output, which ends with a norm in both orders."""
     blocks, start = stack(depth, order, seed)
-    x = start
-    for block in blocks:
-        x = block(x)
+    x = nn.Sequential(*blocks)(start)
     growth = float(x.detach().norm() / start.norm())
     out = nn.functional.layer_norm(x, (WIDTH,)) if order == "pre" else x
     noise = torch.Generator().manual_seed(seed)
