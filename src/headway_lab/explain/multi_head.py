@@ -51,8 +51,7 @@ def looks(trained: Trained) -> list[int]:
     weights = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))
     far = max(OFFSETS) + 4
     shares = [weights[:, :, far:].diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
-    found: list[int] = torch.stack(shares).argmax(0).tolist()
-    return found
+    return torch.stack(shares).argmax(0).tolist()
 
 
 def mean_right(rows: Rows) -> dict[int, float]:
