@@ -119,15 +119,13 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
     axes.pcolormesh(
         cells, cmap=ListedColormap(colours), vmin=0, vmax=len(colours) - 1, edgecolors="white", linewidth=0.8
     )
-    axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.grid(visible=False)
     marks = range(0, count, max(1, count // 4))
-    axes.set_xticks([mark + 0.5 for mark in marks], marks)
-    axes.set_yticks([mark + 0.5 for mark in marks], marks)
+    places = [mark + 0.5 for mark in marks]
+    axes.set(aspect="equal", xticks=places, yticks=places, xticklabels=marks, yticklabels=marks)
     axes.tick_params(length=0, labelsize=7)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     name, _, declared = title.partition("\n")
     lines = textwrap.wrap(declared, 38, break_long_words=False)
     axes.set_title("\n".join(textwrap.wrap(name, 38)), fontsize=9, loc="left", pad=6 + 10 * len(lines))

@@ -22,9 +22,6 @@ from typer.models import ArgumentInfo
 from headway.errors import DataError
 from headway.report import plain
 
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
-]
 FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
 TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
@@ -38,9 +35,6 @@ BackendOption = Annotated[
         "--backend", envvar="HEADWAY_BACKEND", help="attention backend; fails rather than falls back"
     ),
 ]
-DtypeOption = Annotated[
-    str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
-]
 KvCacheOption = Annotated[
     str,
     typer.Option(
@@ -51,9 +45,6 @@ KvCacheOption = Annotated[
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
 
-BatchSizeOption = Annotated[
-    int, typer.Option("--batch-size", min=1, help="rows computed at once; changes no result")
-]
 TruncateOption = Annotated[
     bool, typer.Option("--cut", help="truncate texts that are too long; without it they are an error")
 ]
@@ -70,8 +61,12 @@ LimitOption = Annotated[
 class ModelRun:
     """The model that a command runs, and how."""
 
-    model: ModelArgument
-    dtype: DtypeOption = None
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
+    ]
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
+    ] = None
     threads: ThreadsOption = None
     backend: BackendOption = "auto"
 
@@ -87,7 +82,9 @@ class ModelRun:
 class BatchRun(ModelRun):
     """A model that reads rows in batches, and a report."""
 
-    batch_size: BatchSizeOption = 32
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="rows computed at once; changes no result")
+    ] = 32
     json: JsonOption = False
 
 

@@ -1,7 +1,8 @@
 """What the commands of `headway surgery` share: arguments and options, measuring, reports. Imports nothing heavy."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from headway.cli._shared import (
     TargetArgument,
     ThreadsOption,
     note,
-    print_json,
+    print_report,
     set_threads,
 )
 from headway.report import cell, plain, size, table
@@ -64,48 +65,34 @@ class MeasuredRun(Run):
     context: RowOption = None
     limit: LimitOption = None
 
-    def words(self, folder: "Folder") -> "AbstractContextManager[Text | None]":
-        """The text in the model's tokens, None without one."""
-        from headway.errors import ConfigError
-        from headway.surgery import Text
-
-        if self.text is None and self.limit is not None:
-            raise ConfigError("surgery: --limit counts tokens of a text; give one with --text")
-        return nullcontext() if self.text is None else Text.read(self.text, folder, self.limit)
-
     def operate(
         self,
         folder: "Folder",
-        words: "Text | None",
         change: "Change",
         choice: "Choice",
         *,
         beyond: int = 0,
-        rows: "tuple[Pooled, ...]" = (),
+        compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
     ) -> None:
-        """Operate, and print the report; `rows` are what was compared beforehand."""
-        from headway.surgery import operate, verdict
+        """Operate, and print the report; `compare` is what is compared on the text beforehand."""
+        from headway.errors import ConfigError
+        from headway.surgery import Text, operate, verdict
 
-        note(f"reading {folder.path}, measuring before and after")
-        done = operate(
-            folder,
-            self.out,
-            change,
-            choices=(choice,),
-            text=words,
-            context=self.context,
-            beyond=beyond,
-            overwrite=self.overwrite,
-        )
-        order = verdict(rows) if rows else None
-        if self.json:
-            print_json({**plain(done), "pools": rows, "verdict": order})
-            return
-        print(operation_text(done))
+        if self.text is None and self.limit is not None:
+            raise ConfigError("surgery: --limit counts tokens of a text; give one with --text")
+        with nullcontext() if self.text is None else Text.read(self.text, folder, self.limit) as words:
+            rows = () if words is None or compare is None else compare(words)
+            note(f"reading {folder.path}, measuring before and after")
+            done = operate(
+                folder, self.out, change, choices=(choice,), text=words, context=self.context, beyond=beyond,
+                overwrite=self.overwrite,
+            )  # fmt: skip
+        order, report = verdict(rows) if rows else None, operation_text(done)
         if rows:
             columns = ("pool", "seed", "nats per token", "bits per byte")
-            cells = [(r.pool, r.seed, r.loss, r.bits_per_byte) for r in rows]
-            print(f"\n  right after, without training:\n{table(columns, cells)}\n  {order}")
+            cells = table(columns, [(r.pool, r.seed, r.loss, r.bits_per_byte) for r in rows])
+            report += f"\n\n  right after, without training:\n{cells}\n  {order}"
+        print_report({**plain(done), "pools": rows, "verdict": order}, report, self.json)
 
 
 def operation_text(done: "Operation") -> str:
@@ -155,14 +142,12 @@ def lengthened_text(done: "Lengthened") -> str:
     cells = [
         (d.tokens, "the first" if d.marked else "none", d.difference, d.largest) for d in done.differences
     ]
+    sizes = [("parameters", *done.parameters), ("longest row", *done.context)]
     return "\n".join(
         [
             *lines,
             "",
-            table(
-                ("what", "before", "after"),
-                [("parameters", *done.parameters), ("longest row", *done.context)],
-            ),
+            table(("what", "before", "after"), sizes),
             "",
             f"  scores of a row of {done.context[1]}: {seen}, {seen / every:.1%} of the {every} if all saw all",
             f"  rows of up to {done.unchanged} tokens see what they saw; largest difference of an output:",

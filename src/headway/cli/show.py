@@ -58,8 +58,12 @@ def command(
 
 def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
     """The properties of a pattern, in JSON's types."""
+    from headway.cache import choose_cache
+    from headway.choice import Choice
     from headway.patterns import pairs
 
+    none = Choice("none", "a query sees later keys, so nothing can be decoded token by token")
+    cache = choose_cache(pattern) if pattern.is_causal else none
     count, heads = tokens.count, len(pattern.heads)
     allowed = pairs(pattern, count, tokens=tokens)
     before, after = pattern.reach
@@ -72,7 +76,7 @@ def facts(pattern: "Pattern", tokens: "Tokens", layers: int) -> dict[str, Any]:
         "causal": pattern.is_causal,
         "reach": {"before": before, "after": after},
         "retention": attributes(pattern.retention, "reach", "sinks", "globals"),
-        "cache": _cache(pattern),
+        "cache": attributes(cache, "what", "why", "rejected"),
         "pairs_at": {str(n): pairs(pattern, n) for n in LENGTHS},
         "receptive_field": _field(pattern, tokens, layers),
     }
@@ -105,15 +109,6 @@ def to_text(report: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(lines)
-
-
-def _cache(pattern: "Pattern") -> dict[str, Any]:
-    from headway.cache import choose_cache
-
-    if not pattern.is_causal:
-        why = "a query sees later keys, so nothing can be decoded token by token"
-        return {"what": "none", "why": why, "rejected": []}
-    return attributes(choose_cache(pattern), "what", "why", "rejected")
 
 
 def _field(pattern: "Pattern", tokens: "Tokens", layers: int) -> list[dict[str, int]]:

@@ -10,7 +10,7 @@ from headway.cli._shared import application, note, print_report, with_options
 from headway.cli._surgery import MeasuredRun, Run, lengthened_text
 
 if TYPE_CHECKING:
-    from headway.surgery import Pooled
+    from headway.surgery import Pooled, Text
 
 app = application("Change what a model computes, and report what that costs and saves: docs/surgery.md.")
 
@@ -49,21 +49,19 @@ def gqa(
         f"(heads with nothing in common: {1 / group:.0%})"
     )
     choice = Choice(pool, why, rejected=tuple((p, r) for p, r in POOLS.items() if p != pool))
-    with run.words(folder) as words:
-        rows: tuple[Pooled, ...] = ()
-        if compare and words is not None:
-            note("comparing mean, first and random")
-            length = row_length(folder.spec, spec) if run.context is None else run.context
-            first = 0 if seed is None else seed
-            seeds = range(first, first + 3)
-            rows = compare_pools(folder.spec, folder.tensors, kv_heads, words, length, seeds=seeds)
-        run.operate(
-            folder,
-            words,
-            lambda spec, state: pool_heads(spec, state, kv_heads, given, seed=drawn),
-            choice,
-            rows=rows,
-        )
+
+    def compared(words: "Text") -> "tuple[Pooled, ...]":
+        note("comparing mean, first and random")
+        length = row_length(folder.spec, spec) if run.context is None else run.context
+        seeds = range(seed or 0, (seed or 0) + 3)
+        return compare_pools(folder.spec, folder.tensors, kv_heads, words, length, seeds=seeds)
+
+    run.operate(
+        folder,
+        lambda spec, state: pool_heads(spec, state, kv_heads, given, seed=drawn),
+        choice,
+        compare=compared if compare else None,
+    )
 
 
 @app.command()
@@ -89,14 +87,12 @@ def window(
     grows = open_layers(folder.spec)
     which = layer_numbers(list(grows if chosen is None else chosen))
     why = "they see all before them, so their caches grow" if chosen is None else "asked for"
-    with run.words(folder) as words:
-        run.operate(
-            folder,
-            words,
-            lambda spec, state: put_window(spec, state, keys, sinks=sinks, layers=chosen),
-            Choice(f"layers {which}", why),
-            beyond=keys + sinks if set(grows).issuperset(chosen or ()) else 0,
-        )
+    run.operate(
+        folder,
+        lambda spec, state: put_window(spec, state, keys, sinks=sinks, layers=chosen),
+        Choice(f"layers {which}", why),
+        beyond=keys + sinks if set(grows).issuperset(chosen or ()) else 0,
+    )
 
 
 @app.command()
@@ -114,14 +110,12 @@ def context(
     given: Any = method
     stretch_context(folder.spec, {}, given, factor)
     choice = Choice(method, METHODS[given], rejected=tuple((m, r) for m, r in METHODS.items() if m != method))
-    with run.words(folder) as words:
-        run.operate(
-            folder,
-            words,
-            lambda spec, state: stretch_context(spec, state, given, factor),
-            choice,
-            beyond=folder.spec.trained_context,
-        )
+    run.operate(
+        folder,
+        lambda spec, state: stretch_context(spec, state, given, factor),
+        choice,
+        beyond=folder.spec.trained_context,
+    )
 
 
 @app.command()

@@ -2,14 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from headway.cli._shared import TextsRun, attributes, note, print_json, with_options
-
-if TYPE_CHECKING:
-    from headway.generate import Generation
+from headway.cli._shared import TextsRun, attributes, note, print_report, with_options
 
 
 @with_options
@@ -60,30 +57,20 @@ def command(
     score = bleu(best, wanted) if wanted is not None else None
     if out is not None:
         atomic_write(out, "".join(f"{' '.join(text.splitlines())}\n" for text in best))
-    if run.json:
-        said = {"score": score.score, "signature": score.signature} if score is not None else None
-        rows = [_row(text, one) for text, one in zip(given, found, strict=True)]
-        print_json({"translations": rows, "mean_score": _mean(found), "bleu": said, "seconds": seconds})
-        return
-    if score is not None:
-        print(score)
-    elif n_best == 1:
-        print("\n".join(best))
-    else:
-        for one in found:
-            print("\n".join(f"{text.score:.4f}\t{text.text}" for text in one.hypotheses))
-    note(f"{len(given)} texts, {beams} beams, mean score {_mean(found):.4f}, {seconds:.1f} s")
-
-
-def _row(text: str, found: "Generation") -> dict[str, object]:
-    texts = [attributes(one, "text", "score") for one in found.hypotheses]
-    return {
-        "text": text,
-        "translation": found.text,
-        "finish_reason": found.finish_reason,
-        "hypotheses": texts,
-    }
-
-
-def _mean(found: "list[Generation]") -> float:
-    return sum(one.score or 0.0 for one in found) / len(found)
+    mean = sum(one.score or 0.0 for one in found) / len(found)
+    rows = [
+        {
+            "text": text,
+            "translation": one.text,
+            "finish_reason": one.finish_reason,
+            "hypotheses": [attributes(other, "text", "score") for other in one.hypotheses],
+        }
+        for text, one in zip(given, found, strict=True)
+    ]
+    measured = None if score is None else attributes(score, "score", "signature")
+    report = {"translations": rows, "mean_score": mean, "bleu": measured, "seconds": seconds}
+    every = "\n".join(f"{text.score:.4f}\t{text.text}" for one in found for text in one.hypotheses)
+    shown = "\n".join(best) if n_best == 1 else every
+    print_report(report, shown if score is None else str(score), run.json)
+    if not run.json:
+        note(f"{len(given)} texts, {beams} beams, mean score {mean:.4f}, {seconds:.1f} s")

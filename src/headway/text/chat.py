@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -36,13 +37,6 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None,
-            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:  # fmt: skip
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
 class ChatTemplate:
     """A Jinja chat template, as Hugging Face folders carry it, run in a sandbox."""
 
@@ -50,7 +44,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         self.source = source
