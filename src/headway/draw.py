@@ -146,8 +146,7 @@ def side_by_side(blocks: Sequence[tuple[str, str]], width: int = 100, gap: int =
     boxes = []
     for title, block in blocks:
         lines = [title, *block.splitlines()]
-        wide = max(map(len, lines))
-        boxes.append([line.ljust(wide) for line in lines])
+        boxes.append([line.ljust(max(map(len, lines))) for line in lines])
     rows: list[list[list[str]]] = [[]]
     for box in boxes:
         used = sum(len(other[0]) + gap for other in rows[-1])

@@ -29,7 +29,7 @@ def test_random_bytes(content: bytes) -> None:
     for tokenizer in (TOKENIZERS["byte_level"], TOKENIZERS["sentencepiece"]):
         table = tokenizer.table
         assert table is not None
-        of_byte = {b: i for i, b in enumerate(table.bytes_of) if b is not None and len(b) == 1}
+        of_byte = {b: i for i, b in table.bytes_of.items() if len(b) == 1}
         ids = [of_byte[bytes([b])] for b in content]
         expected = content.decode("utf-8", "replace")
         if table.strips_space:

@@ -47,7 +47,7 @@ COMMANDS: dict[str, Command] = {
     "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
     "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
     "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
-    "chat": Command("Talk with a model in the terminal", "headway.cli.chat"),
+    "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
     "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.eval"),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"

@@ -70,29 +70,29 @@ def run(
         own = shlex.quote(str(Path(settings.out) / "config.yaml"))
         note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
         return 130
-    print_report(_report(result), _text(result), json)
+    _print(result, json)
     return 0
 
 
 command = SettingsCommand(run)
 
 
-def _report(result: TrainResult) -> dict[str, Any]:
-    held = result.validation
+def _print(result: TrainResult, json: bool) -> None:
+    held, measured = result.validation, ("loss", "bits_per_byte", "accuracy")
     own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
-    held_out = {f"val_{name}": getattr(held, name, None) for name in ("loss", "bits_per_byte", "accuracy")}
-    return {**attributes(result, *own), **held_out}
-
-
-def _text(result: TrainResult) -> str:
+    report = attributes(result, *own) | {f"val_{name}": getattr(held, name, None) for name in measured}
+    held_out = {
+        "held-out loss, nats per token": report["val_loss"],
+        "held-out bits per byte": report["val_bits_per_byte"],
+        "held-out accuracy": report["val_accuracy"],
+    }
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
         ("trained tokens", result.trained_tokens),
         ("loss of the last step, nats per token", result.loss),
+        *((name, value) for name, value in held_out.items() if value is not None),
+        ("model", str(result.model)),
+        ("metrics", str(result.metrics)),
+        ("curve", str(result.curve)),
     ]
-    if (held := result.validation) is not None:
-        rows.append(("held-out loss, nats per token", held.loss))
-        measured = {"held-out bits per byte": held.bits_per_byte, "held-out accuracy": held.accuracy}
-        rows += [(name, value) for name, value in measured.items() if value is not None]
-    rows += [("model", str(result.model)), ("metrics", str(result.metrics)), ("curve", str(result.curve))]
-    return table(("what", "value"), rows) + f"\nnext: {result.next_command}"
+    print_report(report, table(("what", "value"), rows) + f"\nnext: {result.next_command}", json)

@@ -28,6 +28,9 @@ class MarianTokenizer:
     With `target_vocab.json` (`separate_vocabs`) the target side has a vocabulary of its own.
     """
 
+    bos = None
+    """Nothing begins a text."""
+
     def __init__(
         self,
         spm: dict[str, bytes],
@@ -91,11 +94,6 @@ class MarianTokenizer:
     def vocab_size(self) -> int:
         """One more than the largest id of either side."""
         return 1 + max(max(vocabulary.values()) for vocabulary in self._vocabularies.values())
-
-    @property
-    def bos(self) -> None:
-        """Nothing begins a text."""
-        return None
 
     @cached_property
     def languages(self) -> tuple[str, ...]:

@@ -55,9 +55,7 @@ class Pieces:
 
 def read_model(path: Path, data: bytes | None = None) -> Pieces:
     """The pieces of a SentencePiece `.model` file (BPE or unigram), or of its bytes."""
-    pieces: list[str] = []
-    scores: list[float] = []
-    kinds: list[int] = []
+    rows: list[tuple[str, float, int]] = []
     trainer: dict[int, int] = {}
     normalizer: dict[int, int] = {}
     charsmap = b""
@@ -65,9 +63,8 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
         for number, value in _fields(path.read_bytes() if data is None else data):
             if number == 1 and isinstance(value, bytes):
                 piece = dict(_fields(value))
-                pieces.append(str(piece[1], "utf-8"))  # type: ignore[arg-type]
-                scores.append(float(piece.get(2, 0.0)))
-                kinds.append(int(piece.get(3, NORMAL)))
+                text = str(piece[1], "utf-8")  # type: ignore[arg-type]
+                rows.append((text, float(piece.get(2, 0.0)), int(piece.get(3, NORMAL))))
             elif number == 2 and isinstance(value, bytes):
                 trainer = {k: _signed(v) for k, v in _fields(value) if isinstance(v, int)}
             elif number == 3 and isinstance(value, bytes):
@@ -79,10 +76,11 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
             f"{path}: not a SentencePiece model ({error or type(error).__name__}); copy or download it again"
         ) from None
     model = trainer.get(3, UNIGRAM)
-    if not pieces or model not in (UNIGRAM, BPE):
+    if not rows or model not in (UNIGRAM, BPE):
         raise DataError(
-            f"{path}: not a SentencePiece model of kind BPE or unigram ({len(pieces)} pieces, kind {model})"
+            f"{path}: not a SentencePiece model of kind BPE or unigram ({len(rows)} pieces, kind {model})"
         )
+    pieces, scores, kinds = map(list, zip(*rows, strict=True))
     unk, bos, eos = trainer.get(40, 0), trainer.get(41, 1), trainer.get(42, 2)
     for role, i in (("unk", unk), ("bos", max(bos, 0)), ("eos", max(eos, 0))):
         if not 0 <= i < len(pieces):

@@ -186,7 +186,7 @@ class Tokenizer(Vocabulary):
                 "tokenizer_config.json): give a prompt instead of messages, or add a template"
             )
         for name, token in (("bos_token", self.bos), ("eos_token", self.eos)):
-            variables.setdefault(name, self._name(token) or "")
+            variables.setdefault(name, "" if token is None else self.token(token))
         check_messages(messages)
         text = self.chat_template.render(
             self._shield.cover(list(messages)), add_generation_prompt=add_generation_prompt, **variables
@@ -209,7 +209,7 @@ class Tokenizer(Vocabulary):
 
     @cached_property
     def _shield(self) -> ControlTokens:
-        return ControlTokens(self.backend, {str(self._name(i)): i for i in self.special_ids})
+        return ControlTokens(self.backend, {self.token(i): i for i in self.special_ids})
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size} tokens, bos={self.bos}, eos={self.eos})"

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from headway.errors import DataError, HeadwayError
@@ -54,34 +53,32 @@ def _templates(value: Any) -> bool:
 
 Rule = tuple[Callable[[Any], bool], str]
 _SWITCH: Rule = (_flag, "true, false or null")
-KEYS: Mapping[str, Rule] = MappingProxyType(
-    {
-        **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "trim_offsets"), _SWITCH),
-        **dict.fromkeys(("do_lower_case", "do_basic_tokenize", "strip_accents"), _SWITCH),
-        **dict.fromkeys(("tokenize_chinese_chars", "separate_vocabs"), _SWITCH),
-        **{
-            f"{role}_token": (lambda v: v is None or _token(v), 'a text, or an object with "content"')
-            for role in ("bos", "eos", "cls", "sep", "mask", "pad", "unk")
-        },
-        "tokenizer_class": (lambda v: v is None or isinstance(v, str), "a text"),
-        "extra_ids": (
-            lambda v: type(v) is int and 0 <= v <= MOST_SENTINELS,
-            f"a whole number from 0 to {MOST_SENTINELS:,}",
-        ),
-        "added_tokens_decoder": (_listed, 'an object from ids to objects with "content"'),
-        **{
-            key: (
-                lambda v: v is None or isinstance(v, dict) or (isinstance(v, list) and all(map(_token, v))),
-                'a list of texts, or of objects with "content"',
-            )
-            for key in ("additional_special_tokens", "extra_special_tokens")
-        },
-        "chat_template": (
-            lambda v: v is None or _templates(v),
-            'a text, or a list of objects with "name" and "template"',
-        ),
-    }
-)  # fmt: skip
+KEYS: Mapping[str, Rule] = {
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "trim_offsets"), _SWITCH),
+    **dict.fromkeys(("do_lower_case", "do_basic_tokenize", "strip_accents"), _SWITCH),
+    **dict.fromkeys(("tokenize_chinese_chars", "separate_vocabs"), _SWITCH),
+    **{
+        f"{role}_token": (lambda v: v is None or _token(v), 'a text, or an object with "content"')
+        for role in ("bos", "eos", "cls", "sep", "mask", "pad", "unk")
+    },
+    "tokenizer_class": (lambda v: v is None or isinstance(v, str), "a text"),
+    "extra_ids": (
+        lambda v: type(v) is int and 0 <= v <= MOST_SENTINELS,
+        f"a whole number from 0 to {MOST_SENTINELS:,}",
+    ),
+    "added_tokens_decoder": (_listed, 'an object from ids to objects with "content"'),
+    **{
+        key: (
+            lambda v: v is None or isinstance(v, dict) or (isinstance(v, list) and all(map(_token, v))),
+            'a list of texts, or of objects with "content"',
+        )
+        for key in ("additional_special_tokens", "extra_special_tokens")
+    },
+    "chat_template": (
+        lambda v: v is None or _templates(v),
+        'a text, or a list of objects with "name" and "template"',
+    ),
+}
 
 
 def content(value: Any) -> str:
@@ -174,13 +171,16 @@ def decoded(file: Path) -> str:
 def refuse_impostor(file: Path, head: bytes) -> None:
     """Raise DataError when the first bytes show an empty file, a git-lfs pointer or an HTML page."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if not head:
-        raise DataError(f"{file}: the file is empty: the download or copy failed; fetch it again")
-    if start.startswith(b"version https://git-lfs"):
-        raise DataError(f"{file}: a git-lfs pointer, not the file itself; run `git lfs pull`")
-    if start.startswith((b"<!doctype html", b"<html")):
+    page = "an HTML page: a download stored an error or log-in page; fetch the file again"
+    beginnings = {
+        b"version https://git-lfs": "a git-lfs pointer, not the file itself; run `git lfs pull`",
+        b"<!doctype html": page,
+        b"<html": page,
+    }
+    fault = next((fault for beginning, fault in beginnings.items() if start.startswith(beginning)), "")
+    if fault or not head:
         raise DataError(
-            f"{file}: an HTML page: a download stored an error or log-in page; fetch the file again"
+            f"{file}: {fault or 'the file is empty: the download or copy failed; fetch it again'}"
         )
 
 

@@ -57,18 +57,14 @@ class Vocabulary:
         found = {role: next((i for i in ids if i in self.special_ids), None) for role, ids in usual.items()}
         self.cls, self.sep, self.mask, self.pad, self.unk = ({**found, **special}[role] for role in ROLES)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id."""
-        return len(self._names)
+        return max(self._names, default=-1) + 1
 
     @cached_property
-    def _names(self) -> list[str | None]:
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        names: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
-        for name, i in vocabulary.items():
-            names[i] = name
-        return names
+    def _names(self) -> dict[int, str]:
+        return {i: name for name, i in self.backend.get_vocab(with_added_tokens=True).items()}
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -78,7 +74,7 @@ class Vocabulary:
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
         """Ids of T5's <extra_id_0>, <extra_id_1>, ...; () where there are none."""
-        found = {int(m[1]): i for i, n in enumerate(self._names) if (m := _SENTINEL.fullmatch(n or ""))}
+        found = {int(m[1]): i for i, name in self._names.items() if (m := _SENTINEL.fullmatch(name))}
         return tuple(found[k] for k in sorted(found))
 
     def need(self, role: str) -> int:
@@ -110,8 +106,7 @@ class Vocabulary:
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
         """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
-        gaps = [i for i, name in enumerate(self._names) if name is None]
-        return [*gaps, *range(self.vocab_size, embedding_rows)]
+        return [i for i in range(embedding_rows) if i not in self._names]
 
     def decode(self, ids: Sequence[int], *, after: Sequence[int] = (), special: bool = False) -> str:
         """Text of `ids`, which follow the ids `after` (a prompt). Special tokens give text only if `special`."""
@@ -130,10 +125,9 @@ class Vocabulary:
 
     def token(self, token: int) -> str:
         """The name of an id; DataError when the tokenizer has no such id."""
-        name = self._name(token) if token >= 0 else None
-        if name is None:
+        if token not in self._names:
             raise DataError(f"token id {token} is not in the vocabulary of {self.vocab_size} tokens")
-        return name
+        return self._names[token]
 
     @cached_property
     def table(self) -> ByteTable | None:
@@ -141,14 +135,10 @@ class Vocabulary:
         return byte_table(self.backend)
 
     def text_bytes(self, token: int, *, special: bool) -> bytes | None:
+        """What a token gives, None where that is nothing. Raises DataError for an id that is not there."""
         assert self.table is not None
-        found = self.table.bytes_of[token] if 0 <= token < len(self.table.bytes_of) else None
-        if found is None:
-            self.token(token)
-        return None if token in self.special_ids and not special else found
-
-    def _name(self, token: int | None) -> str | None:
-        return None if token is None or not 0 <= token < len(self._names) else self._names[token]
+        self.token(token)
+        return None if token in self.special_ids and not special else self.table.bytes_of[token]
 
 
 class StreamDecoder:
@@ -222,11 +212,11 @@ class ByteTable:
     bytes, so that decoding one token at a time equals decoding all at once, also for byte sequences that are not
     UTF-8 and for characters whose bytes are in several tokens.
 
-    bytes_of[id] is what token `id` contributes (None: no such token); `strips_space`: one leading space of the
+    bytes_of[id] is what token `id` contributes; `strips_space`: one leading space of the
     whole text is an artefact of the tokenizer and is removed.
     """
 
-    bytes_of: list[bytes | None]
+    bytes_of: dict[int, bytes]
     strips_space: bool
 
 
@@ -243,22 +233,22 @@ def byte_table(backend: Backend) -> ByteTable | None:
     steps = steps_of(backend.decoder)
     kinds = [step["type"] for step in steps]
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    bytes_of: list[bytes | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
     if kinds == ["ByteLevel"]:
         alphabet = byte_level_alphabet()
-        for piece, i in vocabulary.items():
-            known = all(c in alphabet for c in piece)
-            bytes_of[i] = bytes(alphabet[c] for c in piece) if known else piece.encode()
-        return ByteTable(bytes_of, strips_space=False)
+        spelled = {
+            i: bytes(alphabet[c] for c in piece) if alphabet.keys() >= set(piece) else piece.encode()
+            for piece, i in vocabulary.items()
+        }
+        return ByteTable(spelled, strips_space=False)
     plain = kinds == ["ByteFallback", "Fuse"]
     strips = False if plain else _strips_space(steps, kinds)
     if strips is None:
         return None
-    for piece, i in vocabulary.items():
-        byte = _BYTE_PIECE.fullmatch(piece) if "ByteFallback" in kinds else None
-        text = piece if plain else piece.replace(SPACE, " ")
-        bytes_of[i] = bytes([int(byte[1], 16)]) if byte else text.encode()
-    return ByteTable(bytes_of, strips)
+    spelled = {i: (piece if plain else piece.replace(SPACE, " ")).encode() for piece, i in vocabulary.items()}
+    if "ByteFallback" in kinds:
+        bytes_there = ((_BYTE_PIECE.fullmatch(piece), i) for piece, i in vocabulary.items())
+        spelled |= {i: bytes([int(found[1], 16)]) for found, i in bytes_there if found}
+    return ByteTable(spelled, strips)
 
 
 def _strips_space(steps: list[dict[str, Any]], kinds: list[str]) -> bool | None:
