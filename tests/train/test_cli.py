@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from headway.cli import run
-from headway.cli._settings import with_flags
 from headway.cli.train import run as train
+from headway.cli.train import with_flags
 from headway.train import Interrupted, TextConfig, config_yaml, read_config
 from headway.train.config import TrainConfig
 from headway.train.tasks.translation import TranslationConfig

@@ -74,7 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
             stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:] if argv is None else argv)
-    sys.exit(_flush(code))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:  # the reader went away (`headway show ... | head -3`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -177,14 +183,3 @@ def overview() -> str:
         "  --version   print the version\n\n"
         "start here:  headway demo      headway show 'Window.last(8) | (Causal() & Sink(2))'"
     )
-
-
-def _flush(code: int) -> int:
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
-        # The reader went away (`headway show ... | head -3`).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return code

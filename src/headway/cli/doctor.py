@@ -3,7 +3,7 @@
 import os
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import distributions, requires, version
 from typing import Annotated, Any
 
 import typer
@@ -107,9 +107,10 @@ def native() -> dict[str, Any]:
 def packages() -> list[dict[str, Any]]:
     """Versions of what headway needs and of what it can use; None where a package is absent."""
     lines = [line for line in requires("headway") or () if "extra ==" not in line]
-    needed = [found[0] for line in lines if (found := re.match(r"[\w.-]+", line))]
+    needed = [re.split(r"[^\w.-]", line)[0] for line in lines]
     rows = [(name, True, "") for name in needed] + [(name, False, use) for name, use in OPTIONAL.items()]
-    return [{"name": name, "version": _version(name), "needed": need, "use": use} for name, need, use in rows]
+    found = {name: next((there.version for there in distributions(name=name)), None) for name, *_ in rows}
+    return [{"name": name, "version": found[name], "needed": need, "use": use} for name, need, use in rows]
 
 
 def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -175,10 +176,3 @@ def to_text(report: dict[str, Any]) -> str:
         "" if report["problems"] else "everything that headway needs is here",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

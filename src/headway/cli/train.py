@@ -1,21 +1,32 @@
-"""`headway train`: a run by flags, by a YAML file, or by a YAML file with key=value overrides."""
+"""`headway train`: a run by flags, by a YAML file, or by a YAML file with key=value overrides. Name, type, help and
+unit of its options are written once, in the fields of the settings."""
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import os
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
-from headway.cli._settings import SettingsCommand, resolve
-from headway.cli._shared import JsonOption, attributes, note, print_report
-from headway.report import table
+from headway.cli._shared import JsonOption, application, attributes, note, print_report, with_parameters
+from headway.errors import ConfigError
+from headway.report import cell, table
 from headway.train import config_yaml
+from headway.train.config import TrainConfig, extra
+from headway.train.config_io import read_config, read_yaml
+from headway.train.tasks import settings_of, tasks_with
+from headway.train.upgrade import upgraded_settings
 
 if TYPE_CHECKING:
     from headway.train import TrainResult
 
+ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as in every command
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
 ]
@@ -74,9 +85,6 @@ def run(
     return 0
 
 
-command = SettingsCommand(run)
-
-
 def _print(result: TrainResult, json: bool) -> None:
     held, measured = result.validation, ("loss", "bits_per_byte", "accuracy")
     own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
@@ -96,3 +104,83 @@ def _print(result: TrainResult, json: bool) -> None:
         ("curve", str(result.curve)),
     ]
     print_report(report, table(("what", "value"), rows) + f"\nnext: {result.next_command}", json)
+
+
+class SettingsCommand:
+    """`run` with options for the settings of the task that its arguments name, by --task, task=, or the file of
+    --config; those of training on text unless they name one."""
+
+    def make_context(self, name: str, arguments: list[str]) -> Any:
+        """As click's commands do it."""
+        task = asked_task(arguments)
+        app = application()
+        app.command()(with_flags(run, settings_of(task)))
+        try:
+            return typer.main.get_command(app).make_context(name, arguments)
+        except Exception as error:
+            option: str | None = getattr(error, "option_name", None)  # of an unknown one
+            others = [] if option is None else tasks_with(option.removeprefix("--").replace("-", "_"))
+            if not others:
+                raise
+            raise ConfigError(
+                f"{option} is an option of task {' and '.join(others)}, and this is {task or 'training on text'}; say "
+                f"--task {others[0]}, or leave it out"
+            ) from error
+
+    def invoke(self, context: Any) -> Any:
+        """As click's commands do it."""
+        return context.command.invoke(context)
+
+
+def asked_task(arguments: Sequence[str]) -> str | None:
+    """The task that arguments of the command line name; None where they do not."""
+    given = dict(item.split("=", 1) for item in arguments if "=" in item)
+    given |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
+    named = given.get("--task", given.get("task"))
+    if named is None and "--config" in given:
+        named = upgraded_settings(read_yaml(given["--config"])).get("task")
+    return named
+
+
+def resolve(config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a run: the environment, the YAML file, key=value overrides, flags; later ones win."""
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
+    return read_config(config, overrides or (), given, {k: v for k, v in around.items() if v})
+
+
+def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:
+    """The same function with an option for each field of `kind` instead of its `**flags`."""
+
+    def command(**given: Any) -> int:
+        return function(**given)
+
+    own = inspect.signature(function, eval_str=True)
+    fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
+    return with_parameters(command, both, function)
+
+
+def _flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    """One field as one option; None means that it was not given."""
+    kind: Any = next(
+        (kind for kind in get_args(field.annotation) if kind is not type(None)), field.annotation
+    )
+    flag, about, text = name.replace("_", "-"), extra(field), field.description or ""
+    if get_origin(field.annotation) is Literal:
+        kind, text = str, f"{text} ({' | '.join(get_args(field.annotation))})"
+    if get_origin(field.annotation) is tuple:
+        kind, text = list[str], f"{text} (may be given several times)"
+    if not field.is_required() and "[default:" not in text and field.default not in (None, ()):
+        text += f" [default: {cell(field.default) if kind is bool else field.default}]"
+    if name in ENVIRONMENT:
+        text += f" [env: HEADWAY_{name.upper()}]"
+    declared = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
+    unit = str(about["unit"]).upper().replace(" ", "-") if "unit" in about else None
+    info = typer.Option(declared, help=text, rich_help_panel=about["group"], show_default=False, metavar=unit)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+command = SettingsCommand()

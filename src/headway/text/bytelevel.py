@@ -45,18 +45,6 @@ def split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _digits(add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
-    steps = [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space),
-    ]
-    return pre_tokenizers.Sequence(steps)
-
-
-def _single_digits(add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
-    return split_by(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"))
-
-
 @dataclass(frozen=True)
 class Style:
     """How one kind of tokenizer treats text.
@@ -85,11 +73,17 @@ WITH_TEMPLATE = Style(
 STYLES = (
     PLAIN,
     WITH_TEMPLATE,
-    Style(frozenset({"gptbigcode", "starcoder2", "starcoder"}), GPT2, _digits),
+    Style(
+        frozenset({"gptbigcode", "starcoder2", "starcoder"}),
+        GPT2,
+        lambda space: pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
+        ),
+    ),
     Style(
         frozenset({"qwen2", "qwen2moe", "qwen3", "qwen3moe"}),
         {"eos": "<|endoftext|>", "pad": "<|endoftext|>"},
-        _single_digits,
+        lambda space: split_by(SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")),
         normalizers.NFC(),
     ),
 )

@@ -45,8 +45,9 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        environment.globals.update(
+            raise_exception=_raise, strftime_now=lambda format: datetime.now().strftime(format)
+        )
         self.source = source
         try:
             self._template = environment.from_string(source)

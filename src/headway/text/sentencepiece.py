@@ -66,7 +66,8 @@ def read_model(path: Path, data: bytes | None = None) -> Pieces:
                 text = str(piece[1], "utf-8")  # type: ignore[arg-type]
                 rows.append((text, float(piece.get(2, 0.0)), int(piece.get(3, NORMAL))))
             elif number == 2 and isinstance(value, bytes):
-                trainer = {k: _signed(v) for k, v in _fields(value) if isinstance(v, int)}
+                numbers = ((k, v) for k, v in _fields(value) if isinstance(v, int))
+                trainer = {k: v - (1 << 64) if v >> 63 else v for k, v in numbers}
             elif number == 3 and isinstance(value, bytes):
                 items = list(_fields(value))
                 normalizer = {k: v for k, v in items if isinstance(v, int)}
@@ -173,14 +174,11 @@ def digits(score: float) -> float:
 
 
 def _normalizer(spec: Pieces) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if spec.charsmap:
-        steps.append(normalizers.Precompiled(spec.charsmap))
-    if spec.squeeze_spaces:
-        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if spec.dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    prepare = [normalizers.Precompiled(spec.charsmap)] if spec.charsmap else []
+    around, inside = normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")
+    squeeze = [around, inside] if spec.squeeze_spaces else []
+    prefix = [normalizers.Prepend(SPACE)] if spec.dummy_prefix else []
+    return normalizers.Sequence([*prepare, *squeeze, *prefix, normalizers.Replace(" ", SPACE)])
 
 
 def breaker(controls: Sequence[str]) -> pre_tokenizers.PreTokenizer:
@@ -236,10 +234,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         if shift >= 70:
             raise IndexError("a whole number of more than 10 bytes")
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def looks_like_tiktoken(path: Path) -> bool:
