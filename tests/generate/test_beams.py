@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.errors import ConfigError, HeadwayError
 from headway.generate import Beams, GenerationConfig, Hypothesis, Sampling, loop
 from headway.generate.beams import BeamSearch
-from headway.generate.constraints import Text, TokenConstraints
+from headway.generate.constraints import Text, banned_tokens, constrain, forced_token
 from headway.generate.requests import Request
 from headway.generate.sampling import penalize_repetition
 
@@ -63,7 +63,7 @@ def run(
     )
     given = zip(numbers or range(len(prompts)), prompts, rooms, strict=True)
     searches = [BeamSearch(Request(n, prompt, config, most), beams) for n, prompt, most in given]
-    for _ in loop.run(toy, searches):
+    for _ in loop.run(lambda requests: toy, searches):
         pass
     return [list(one.best()) for one in searches]
 
@@ -260,26 +260,26 @@ EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], max_new_tokens=9)
 @pytest.mark.parametrize(
     ("rules", "text", "banned"),
     [
-        (TokenConstraints(no_repeat_ngram=3), EVERY, {5}),
-        (TokenConstraints(no_repeat_ngram=2), EVERY, {5}),
-        (TokenConstraints(no_repeat_ngram=1), EVERY, {3, 4, 5}),
-        (TokenConstraints(no_repeat_ngram=6), EVERY, set()),
-        (TokenConstraints(eos=frozenset([1, 2]), min_new_tokens=4), EVERY, {1, 2}),
-        (TokenConstraints(eos=frozenset([1, 2]), min_new_tokens=3), EVERY, set()),
-        (TokenConstraints(forbidden=(0, 7)), EVERY, {0, 7}),
-        (TokenConstraints(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
-        (TokenConstraints(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
-        (TokenConstraints(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
-        (TokenConstraints(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(no_repeat_ngram=3), EVERY, {5}),
+        (GenerationConfig(no_repeat_ngram=2), EVERY, {5}),
+        (GenerationConfig(no_repeat_ngram=1), EVERY, {3, 4, 5}),
+        (GenerationConfig(no_repeat_ngram=6), EVERY, set()),
+        (GenerationConfig(eos=[1, 2], min_new_tokens=4), EVERY, {1, 2}),
+        (GenerationConfig(eos=[1, 2], min_new_tokens=3), EVERY, set()),
+        (GenerationConfig(forbidden=(0, 7)), EVERY, {0, 7}),
+        (GenerationConfig(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
+        (GenerationConfig(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
     ],
     ids=str,
 )
-def test_rules(rules: TokenConstraints, text: Text, banned: set[int]) -> None:
+def test_rules(rules: GenerationConfig, text: Text, banned: set[int]) -> None:
     values = torch.linspace(-2, -1, 8).unsqueeze(0)
-    found = rules(values, [text])[0]
+    found = constrain(values, [text], rules)[0]
     assert {i for i in range(8) if found[i] == -math.inf} == banned
     kept = [i for i in range(8) if i not in banned]
-    forced = rules.forced(text)
+    forced = forced_token(text, rules)
     assert found[kept].tolist() == ([0.0] if forced is not None else values[0, kept].tolist())
 
 
@@ -293,12 +293,16 @@ def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[in
 
     cut = len(past) // 2
     text = Text(past[:cut], past[cut:], 9)
-    assert TokenConstraints(no_repeat_ngram=n).banned(text) == {t for t in range(4) if twice([*past, t])}
+    assert banned_tokens(text, GenerationConfig(no_repeat_ngram=n)) == {
+        t for t in range(4) if twice([*past, t])
+    }
 
 
 def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
-    found = TokenConstraints(repetition_penalty=2.0)(values, [Text([0, 1], [1], 5)])
+    found = constrain(
+        values, [Text([0, 1], [1], 5)], GenerationConfig(sampling=Sampling(repetition_penalty=2.0))
+    )
     assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
     assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]
 

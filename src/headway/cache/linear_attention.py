@@ -36,6 +36,9 @@ class LinearAttentionCache(LayerCache):
         spec: rows, heads and sizes. The sums are float64 for float64, else float32, since they grow.
         sequences: shared by the layers of a decoder; its own unless given.
 
+    Attributes:
+        state: the sums over all that has been seen.
+
     Raises CacheError for torch.int8 (sums do not fit into 8 bits), PatternError for features that depend on later
     keys.
     """
@@ -54,7 +57,7 @@ class LinearAttentionCache(LayerCache):
         kept = torch.float64 if spec.dtype == torch.float64 else torch.float32
         shape = (spec.batch, spec.kv_heads, linear.features(spec.head_dim), spec.value_size)
         with torch.inference_mode(False):
-            self._state = LinearState.empty(*shape, kept, spec.device)
+            self.state = LinearState.empty(*shape, kept, spec.device)
 
     def update(self, new: LinearState, tokens: Tokens) -> LinearState:
         """Adds the state of a chunk and returns the one before it: the `past` of the chunk's queries.
@@ -67,7 +70,7 @@ class LinearAttentionCache(LayerCache):
             CacheError: sizes, dtype, device or indices do not fit, gradients are asked for, or the tokens are
                 of several documents. The cache is then as it was.
         """
-        past = self._state
+        past = self.state
         past.check_like(new)
         if torch.is_grad_enabled() and (new.kv.requires_grad or new.k.requires_grad):
             raise CacheError(
@@ -81,14 +84,9 @@ class LinearAttentionCache(LayerCache):
             )
         self._chunk(tokens)
         with torch.inference_mode(False), torch.no_grad():
-            self._state = past.merge(new)
+            self.state = past.merge(new)
         self.seen = self.sequences.rows
         return past
-
-    @property
-    def state(self) -> LinearState:
-        """The sums over all that has been seen."""
-        return self._state
 
     def _check_trim(self, ends: Sequence[Documents]) -> None:
         if [*ends] != [*self.seen]:
@@ -100,7 +98,7 @@ class LinearAttentionCache(LayerCache):
 
     def _select_rows(self, rows: Tensor) -> None:
         with torch.inference_mode(False):
-            self._state = LinearState(*(t.index_select(0, rows) for t in self._state.tensors))
+            self.state = LinearState(*(t.index_select(0, rows) for t in self.state.tensors))
 
     def reserve(self, tokens: int) -> None:
         """All room is there from the start, for rows of any length."""
@@ -108,7 +106,7 @@ class LinearAttentionCache(LayerCache):
     @property
     def dtype(self) -> torch.dtype:
         """Of the sums."""
-        return self._state.kv.dtype
+        return self.state.kv.dtype
 
     @property
     def slots(self) -> int:
@@ -123,10 +121,10 @@ class LinearAttentionCache(LayerCache):
     @property
     def nbytes(self) -> int:
         """Bytes of the sums, B K F (E + 1) numbers, and of the counts."""
-        return self._state.nbytes
+        return self.state.nbytes
 
     def __repr__(self) -> str:
-        b, k, f, e = self._state.kv.shape
+        b, k, f, e = self.state.kv.shape
         return (
             f"LinearAttentionCache(batch={b}, kv_heads={k}, features={f}, value_dim={e}, "
             f"lengths={list(self.lengths)}, {self.dtype})"

@@ -1,7 +1,6 @@
 """From prompts to text: sampling, beam search, stop strings; one loop, batched and streamed."""
 
 from headway.generate.config import Beams, GenerationConfig
-from headway.generate.constraints import TokenConstraints
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import Sampling, uniform
@@ -19,7 +18,6 @@ __all__ = [
     "Seq2SeqSession",
     "Session",
     "StopScanner",
-    "TokenConstraints",
     "generate",
     "stream",
     "uniform",

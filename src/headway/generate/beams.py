@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headway.errors import ConfigError
 from headway.generate.config import Beams
-from headway.generate.constraints import Text
+from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request
 from headway.generate.results import FinishReason, Hypothesis
 from headway.generate.sampling import top_k
@@ -31,16 +31,16 @@ from headway.generate.sequences import Row
 def expand_beams(logits: Tensor, searches: Sequence[BeamSearch]) -> None:
     """Gives every search its next tokens. logits: [R, V], the beams of the searches in their order; all requests
     have equal configs."""
-    constraints, how = searches[0].request.config.constraints, searches[0].how
+    config, how = searches[0].request.config, searches[0].how
     texts = [
         Text(one.request.prompt, beam.ids, one.request.max_new_tokens)
         for one in searches
         for beam in one.beams
     ]
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    log_probs = constraints(wide.log_softmax(-1), texts)
+    log_probs = constrain(wide.log_softmax(-1), texts, config)
     # of each row as many as can be among the best `width` that continue: `width`, and every EOS
-    count = min(how.width + len(constraints.eos), log_probs.shape[-1])
+    count = min(how.width + len(set(config.eos)), log_probs.shape[-1])
     values, ids = _largest(log_probs, count)
     found = [
         [(token, value) for token, value in zip(*pair, strict=True) if value > float("-inf")]
@@ -51,7 +51,7 @@ def expand_beams(logits: Tensor, searches: Sequence[BeamSearch]) -> None:
         choice, end = None, first + len(one.beams)
         if one.greedy is not None:
             at = first + one.beams.index(one.greedy)
-            token = int(constraints(wide[at : at + 1], texts[at : at + 1]).argmax())
+            token = int(constrain(wide[at : at + 1], texts[at : at + 1], config).argmax())
             choice = token, float(log_probs[at, token])
         one.advance(found[first:end], choice)
         first = end

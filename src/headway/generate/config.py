@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 from headway.cache import kv_dtype
 from headway.errors import ConfigError
-from headway.generate.constraints import TokenConstraints
 from headway.generate.sampling import Sampling
 from headway.generate.stop import StopScanner
 
@@ -71,7 +69,10 @@ class GenerationConfig:
     beams: search for the texts of the highest score instead of sampling; see `Beams`.
     eos: ids that end a text (and are not part of it).
     stop: strings that end a text (and are not part of it), also when they are split across tokens.
-    forbidden, min_new_tokens, no_repeat_ngram, forced_first, forced_last: see `TokenConstraints`.
+    forbidden: ids that are never taken.   min_new_tokens: no EOS among so many first tokens.
+    no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
+    forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
+        is certain then, so that its log probability is 0.
     beyond_context: allow more tokens than the model was trained on.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
@@ -138,19 +139,6 @@ class GenerationConfig:
                 f"beams: a beam search ends texts by eos alone, but stop strings {list(self.stop)} were given; "
                 "leave out either"
             )
-
-    @cached_property
-    def constraints(self) -> TokenConstraints:
-        """Which tokens may be taken, and at what price."""
-        return TokenConstraints(
-            eos=frozenset(self.eos),
-            forbidden=tuple(self.forbidden),
-            repetition_penalty=self.sampling.repetition_penalty,
-            no_repeat_ngram=self.no_repeat_ngram,
-            min_new_tokens=self.min_new_tokens,
-            forced_first=self.forced_first,
-            forced_last=self.forced_last,
-        )
 
     @property
     def session_options(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from headway.generate.config import GenerationConfig
 from headway.generate.sampling import penalize_repetition
 
 
@@ -34,67 +35,47 @@ class Text:
         return self._seen
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenConstraints:
-    """The order is that of `transformers`; numbers that are changed are not made to sum to 1 again.
+def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -> Tensor:
+    """Logits or log probabilities [R, V] of the next token -> the same, -inf where `config` lets a token not be taken.
 
-    eos: ids that end a text.   forbidden: ids that are never taken.
-    repetition_penalty: as in `penalize_repetition`, over prompt and text.
-    no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
-    min_new_tokens: no EOS among so many first tokens.
-    forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
-        is certain then, so that its log probability is 0.
-    """
+    The order is that of `transformers`; numbers that are changed are not made to sum to 1 again. The argument is not
+    changed; it is returned itself where nothing constrains."""
+    penalty = config.sampling.repetition_penalty
+    if penalty != 1:
+        values = penalize_repetition(values, penalty, torch.stack([text.seen(values[0]) for text in texts]))
+    if config.forbidden:
+        never = _index(tuple(config.forbidden), values.shape[-1], values.device)
+        values = values.index_fill(-1, never, float("-inf"))
+    forced = [forced_token(text, config) for text in texts]
+    banned = [banned_tokens(text, config) for text in texts]
+    if any(one is not None for one in forced) or any(banned):
+        values = values.clone()
+        for row, one, taken in zip(values, forced, banned, strict=True):
+            if one is not None:
+                row.fill_(float("-inf"))
+                row[one] = 0.0
+            elif ids := [i for i in sorted(taken) if 0 <= i < values.shape[-1]]:
+                row[torch.tensor(ids, device=values.device)] = float("-inf")
+    return values
 
-    eos: frozenset[int] = frozenset()
-    forbidden: tuple[int, ...] = ()
-    repetition_penalty: float = 1.0
-    no_repeat_ngram: int = 0
-    min_new_tokens: int = 0
-    forced_first: int | None = None
-    forced_last: int | None = None
 
-    def __call__(self, values: Tensor, texts: Sequence[Text]) -> Tensor:
-        """Logits or log probabilities [R, V] of the next token -> the same, -inf where a token may not be taken.
+def forced_token(text: Text, config: GenerationConfig) -> int | None:
+    """The only token that may come next, if there is but one."""
+    if config.forced_last is not None and len(text.ids) == text.max_new_tokens - 1:
+        return config.forced_last
+    return config.forced_first if not text.ids else None
 
-        The argument is not changed; it is returned itself where nothing constrains."""
-        if self.repetition_penalty != 1:
-            seen = torch.stack([text.seen(values[0]) for text in texts])
-            values = penalize_repetition(values, self.repetition_penalty, seen)
-        if self.forbidden:
-            values = values.index_fill(
-                -1, _index(self.forbidden, values.shape[-1], values.device), float("-inf")
-            )
-        forced = [self.forced(text) for text in texts]
-        banned = [
-            set() if one is not None else self.banned(text) for one, text in zip(forced, texts, strict=True)
-        ]
-        if any(one is not None for one in forced) or any(banned):
-            values = values.clone()
-            for row, one, taken in zip(values, forced, banned, strict=True):
-                if one is not None:
-                    row.fill_(float("-inf"))
-                    row[one] = 0.0
-                elif ids := [i for i in sorted(taken) if 0 <= i < values.shape[-1]]:
-                    row[torch.tensor(ids, device=values.device)] = float("-inf")
-        return values
 
-    def forced(self, text: Text) -> int | None:
-        """The only token that may come next, if there is but one."""
-        if self.forced_last is not None and len(text.ids) == text.max_new_tokens - 1:
-            return self.forced_last
-        return self.forced_first if not text.ids else None
-
-    def banned(self, text: Text) -> set[int]:
-        """Tokens that may not come next, beside those that are always forbidden."""
-        banned: set[int] = set()
-        n = self.no_repeat_ngram
-        if n and n <= len(past := [*text.prompt, *text.ids]):
-            end = past[len(past) - n + 1 :]
-            banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
-        if len(text.ids) < self.min_new_tokens:
-            banned |= self.eos
-        return banned
+def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
+    """Tokens that may not come next, beside those that are always forbidden."""
+    banned: set[int] = set()
+    n = config.no_repeat_ngram
+    if n and n <= len(past := [*text.prompt, *text.ids]):
+        end = past[len(past) - n + 1 :]
+        banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
+    if len(text.ids) < config.min_new_tokens:
+        banned.update(config.eos)
+    return banned
 
 
 @lru_cache(maxsize=16)

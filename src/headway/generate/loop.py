@@ -35,14 +35,18 @@ Open = Callable[[Sequence[Request]], Session]
 """A session whose rows are those requests."""
 
 
-def run(session: Session, texts: Sequence[Text]) -> Iterator[None]:
+def run(open_session: Open, texts: Sequence[Text]) -> Iterator[None]:
     """Adds a token to every text, step by step, until each has ended; yields after every step.
 
-    The session has one row for each text, in their order. Raises HeadwayError for logits that are no numbers,
+    Texts that get no token at all have no row in the session. Raises HeadwayError for logits that are no numbers,
     ConfigError when constraints leave no token to choose.
     """
     begun = time.perf_counter()
-    logits, live = session.start(), [(one, range(i, i + 1)) for i, one in enumerate(texts)]
+    some = [one for one in texts if one.request.max_new_tokens > 0]
+    if not some:
+        return
+    session = open_session([one.request for one in some])
+    logits, live = session.start(), [(one, range(i, i + 1)) for i, one in enumerate(some)]
     while live:
         check_logits(logits, [(one.request.number, one.count) for one, rows in live for _ in rows])
         _advance(logits, live, begun)
@@ -137,7 +141,7 @@ def complete(
     for at in range(0, len(requests), size):
         begun = time.perf_counter()
         texts = [_begin(request, tokenizer) for request in requests[at : at + size]]
-        for _ in _run_all(open_session, texts):
+        for _ in run(open_session, texts):
             pass
         seconds = time.perf_counter() - begun
         for one in texts:
@@ -189,17 +193,10 @@ def _begin(request: Request, tokenizer: Tokenizer | None) -> Text:
     return SampledText(request, tokenizer) if beams is None else BeamSearch(request, beams)
 
 
-def _run_all(open_session: Open, texts: Sequence[Text]) -> Iterator[None]:
-    """`run` for the texts that get any token."""
-    some = [one for one in texts if one.request.max_new_tokens > 0]
-    if some:
-        yield from run(open_session([one.request for one in some]), some)
-
-
 def _deltas(open_session: Open, requests: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[Delta]:
     texts = [SampledText(request, tokenizer) for request in requests]
     sent = [0] * len(texts)
-    for _ in chain([None], _run_all(open_session, texts)):
+    for _ in chain([None], run(open_session, texts)):
         for i, one in enumerate(texts):
             yield from one.deltas[sent[i] :]
             sent[i] = len(one.deltas)

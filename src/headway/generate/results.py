@@ -28,7 +28,7 @@ class Delta:
 class Hypothesis:
     """A finished text of a beam search.
 
-    ids: all new tokens, an EOS included.   log_probs: of each of them, after what `TokenConstraints` changes.
+    ids: all new tokens, an EOS included.   log_probs: of each of them, after what `constrain` changes.
     score: their sum / (number of ids) ** length_penalty; what hypotheses are ranked by.
     text: without EOS ("" without a tokenizer).
     """

@@ -1,4 +1,4 @@
-"""How the next token is drawn, in a fixed order, after what `TokenConstraints` changes (the repetition penalty first):
+"""How the next token is drawn, in a fixed order, after what constraints change (the repetition penalty first):
 
     temperature -> top-k -> top-p -> min-p -> draw
 
@@ -55,7 +55,7 @@ class Sampling:
     """How tokens are chosen. The default is greedy: the most likely token, of equals the smallest id.
 
     temperature: logits are divided by it; 0 is greedy.  top_k: 0 is no filter.  top_p: 1 is no filter.
-    min_p: 0 is no filter.  repetition_penalty: over prompt and text, see `TokenConstraints`; 1 is none.
+    min_p: 0 is no filter.  repetition_penalty: over prompt and text; 1 is none; greedy obeys it, too.
     Raises ConfigError for values outside their range, naming them.
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from headway.errors import ConfigError
-from headway.generate.constraints import Text
+from headway.generate.constraints import Text, constrain
 from headway.generate.requests import Request
 from headway.generate.results import Delta, FinishReason
 from headway.generate.sampling import uniform
@@ -70,7 +70,7 @@ class SampledText(Text):
 def choose_tokens(logits: Tensor, texts: Sequence[SampledText]) -> list[int]:
     """The next token of each text, from logits [R, V] float32. All requests have equal configs."""
     config = texts[0].request.config
-    values = config.constraints(logits, texts)
+    values = constrain(logits, texts, config)
     if values is not logits and bool((values.amax(-1) == float("-inf")).any()):
         raise ConfigError("forbidden: no token is left to choose")
     noise = [uniform(config.seed, one.request.number, len(one.ids)) for one in texts]

@@ -41,7 +41,7 @@ def translate(
         config: of the targets; stop strings and prefill_chunk do not exist here.
         generation: the content of generation_config.json. Where `config` says nothing, it decides:
             decoder_start_token_id (one id, required: what targets begin with), eos_token_id, forced_bos_token_id and
-            forced_eos_token_id (`forced_first` and `forced_last` of `TokenConstraints`), pad_token_id and bad_words_ids
+            forced_eos_token_id (`forced_first` and `forced_last` of `GenerationConfig`), pad_token_id and bad_words_ids
             of one id each, which are never chosen.
         tokenizer: gives the targets' text; without one there is none.
         requests: numbers of the sources, which decide their noise; 0, 1, ... unless given.
