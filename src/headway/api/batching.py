@@ -6,10 +6,11 @@ Legend: B rows, T slots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec, mark_global
@@ -20,25 +21,11 @@ from headway.tokens import Tokens
 BATCH = 32
 
 
-@dataclass(frozen=True, eq=False)
-class PaddedBatch:
-    """`numbers` of the texts, ids and types [B, T] (types None where the model has but one), and tokens."""
-
-    numbers: list[int]
-    ids: Tensor
-    types: Tensor | None
-    tokens: Tokens
-
-
 def padded_batches(
-    texts: Sequence[Encoded],
-    spec: ModelSpec,
-    *,
-    limit: int | None = None,
-    batch_size: int = BATCH,
-    device: torch.device | str = "cpu",
-) -> Iterator[PaddedBatch]:
-    """The texts in batches of like length, padded on the right.
+    texts: Sequence[Encoded], spec: ModelSpec, *, limit: int, batch_size: int, device: torch.device
+) -> Iterator[tuple[list[int], Tensor, dict[str, Any]]]:
+    """The texts in batches of like length, padded on the right: their numbers, their ids [B, T], and as keyword
+    arguments of `Encoder.forward` their tokens, and types [B, T] where the model has several.
 
     Where a pattern has global tokens, they are those of the task (`mark_global`). Raises ConfigError for a text of
     more than `limit` tokens, naming it, and for a batch_size below 1.
@@ -46,7 +33,7 @@ def padded_batches(
     if batch_size < 1:
         raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
     for i, text in enumerate(texts):
-        if limit is not None and len(text.ids) > limit:
+        if len(text.ids) > limit:
             raise ConfigError(
                 f"text {i} has {len(text.ids)} tokens, and this model reads {limit}; give less of it, or cut=True "
                 "(--cut) to read its beginning only"
@@ -54,25 +41,15 @@ def padded_batches(
     has_globals = any(map(reads_globals, spec.patterns))
     numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
     for at in range(0, len(numbers), batch_size):
-        part = numbers[at : at + batch_size]
-        longest = max(len(texts[i].ids) for i in part)
-        tokens = Tokens.from_lengths([len(texts[i].ids) for i in part], longest)
+        part = [texts[i] for i in numbers[at : at + batch_size]]
+        tokens = Tokens.from_lengths([len(text.ids) for text in part])
         if has_globals:
-            of_pair = [texts[i].texts for i in part] if spec.head.task == "answer" else None
+            of_pair = [text.texts for text in part] if spec.head.task == "answer" else None
             tokens = mark_global(tokens, spec.head.task, of_pair)
-        types = [texts[i].token_types for i in part]
-        yield PaddedBatch(
-            part,
-            _padded([texts[i].ids for i in part], longest).to(device),
-            _padded(types, longest).to(device) if spec.token_types > 1 else None,
-            tokens.to(device),
-        )
-
-
-def token_limit(spec: ModelSpec) -> int | None:
-    """The longest row that the model supports."""
-    limits = [n for n in (spec.context_limit, spec.trained_context) if n is not None]
-    return min(limits, default=None)
+        more: dict[str, Any] = {"tokens": tokens.to(device)}
+        if spec.token_types > 1:
+            more["types"] = _padded([text.token_types for text in part]).to(device)
+        yield numbers[at : at + batch_size], _padded([text.ids for text in part]).to(device), more
 
 
 def shortened(text: Encoded, limit: int) -> Encoded:
@@ -100,5 +77,5 @@ def select(text: Encoded, slots: Sequence[int]) -> Encoded:
     )
 
 
-def _padded(lists: Sequence[Sequence[int]], longest: int) -> Tensor:
-    return torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists])
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)

@@ -12,7 +12,7 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
-from headway.api.batching import BATCH, padded_batches, shortened, token_limit
+from headway.api.batching import BATCH, padded_batches, shortened
 from headway.api.pretrained import Pretrained
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder
@@ -60,9 +60,9 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         return self._run(self.model.hidden, self._read(texts, cut), batch_size, by_token=True)
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> int:
         """The most tokens that a text may have, with those of the template."""
-        return token_limit(self.spec)
+        return min(self.spec.trained_context, self.spec.context_limit or self.spec.trained_context)
 
     @property
     def device(self) -> torch.device:
@@ -73,8 +73,7 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
             what = "one text" if isinstance(texts, str) else "no texts"
             raise DataError(f"a list of texts is expected, got {what}")
         read = self.need_tokenizer().inputs(texts, special=special)
-        limit = self.limit
-        return [shortened(one, limit) for one in read] if cut and limit is not None else read
+        return [shortened(one, self.limit) for one in read] if cut else read
 
     def _outputs(self, texts: Sequence[Encoded], batch_size: int) -> list[Tensor]:
         """What the head gives for each text: [T, ...] of its own slots, or one row."""
@@ -87,11 +86,10 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
         """What `call` gives for each text, in their order; `by_token`: of its own slots."""
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
-            for batch in padded_batches(
+            for numbers, ids, more in padded_batches(
                 texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device
             ):
-                out = call(batch.ids, tokens=batch.tokens, types=batch.types)
-                for i, one in zip(batch.numbers, out, strict=True):
+                for i, one in zip(numbers, call(ids, **more), strict=True):
                     found[i] = one[: len(texts[i].ids)] if by_token else one
         return [found[i] for i in range(len(texts))]
 

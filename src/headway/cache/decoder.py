@@ -44,7 +44,7 @@ class DecoderCache(Cache):
         """A cache for each layer's pattern; arguments and errors are those of `make_cache`."""
         sequences = SequenceLengths(spec.batch, spec.device)
         policies = [slot_policy(pattern, slack, kind) for pattern in patterns]
-        tables: dict[SlotPolicy, SlotTable] = {p: SlotTable(p, sequences) for p in dict.fromkeys(policies)}
+        tables: dict[SlotPolicy, SlotTable] = {p: SlotTable(p, sequences) for p in policies}
         return DecoderCache(KVCache(spec, tables[policy]) for policy in policies)
 
     @staticmethod

@@ -43,8 +43,3 @@ class EncoderDecoderCache:
     def fork(self) -> EncoderDecoderCache:
         """An independent copy; the encoder's keys, which do not change, are shared."""
         return EncoderDecoderCache(self.own.fork(), list(self.memory))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all keys and values, the encoder's included."""
-        return self.own.nbytes + sum(t.nbytes for keys in self.memory for t in keys.tensors)

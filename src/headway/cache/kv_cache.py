@@ -131,7 +131,6 @@ class KVCache(LayerCache):
                 self.tensors = tuple(pad(t, (0, 0) * (t.dim() - 3) + (0, more)) for t in self.tensors)
 
     def reserve(self, tokens: int) -> None:
-        """As `Cache.reserve`."""
         self.table.grow(self.table.policy.most(tokens))
         self._grow()
 
@@ -159,7 +158,6 @@ class KVCache(LayerCache):
 
     @property
     def bound(self) -> int | None:
-        """As in `Cache`: `SlotTable.bound`."""
         return self.table.bound
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor
 from headway.errors import CacheError
 from headway.patterns import Retention
 from headway.tokens import Tokens
-
-EVERYTHING = Retention(None)
 
 
 class Run(NamedTuple):
@@ -113,24 +111,6 @@ class SlotPolicy(ABC):
 
 
 @dataclass(frozen=True)
-class Growing(SlotPolicy):
-    """Keeps every token, for patterns whose later queries may look back any distance.
-
-    In rows of one document, token i is in slot i: padding takes no room, and rows are compact.
-    """
-
-    name = "growing"
-    has_formula = True
-    retention: Retention = EVERYTHING
-
-    def runs(self, begin: int, end: int) -> Sequence[Run]:
-        return [Run(begin, end - begin, begin)] if begin < end else []
-
-    def slot_of(self, index: Tensor) -> Tensor:
-        return index
-
-
-@dataclass(frozen=True)
 class Ring(SlotPolicy):
     """Keeps what a window sees: the last R = reach + 1 + slack tokens, the first `sinks`, and global ones.
 
@@ -159,3 +139,14 @@ class Ring(SlotPolicy):
     def slot_of(self, index: Tensor) -> Tensor:
         sinks = self.retention.sinks
         return torch.where(index < sinks, index, sinks + (index - sinks) % self.recent)
+
+
+@dataclass(frozen=True)
+class Growing(Ring):
+    """Keeps every token, for patterns whose later queries may look back any distance.
+
+    It is a ring that never comes round: in rows of one document, token i is in slot i: padding takes no room, and rows are compact.
+    """
+
+    name = "growing"
+    retention: Retention = field(default_factory=lambda: Retention(None))

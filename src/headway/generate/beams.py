@@ -101,7 +101,7 @@ class BeamSearch:
 
     @property
     def rows(self) -> list[Row]:
-        """See `SampledText.rows`."""
+        """As in `SampledText`."""
         return [(beam.row, beam.ids[-1]) for beam in self.beams]
 
     def advance(self, found: Sequence[Sequence[tuple[int, float]]], choice: tuple[int, float] | None) -> None:

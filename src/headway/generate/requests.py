@@ -102,10 +102,9 @@ def make_requests(
 def _check_ids(config: GenerationConfig, vocab: int) -> None:
     for name in ("forbidden", "forced_first", "forced_last"):
         value = getattr(config, name)
-        ids = () if value is None else (value,) if isinstance(value, int) else value
-        bad = [i for i in ids if not 0 <= i < vocab]
-        if bad:
-            raise ConfigError(f"{name}: token id {bad[0]} is outside the model's vocabulary of {vocab}")
+        for token in value if name == "forbidden" else [value]:
+            if token is not None and not 0 <= token < vocab:
+                raise ConfigError(f"{name}: token id {token} is outside the model's vocabulary of {vocab}")
 
 
 def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:

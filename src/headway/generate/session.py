@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headway.cache import DecoderCache, EncoderDecoderCache
+from headway.cache import DecoderCache
 from headway.models import Decoder, EncoderDecoder
 from headway.tokens import Tokens
 
@@ -34,7 +34,7 @@ class Session(Protocol):
         ...
 
 
-class DecoderSession:
+class DecoderSession(Session):
     """Continues prompts by a decoder.
 
     Args:
@@ -62,7 +62,6 @@ class DecoderSession:
             self.cache = model.make_cache(len(self.texts), dtype=kv_dtype)
 
     def start(self) -> Tensor:
-        """See `Session`."""
         longest = max(map(len, self.texts))
         size = self.prefill_chunk or longest
         logits: Tensor | None = None
@@ -74,7 +73,6 @@ class DecoderSession:
         return logits
 
     def step(self, ids: Sequence[int]) -> Tensor:
-        """See `Session`."""
         if self.cache is None:
             self.texts = [[*text, token] for text, token in zip(self.texts, ids, strict=True)]
             return self._read(self.texts)
@@ -84,7 +82,6 @@ class DecoderSession:
         return logits[:, 0]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """See `Session`."""
         if self.cache is None:
             self.texts = [self.texts[i] for i in rows]
             return
@@ -104,7 +101,7 @@ class DecoderSession:
         return logits[:, 0]
 
 
-class Seq2SeqSession:
+class Seq2SeqSession(Session):
     """Writes a target for each source, by an encoder-decoder: sources are encoded once, and every layer's keys of
     them are computed once.
 
@@ -124,42 +121,29 @@ class Seq2SeqSession:
         use_cache: bool = True,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.device, self.dtype = model, model.decoder.embedding.device, kv_dtype
+        self.model, self.begin, self.use_cache = model, start, use_cache
+        self.device = model.decoder.embedding.device
         ids, lengths = padded(sources)
+        tokens = Tokens.from_lengths(lengths).to(self.device)
         with evaluating(model):
-            self.memory = model.encode(
-                ids.to(self.device), tokens=Tokens.from_lengths(lengths).to(self.device)
-            )
-            self.cache: EncoderDecoderCache | None = self._empty_cache() if use_cache else None
-        self.rows = list(range(len(sources)))
-        self.begin = start
-        self.texts = ids.new_zeros(len(sources), 0)
+            self.cache = model.make_cache(model.encode(ids.to(self.device), tokens=tokens), dtype=kv_dtype)
+        self.texts = torch.zeros(len(sources), 0, dtype=torch.int64, device=self.device)
 
     def start(self) -> Tensor:
-        """See `Session`."""
-        return self.step([self.begin] * len(self.rows))
+        return self.step([self.begin] * len(self.texts))
 
     def step(self, ids: Sequence[int]) -> Tensor:
-        """See `Session`."""
         given = torch.tensor(ids, dtype=torch.int64, device=self.device).unsqueeze(1)
         with evaluating(self.model):
-            if self.cache is not None:
+            if self.use_cache:
                 return self.model.decode(given, self.cache)[:, -1]
-            self.texts = torch.cat((self.texts.to(self.device), given), 1)
-            cache = self._empty_cache()
-            cache.reorder(self.rows)
-            return self.model.decode(self.texts, cache)[:, -1]
+            self.texts = torch.cat((self.texts, given), 1)
+            return self.model.decode(self.texts, self.cache.fork())[:, -1]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """See `Session`."""
-        self.rows = [self.rows[i] for i in rows]
         self.texts = self.texts[list(rows)]
-        if self.cache is not None:
-            with torch.inference_mode():
-                self.cache.reorder(rows)
-
-    def _empty_cache(self) -> EncoderDecoderCache:
-        return self.model.make_cache(self.memory, dtype=self.dtype)
+        with torch.inference_mode():
+            self.cache.reorder(rows)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from headway.cache import kv_dtype
 from headway.errors import ConfigError
 from headway.generate.config import GenerationConfig
 from headway.generate.loop import complete
@@ -61,10 +62,11 @@ def translate(
                 "one, or cut it into sentences"
             )
     asked = make_requests([[start]] * len(ids), config, model.spec, numbers=requests, sources=ids)
-    how = {"use_cache": config.use_cache, "kv_dtype": config.session_options["kv_dtype"]}
+    use_cache, stored = config.use_cache, kv_dtype(config.kv_cache_dtype)
 
     def session(part: Sequence[Request]) -> Seq2SeqSession:
-        return Seq2SeqSession(model, [request.source or [] for request in part], start, **how)
+        read = [request.source or [] for request in part]
+        return Seq2SeqSession(model, read, start, use_cache=use_cache, kv_dtype=stored)
 
     def decode(request: Request, target: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(target)
@@ -89,10 +91,17 @@ def _completed(
         )
     eos = tuple(config.eos) or _ids(generation, "eos_token_id", spec)
     pad = set(_ids(generation, "pad_token_id", spec)) - set(eos)
+    bad: list[int] = []
+    for word in generation.get("bad_words_ids") or ():
+        if len(word) != 1:
+            raise ConfigError(
+                f"translate: bad_words_ids has {word}, and only single ids can be forbidden; take it out"
+            )
+        bad += word
     return start[0], replace(
         config,
         eos=eos,
-        forbidden=tuple(dict.fromkeys((*config.forbidden, *_bad(generation), *sorted(pad)))),
+        forbidden=tuple(dict.fromkeys((*config.forbidden, *bad, *sorted(pad)))),
         forced_first=_or_else(config.forced_first, generation, "forced_bos_token_id", spec),
         forced_last=_or_else(config.forced_last, generation, "forced_eos_token_id", spec),
     )
@@ -104,17 +113,6 @@ def _or_else(given: int | None, generation: Mapping[str, Any], key: str, spec: M
     if len(ids) > 1:
         raise ConfigError(f"translate: {key} lists {list(ids)}, and one id can be forced; say which")
     return ids[0] if ids else None
-
-
-def _bad(generation: Mapping[str, Any]) -> list[int]:
-    """Ids that generation_config.json forbids."""
-    words = generation.get("bad_words_ids") or ()
-    several = [word for word in words if len(word) != 1]
-    if several:
-        raise ConfigError(
-            f"translate: bad_words_ids has {several[0]}, and only single ids can be forbidden; take it out"
-        )
-    return [word[0] for word in words]
 
 
 def _ids(generation: Mapping[str, Any], key: str, spec: ModelSpec) -> tuple[int, ...]:
