@@ -145,7 +145,8 @@ class Ring(SlotPolicy):
 class Growing(Ring):
     """Keeps every token, for patterns whose later queries may look back any distance.
 
-    It is a ring that never comes round: in rows of one document, token i is in slot i: padding takes no room, and rows are compact.
+    A ring that never comes round: in rows of one document, token i is in slot i, padding takes no room, and rows are
+    compact.
     """
 
     name = "growing"
