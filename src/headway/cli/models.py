@@ -1,6 +1,6 @@
 """`headway models`: the families, the published sizes by name, and how Chinese encoders compare."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headway.cli._shared import JsonOption, print_report
 from headway.report import table
@@ -14,27 +14,28 @@ def command(json: JsonOption = False) -> None:
     2021 (RoFormer), section 4.5: unit of a token x kind of position.
     """
     from headway.checkpoints.hf.layouts import family_rows
-    from headway.models.overview import COMPARED, Row, rows
+    from headway.models import catalog
+    from headway.models.overview import COMPARED, row
 
-    compared, catalog = [Row.of(name) for name in COMPARED], rows()
+    families = [family._asdict() for family in family_rows()]
+    compared, models = [row(name) for name in COMPARED], [row(name) for name in catalog.names()]
     own = ("family", "model_type", "about")
     paper = ("name", "family", "tokens", "positions", "vocab", "context")
     sizes = ("name", "kind", "positions", "parameters", "layers", "width", "heads", "kv_heads", "hidden", "vocab",
              "context")  # fmt: skip
     parts = [
         "Families",
-        _table(family_rows(), own, about="what it is"),
+        _table(families, own, about="what it is"),
         "Chinese encoders, as the paper of RoFormer compares them",
         _table(compared, paper, name="model"),
         "Sizes: parameters are those of the module, a tied output layer counted once",
-        _table(catalog, sizes, name="model", kv_heads="kv heads"),
+        _table(models, sizes, name="model", kv_heads="kv heads"),
     ]
-    families = [row._asdict() for row in family_rows()]
-    report = {"families": families, "compared": compared, "models": catalog}
+    report = {"families": families, "compared": compared, "models": models}
     print_report(report, "\n\n".join(parts), json)
 
 
-def _table(rows: Sequence[object], attributes: Sequence[str], **titles: str) -> str:
+def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **titles: str) -> str:
     """A row for each of `rows`, a column for each attribute, under its name or its title."""
-    cells = [[getattr(row, name) for name in attributes] for row in rows]
+    cells = [[row[name] for name in attributes] for row in rows]
     return table([titles.get(name, name) for name in attributes], cells)

@@ -1,14 +1,13 @@
 """Models: one spec, three modules of the same blocks, the families as data, and what they cost."""
 
 from headway.models import catalog, cost
-from headway.models.build import Model, blank, build
+from headway.models.build import Model, blank, build, initialize_
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES, Family
 from headway.models.global_tokens import mark_global
 from headway.models.head import Head
-from headway.models.initialize import initialize_
 from headway.models.spec import ModelSpec
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""From a spec to its module."""
+"""From a spec to its module, and fresh weights."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,7 +11,6 @@ from torch import nn
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
-from headway.models.initialize import initialize_
 from headway.models.spec import ModelSpec
 from headway.nn import Linear, replace_linear
 
@@ -21,6 +21,7 @@ MODELS: Mapping[str, type[Decoder] | type[Encoder] | type[EncoderDecoder]] = {
     "encoder-decoder": EncoderDecoder,
 }
 MakeLinear = Callable[[str, Linear], nn.Module]
+RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def blank(spec: ModelSpec, backend: str = "auto", linear: MakeLinear | None = None) -> Model:
@@ -58,3 +59,31 @@ def build(
     if where.type != "meta":
         initialize_(model.to_empty(device=where), seed)
     return model
+
+
+def initialize_(model: Model, seed: int | None = None) -> None:
+    """Fills every parameter, in place.
+
+        parameter                                   value
+        embeddings, output layer, score tables      normal, std s
+        other matrices                              normal, std s
+        o_proj, down_proj                           normal, std s / sqrt(2 L): 2 L of them add to the stream
+        gains of norms                              1
+        biases, offsets of trained frequencies      0
+
+    with s = `spec.init_std` and L layers (GPT-2: Radford et al. 2019, section 2.3). Numbers are drawn in
+    float32 on the CPU, in the order of `named_parameters`, so a seed gives the same weights on every device.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    std, depth = model.spec.init_std, model.spec.layers  # of an encoder-decoder: the decoder's, for both
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".bias", ".frequency_offset")):
+                parameter.zero_()
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                width = std / math.sqrt(2 * depth) if name.endswith(RESIDUAL) else std
+                fresh = torch.zeros(parameter.shape).normal_(0.0, width, generator=generator)
+                parameter.copy_(fresh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from headway.models import catalog, cost
@@ -49,40 +48,21 @@ COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roform
 """The four that Su et al. 2021, section 4.5, compare."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One model. tokens: "char" or "word", "" where it is neither. parameters: of all stacks; the other sizes are the
-    decoder's where there are two. context: the trained one."""
+def row(name: str) -> dict[str, str | int]:
+    """One model of the catalog. Raises ConfigError as `catalog.spec` does.
 
-    name: str
-    family: str
-    kind: str
-    tokens: str
-    positions: str
-    parameters: int
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    vocab: int
-    context: int
-
-    @staticmethod
-    def of(name: str) -> Row:
-        """The row of a name of the catalog. Raises ConfigError as `catalog.spec` does."""
-        spec = catalog.spec(name)
-        kept = ("family", "kind", "layers", "width", "heads", "kv_heads", "hidden", "vocab")
-        return Row(
-            name=name,
-            tokens=UNITS.get(name, ""),
-            positions=POSITIONS.get(type(spec.positions), type(spec.positions).__name__),
-            parameters=cost.parameter_count(spec),
-            context=spec.trained_context,
-            **{field: getattr(spec, field) for field in kept},
-        )
-
-
-def rows() -> tuple[Row, ...]:
-    """All of the catalog."""
-    return tuple(Row.of(name) for name in catalog.names())
+    tokens      "char" or "word", "" where it is neither
+    parameters  of all stacks; the other sizes are the decoder's where there are two
+    context     the trained one
+    """
+    spec = catalog.spec(name)
+    return {
+        "name": name,
+        "family": spec.family,
+        "kind": spec.kind,
+        "tokens": UNITS.get(name, ""),
+        "positions": POSITIONS.get(type(spec.positions), type(spec.positions).__name__),
+        "parameters": cost.parameter_count(spec),
+        **{size: getattr(spec, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")},
+        "context": spec.trained_context,
+    }

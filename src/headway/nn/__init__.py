@@ -11,10 +11,9 @@ from headway.nn.block import ORDERS, Block, Order
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
-from headway.nn.linear import Linear, replace_linear
+from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
-from headway.nn.output import OutputLayer, output_cross_entropy
 from headway.nn.rotary_embedding import RotaryEmbedding
 from headway.nn.scores import Scores
 

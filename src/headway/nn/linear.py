@@ -1,13 +1,17 @@
-"""The one layer that multiplies with weights: what a quantised or an adapted model has in its place.
+"""The products with weights: `Linear`, what a quantised or an adapted model has in its place, and the output layer.
 
-Legend: I numbers in, O numbers out.
+Legend: I numbers in, O numbers out; M width of the states, V vocab.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.nn.cross_entropy import Losses, chunked_cross_entropy, fused_cross_entropy
 
 
 class Linear(nn.Linear):
@@ -27,3 +31,54 @@ def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -
     for name, layer in [(n, m) for n, m in model.named_modules() if isinstance(m, Linear)]:
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, make(name, layer))
+
+
+class OutputLayer(Linear):
+    """x U^T (+ b), with U [V, M] a matrix of its own, or the table of an embedding that it is tied to.
+
+    (Press and Wolf 2017; Vaswani et al. 2017, section 3.4.) The table stays a parameter of the embedding alone: tied
+    and without bias the layer has no parameters.
+    """
+
+    embedding: nn.Embedding | None
+
+    def __init__(
+        self, width: int, vocab: int, *, bias: bool = False, tied_to: nn.Embedding | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = width, vocab
+        own = None if tied_to is not None else nn.Parameter(torch.empty(vocab, width).normal_(0, 0.02))
+        self.register_parameter("weight", own)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(vocab)) if bias else None)
+        self.__dict__["embedding"] = tied_to  # not as a child, whose parameters would be this layer's, too
+
+    @property
+    def matrix(self) -> Tensor:
+        """U."""
+        return self.weight if self.embedding is None else self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., V]."""
+        return F.linear(x, self.matrix, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"
+
+
+def output_cross_entropy(
+    layer: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    vocab: int,
+    *,
+    label_smoothing: float | None = None,
+    hits: bool = False,
+) -> Losses:
+    """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
+
+    `fused_cross_entropy` of a plain `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
+    included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
+    not in the vocab."""
+    if type(layer) is OutputLayer and label_smoothing is None:
+        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, hits=hits)
+    return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)

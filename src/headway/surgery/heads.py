@@ -1,4 +1,5 @@
-"""Fewer key/value heads: MHA to GQA to MQA. (Ainslie et al. 2023, "GQA", section 2.1.)
+"""Fewer key/value heads: MHA to GQA to MQA, and three ways to pool them side by side. (Ainslie et al. 2023, "GQA",
+section 2.1 and figure 4.)
 
 Legend: M width, H query heads, K kv heads before and g after, n = K / g heads that become one, D per head.
 """
@@ -6,16 +7,19 @@ Legend: M width, H query heads, K kv heads before and g after, n = K / g heads t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
+from headway.surgery.operation import Text
 
 Pool = Literal["mean", "first", "random"]
 POOLS: Mapping[Pool, str] = MappingProxyType(
@@ -26,6 +30,7 @@ POOLS: Mapping[Pool, str] = MappingProxyType(
     }
 )
 _PROJECTION = re.compile(r"\.[kv]_proj\.(weight|bias)$")
+EXPECTED: tuple[Pool, ...] = ("mean", "first", "random")
 
 
 def pool_heads(
@@ -111,3 +116,43 @@ def _projections(spec: ModelSpec, state: Mapping[str, Tensor]) -> dict[str, Tens
         wide = torch.promote_types(state[name].dtype, torch.float32)
         found[name] = state[name].to(wide).unflatten(0, (spec.kv_heads, spec.head_dim))
     return found
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Loss right after pooling, without any training: nats per token; `seed` where weights were drawn."""
+
+    pool: Pool
+    seed: int | None
+    loss: float
+    bits_per_byte: float | None
+
+
+def compare_pools(
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
+    kv_heads: int,
+    text: Text,
+    context: int,
+    *,
+    seeds: Iterable[int] = (0, 1, 2),
+) -> tuple[Pooled, ...]:
+    """Every pool on the same text, in rows of `context` tokens: mean, first, and random once for each of `seeds`."""
+    found = []
+    for pool in POOLS:
+        for seed in seeds if pool == "random" else (None,):
+            new, weights = pool_heads(spec, state, kv_heads, pool, seed=seed)
+            seen = text.evaluate(fill(new, weights), context)
+            found.append(Pooled(pool, seed, seen.loss, seen.bits_per_byte))
+    return tuple(found)
+
+
+def verdict(rows: Sequence[Pooled]) -> str:
+    """Whether mean < first < random in loss, for every seed; if not, the order in the table."""
+    spans = {pool: [r.loss for r in rows if r.pool == pool] for pool in EXPECTED}
+    if all(max(spans[a]) < min(spans[b]) for a, b in pairwise(EXPECTED)):
+        return "mean < first < random, for every seed"
+    order = sorted(EXPECTED, key=lambda pool: sum(spans[pool]) / len(spans[pool]))
+    apart = all(max(spans[a]) < min(spans[b]) for a, b in pairwise(order))
+    ranks = " < ".join(order)
+    return f"the table says otherwise: {ranks}" + ("" if apart else ", with losses that overlap or are equal")

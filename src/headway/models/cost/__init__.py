@@ -13,10 +13,11 @@ from headway.models.cost.operations import (
     decode_flops,
     head_flops,
     prefill_flops,
+    reach,
+    receptive_field,
     train_flops,
 )
 from headway.models.cost.planning import plan
-from headway.models.cost.receptive_fields import reach, receptive_field
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (
     matrix_weights,

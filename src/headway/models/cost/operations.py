@@ -1,4 +1,4 @@
-"""Operations, counted from the spec.
+"""Operations, and how far a stack of patterns sees, counted from the spec.
 
 A multiply-add is 2 operations, and only matrix products are counted: norms, activations, softmax and rotations are of a
 lower order. What a pattern allows is counted pair by pair, not asserted.
@@ -116,3 +116,25 @@ def _seen_by_last(pattern: Pattern, n: int, heads: int) -> tuple[int, ...]:
 def last_row(pattern: Pattern, n: int) -> torch.Tensor:
     """bool [H|1, n]: what the last of n tokens sees."""
     return visible(pattern, Tokens.range(1, start=n - 1), Tokens.range(n))[0, :, 0]
+
+
+def reach(spec: ModelSpec) -> tuple[int | None, int | None]:
+    """(before, after): how far to either side the last layer's output at a token depends on inputs: the layers'
+    reaches added; None is no bound (global tokens have none, whether or not some are marked).
+
+    Exact for windows, their unions and `PerHead`; of windows joined by `&`, an upper bound."""
+    before, after = zip(*(pattern.reach for pattern in spec.patterns), strict=True)
+    return _added(before), _added(after)
+
+
+def receptive_field(spec: ModelSpec) -> int | None:
+    """How many positions beside its own the last layer's output at a token spans, both sides of `reach` together.
+
+    None is no bound. (Beltagy et al. 2020, section 3.1: l layers of window w, w / 2 on either side, see l w.)"""
+    before, after = reach(spec)
+    return None if before is None or after is None else before + after
+
+
+def _added(reaches: tuple[int | None, ...]) -> int | None:
+    known = [n for n in reaches if n is not None]
+    return sum(known) if len(known) == len(reaches) else None

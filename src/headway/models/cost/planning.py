@@ -16,8 +16,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores, training_bytes
 from headway.models.cost.key_values import cache_slots, kv_bytes_read, kv_bytes_stored, memory_bytes
-from headway.models.cost.operations import decode_flops, prefill_flops
-from headway.models.cost.receptive_fields import receptive_field
+from headway.models.cost.operations import decode_flops, prefill_flops, receptive_field
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
