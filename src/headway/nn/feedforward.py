@@ -5,6 +5,7 @@ Legend: M width of the model, F width of the hidden layer.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -42,39 +43,32 @@ def named_activation(name: str) -> Callable[[Tensor], Tensor]:
 class FeedForward(nn.Module):
     """down(act(up(x))): the two layers of Vaswani et al. 2017, section 3.3. Parameters 2 * M * F (+ F + M).
 
-    `dropout`: probability for act(up(x)), in training mode."""
+    `activation`: a name in `ACTIVATIONS`, "relu" unless given. `dropout`: probability for act(up(x)), in training."""
+
+    usual: ClassVar = "relu"
+    gated: ClassVar = False
 
     def __init__(
-        self, width: int, hidden: int, activation: str = "relu", bias: bool = False, dropout: float = 0.0
+        self, width: int, hidden: int, activation: str | None = None, bias: bool = False, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.drop = nn.Dropout(dropout)
-        self.act = named_activation(activation)
+        self.act = named_activation(self.usual if activation is None else activation)
+        self.gate_proj = Linear(width, hidden, bias=bias) if self.gated else None
         self.up_proj = Linear(width, hidden, bias=bias)
         self.down_proj = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        y: Tensor = self.down_proj(self.drop(self.act(self.up_proj(x))))
+        gate = self.gate_proj
+        x = self.act(self.up_proj(x)) if gate is None else self.act(gate(x)) * self.up_proj(x)
+        y: Tensor = self.down_proj(self.drop(x) if self.training else x)
         return y
 
 
-class GatedFeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU (Shazeer 2020). Parameters 3 * M * F (+ 2 F + M).
+class GatedFeedForward(FeedForward):
+    """down(act(gate(x)) * up(x)): SwiGLU where act is SiLU, as it is unless given (Shazeer 2020). Parameters 3 * M * F
+    (+ 2 F + M). `dropout`: probability for act(gate(x)) * up(x), in training mode."""
 
-    `dropout`: probability for act(gate(x)) * up(x), in training mode."""
-
-    def __init__(
-        self, width: int, hidden: int, activation: str = "silu", bias: bool = False, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(dropout)
-        self.act = named_activation(activation)
-        self.gate_proj = Linear(width, hidden, bias=bias)
-        self.up_proj = Linear(width, hidden, bias=bias)
-        self.down_proj = Linear(hidden, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., M] -> [..., M]."""
-        y: Tensor = self.down_proj(self.drop(self.act(self.gate_proj(x)) * self.up_proj(x)))
-        return y
+    usual = "silu"
+    gated = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -20,6 +20,7 @@ from headway.positions import (
     PerLayer,
     PositionScheme,
     Rotary,
+    Scaling,
     YaRN,
 )
 
@@ -34,6 +35,12 @@ METHODS: Mapping[Method, str] = MappingProxyType(
     }
 )
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # LLaMA 3.1's
+_SCALINGS: Mapping[str, Callable[[float, int], Scaling]] = {
+    "linear": lambda factor, trained: LinearScaling(factor),
+    "yarn": YaRN,
+    "llama3": lambda factor, trained: Llama3(factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, trained),
+    "dynamic": DynamicNTK,
+}
 
 
 def stretch_context(
@@ -85,20 +92,14 @@ def _stretched(
             )
         )
     rotary = _checked(positions)
-    if method == "linear":
-        return replace(rotary, scaling=LinearScaling(factor))
-    if method == "yarn":
-        return replace(rotary, scaling=YaRN(factor, trained))
-    if method == "llama3":
-        return replace(rotary, scaling=Llama3(factor, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, trained))
     dims = rotary.rotated_dims(head_dim)
-    if dims <= 2:
+    if method in ("ntk", "dynamic") and dims <= 2:
         raise ConfigError(
             f"stretch_context: {method}'s exponent d / (d - 2) needs more than 2 rotated dims, got {dims}; use linear"
         )
-    if method == "dynamic":
-        return replace(rotary, scaling=DynamicNTK(factor, trained))
-    return replace(rotary, theta=rotary.theta * factor ** (dims / (dims - 2)))
+    if method == "ntk":
+        return replace(rotary, theta=rotary.theta * factor ** (dims / (dims - 2)))
+    return replace(rotary, scaling=_SCALINGS[method](factor, trained))
 
 
 def _checked(positions: PositionScheme) -> Rotary:
