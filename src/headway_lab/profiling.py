@@ -1,5 +1,5 @@
-"""What the laboratory measures with: one thread, the fastest of some calls, bytes kept for a backward, and the
-line or power law through measured points."""
+"""What the laboratory measures with: one thread, random numbers, the fastest of some calls, bytes kept for a backward,
+and the line or power law through measured points."""
 
 import math
 import time
@@ -67,6 +67,11 @@ def saved_bytes(
         out = forward()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     return out, sum(size for at, size in sizes.items() if at not in own)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers from N(0, 1) in float64; equal seeds give equal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def doublings(first: int, last: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from headway.checkpoints.restore import as_decoder
 from headway.data import Piece, TokenFile, encode_corpus
 from headway.draw import BLUE, GREY, ORANGE, saved_figure
 from headway.generate import GenerationConfig, Sampling, generate
-from headway.models import ModelSpec, cost
+from headway.models import cost
 from headway.report import table
 from headway.text import Tokenizer, train_bpe
 from headway.train import Callback, CallbackContext, TextConfig, TrainResult, train
@@ -132,18 +132,14 @@ def learn(
         say(show(samples[-1], prompt))
 
     config = settings(out, left, quick)
-    say(about_model(make_spec(config, tokenizer.vocab_size)))
-    result = train(config, callbacks=[Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))])
-    return Learned(result, baselines, tokenizer, samples)
-
-
-def about_model(spec: ModelSpec) -> str:
-    """The model in a line."""
+    spec = make_spec(config, tokenizer.vocab_size)
     layers = "; ".join(dict.fromkeys(map(str, spec.patterns)))
-    return (
+    say(
         f"model of {cost.parameter_count(spec) / 1e6:.1f} M parameters: {spec.layers} layers of width {spec.width}, "
         f"{spec.heads} query heads on {spec.kv_heads} of keys and values, layers see {layers} in turn"
     )
+    result = train(config, callbacks=[Callback(look, every_seconds=min(SAMPLE_SECONDS, left / 2))])
+    return Learned(result, baselines, tokenizer, samples)
 
 
 def sample(context: CallbackContext, tokenizer: Tokenizer, prompt: str) -> Sample:

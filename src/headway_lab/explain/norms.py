@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY
+from headway.draw import BLUE, GREY, PALE
 from headway.nn import LayerNorm, RMSNorm
 from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, log_bars
+from headway_lab.profiling import normal
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
 EPS = 1e-12  # small, so that the invariances are seen
@@ -50,10 +51,9 @@ NORMS: dict[str, Any] = {
 def measure(name: str, seed: int) -> dict[str, float]:
     """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
     of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
-    noise = torch.Generator().manual_seed(seed)
     spread = torch.linspace(0.5, 3, WIDTH, dtype=torch.float64)
     mean = torch.linspace(-1, 2, WIDTH, dtype=torch.float64)
-    x = torch.randn(ROWS, TOKENS, WIDTH, generator=noise, dtype=torch.float64) * spread + mean
+    x = normal(ROWS, TOKENS, WIDTH, seed=seed) * spread + mean
     other = torch.cat((x[:1], 3 * x[1:] + 1))
     norm = NORMS[name]().double().train()
     with torch.no_grad():
@@ -106,14 +106,9 @@ def draw(figure: Figure, report: Report) -> None:
     names = report.column("norm")
     for place, name in enumerate(names, start=1):
         cube(above.add_subplot(1, 3, place, projection="3d"), name)
-    panels = (
-        ("change: other rows", "other rows changed"),
-        ("change: 10 x", "x times 10"),
-        ("change: x + 1", "x plus 1"),
-    )
-    axes = below.subplots(1, 3, sharey=True)
-    for panel, (column, title) in zip(axes, panels, strict=True):
-        log_bars(panel, names, report.column(column), [BLUE] * len(names))
+    changes = {"other rows": "other rows changed", "10 x": "x times 10", "x + 1": "x plus 1"}
+    for panel, (change, title) in zip(below.subplots(1, 3, sharey=True), changes.items(), strict=True):
+        log_bars(panel, names, report.column(f"change: {change}"), [BLUE] * len(names))
         panel.set(title=title, xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1])
 
 
@@ -125,8 +120,8 @@ def cube(axes: Axes, name: str, side: int = 5) -> None:
         chosen[:, :, -1] = True  # one feature: all rows, all tokens
     else:
         chosen[-1, 0, :] = True  # one token: all its features
-    colours = [[[BLUE if c else "#e9edf1" for c in line] for line in plane] for plane in chosen.tolist()]
-    axes.voxels(filled.numpy(), facecolors=np.array(colours), edgecolor=GREY, linewidth=0.3, shade=False)
+    colours = np.where(chosen.numpy(), BLUE, PALE)
+    axes.voxels(filled.numpy(), facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
     axes.set_title(f"{name}: over {'batch and tokens' if name == 'BatchNorm' else 'features'}", fontsize=10)
     axes.set_xlabel("row", fontsize=8, labelpad=-12)
     axes.set_ylabel("token", fontsize=8, labelpad=-12)

@@ -11,6 +11,7 @@ from headway.draw import BLUE, GREY, RED
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
 from headway_lab.explain.report import Figure, Report, Rows, label_ticks, panels
+from headway_lab.profiling import normal
 
 DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
 ORDERS: tuple[Order, ...] = ("pre", "post")
@@ -66,8 +67,7 @@ def measure(depth: int, order: Order, seed: int) -> tuple[Tensor, float]:
     x = nn.Sequential(*blocks)(start)
     growth = float(x.detach().norm() / start.norm())
     out = nn.functional.layer_norm(x, (WIDTH,)) if order == "pre" else x
-    noise = torch.Generator().manual_seed(seed)
-    (out * torch.randn(out.shape, generator=noise, dtype=out.dtype)).sum(-1).mean().backward()
+    (out * normal(*out.shape, seed=seed)).sum(-1).mean().backward()
     weights = [block.get_parameter("mlp.down_proj.weight") for block in blocks]
     return torch.stack([w.grad.norm() for w in weights if w.grad is not None]), growth
 

@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 from headway.positions import Pairing, Rotary, to_pairing
 from headway.positions.schemes import exact_positions, powers
 from headway_lab.explain.report import Figure, Report, Rows, panels
-from headway_lab.profiling import fastest
+from headway_lab.profiling import fastest, normal
 
 HEAD_DIM, TOKENS, HEADS, REPEATS, SEED = 128, 256, 4, 5, 0
 ALLOWED = 1e-12
@@ -126,9 +126,7 @@ FORMS: tuple[tuple[str, Form, Pairing, int], ...] = (
 
 def run() -> Report:
     """Every form on the same vectors in float64, reordered to one pairing; and the time of each in float32."""
-    noise = torch.Generator().manual_seed(SEED)
-    x = torch.randn(1, HEADS, TOKENS, HEAD_DIM, generator=noise, dtype=torch.float64)
-    position = torch.arange(TOKENS)
+    x, position = normal(1, HEADS, TOKENS, HEAD_DIM, seed=SEED), torch.arange(TOKENS)
     expected = matrix_form(x, position)
     rows = []
     for name, form, pairing, products in FORMS:

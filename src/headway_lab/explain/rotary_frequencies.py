@@ -13,6 +13,7 @@ from headway.positions import Rotary, Schedule
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
 from headway_lab.explain.report import Figure, Report, Rows, error_bars, panels
 from headway_lab.explain.rotary_decay import decay
+from headway_lab.profiling import normal
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
@@ -53,8 +54,7 @@ def run() -> Report:
 
 def rank(frequencies: Tensor) -> int:
     """How many independent curves score(m), m = 0..256, random queries and keys have (to 1e-6 of the largest)."""
-    noise = torch.Generator().manual_seed(SEEDS[0])
-    h = torch.randn(CURVES, HEAD_DIM // 2, 2, generator=noise, dtype=torch.float64)
+    h = normal(CURVES, HEAD_DIM // 2, 2, seed=SEEDS[0])
     angle = torch.arange(FARTHEST + 1, dtype=torch.float64)[:, None] * frequencies
     curves = h[..., 0] @ angle.cos().T - h[..., 1] @ angle.sin().T
     return int(torch.linalg.matrix_rank(curves, rtol=1e-6))

@@ -11,6 +11,7 @@ from headway.positions import Rotary, SpecialOrthogonal
 from headway.tokens import Tokens
 from headway_lab.explain.report import Figure, Report, Rows, panels
 from headway_lab.explain.rotary_forms import complex_form, matrix_form, rotation_matrix
+from headway_lab.profiling import normal
 
 HEAD_DIM, FARTHEST, CASES, SEED = 64, 4096, 1000, 0
 ALLOWED = 4 * FARTHEST * 2.0**-53  # an angle m theta_i is rounded by up to m 2^-53; at most three enter
@@ -141,8 +142,7 @@ def draw(figure: Figure, report: Report) -> None:
         title="angle of f(q, m) minus angle of q", xlabel="position m", ylabel="φ(m), radians, unwrapped"
     )
     left.legend(loc="upper left")
-    noise = torch.Generator().manual_seed(SEED)
-    q, k = torch.randn(2, HEAD_DIM, generator=noise, dtype=torch.float64)
+    q, k = normal(2, HEAD_DIM, seed=SEED)
     places = torch.arange(DRAWN)
     scores = turn(q.expand(DRAWN, -1), places) @ turn(k.expand(DRAWN, -1), places).T
     most = float(scores.abs().max())

@@ -10,6 +10,7 @@ from torch import Tensor
 from headway.draw import BLUE, GREEN, GREY, RED
 from headway_lab.explain.report import Figure, Report, Rows, panels
 from headway_lab.explain.rotary_identity import turn
+from headway_lab.profiling import normal
 
 HEAD_DIM, PAIRS, FARTHEST, SEEDS = 64, 300, 2048, (0, 1, 2)
 CONTEXTS, KEYS = 20_000, 2
@@ -63,8 +64,7 @@ def measure(form: str) -> dict[str, float]:
 
 def outputs(weights: Tensor) -> Tensor:
     """|out| over the largest |v| for random values [CONTEXTS]."""
-    noise = torch.Generator().manual_seed(SEEDS[0] + 1)
-    v = torch.randn(CONTEXTS, KEYS, 1, generator=noise, dtype=torch.float64)
+    v = normal(CONTEXTS, KEYS, 1, seed=SEEDS[0] + 1)
     return ((weights[..., None] * v).sum(1).abs() / v.abs().amax(1))[:, 0]
 
 

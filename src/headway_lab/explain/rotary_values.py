@@ -12,6 +12,7 @@ from headway.positions import Rotary
 from headway_lab.explain.offset_task import TOKENS as ROW
 from headway_lab.explain.offset_task import train
 from headway_lab.explain.report import Figure, Report, Row, Rows, error_bars, panels
+from headway_lab.profiling import normal
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
 OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
@@ -84,8 +85,7 @@ def judge(rows: Rows) -> Report:
 
 def moved(values: str, shift: int) -> tuple[float, float]:
     """|out_s - out| / |out|, and |out_s - R_s out| / |out|, largest over tokens, for all positions + shift."""
-    noise = torch.Generator().manual_seed(SEEDS[0])
-    q, k, v = torch.randn(3, 1, HEADS, TOKENS, HEAD_DIM, generator=noise, dtype=torch.float64)
+    q, k, v = normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=SEEDS[0])
     here = torch.arange(TOKENS)
     before, after = (layer(q, k, v, at, values) for at in (here, here + shift))
     whole = ROTARY.rotate(before, torch.full_like(here, shift))

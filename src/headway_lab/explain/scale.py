@@ -3,12 +3,12 @@
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from headway.attention import attention_weights
 from headway.draw import BLUE, GREEN, GREY, RED
 from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, panels
+from headway_lab.profiling import normal
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 SEEDS = (0, 1, 2)
@@ -30,9 +30,7 @@ def run() -> Report:
 
 def measure(width: int, seed: int) -> dict[str, float]:
     """The columns of one width, for one seed."""
-    noise = torch.Generator().manual_seed(seed)
-    both = torch.randn(1, 1, QUERIES + KEYS, width, generator=noise, dtype=torch.float64)
-    q, k = both.split((QUERIES, KEYS), 2)
+    q, k = normal(1, 1, QUERIES + KEYS, width, seed=seed).split((QUERIES, KEYS), 2)
     sharp = attention_weights(q, k, scale=1.0)
     return {
         "Var(q.k)": float((q @ k.mT).var()),

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headway.positions import Sinusoidal
 from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.profiling import normal
 
 WIDTH, COUNT, SEED = 512, 2048, 0
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -49,8 +50,7 @@ def positions() -> Tensor:
 
 def projection() -> Tensor:
     """W_q W_k^T [M, M], random."""
-    noise = torch.Generator().manual_seed(SEED)
-    return torch.randn(WIDTH, WIDTH, generator=noise, dtype=torch.float64) / WIDTH
+    return normal(WIDTH, WIDTH, seed=SEED) / WIDTH
 
 
 def frequencies() -> Tensor:
