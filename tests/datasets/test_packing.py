@@ -16,8 +16,8 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 @given(st.lists(st.integers(0, 12), max_size=12), st.integers(1, 9))
 def test_rows_are_full_and_nothing_is_lost(lengths: list[int], length: int) -> None:
     rows = list(pack(lengths, length))
-    assert all(sum(s.length for s in row) == length for row in rows[:-1])
-    assert all(0 < sum(s.length for s in row) <= length for row in rows)
+    assert all(sum(s.stop - s.start for s in row) == length for row in rows[:-1])
+    assert all(0 < sum(s.stop - s.start for s in row) <= length for row in rows)
     for document, n in enumerate(lengths):
         spans = [s for row in rows for s in row if s.document == document]
         assert [t for s in spans for t in range(s.start, s.stop)] == list(range(n))
@@ -70,7 +70,7 @@ def test_the_rows_of_a_file_are_those_of_pack(
         ids = [100 * s.document + t for s in spans for t in range(s.start, s.stop)]
         assert rows[i].ids.tolist() == ids
         assert rows.batch([i]).inputs["ids"].tolist() == [ids + [0] * (length - len(ids))]
-        assert rows[i].lengths == [s.length for s in spans]
+        assert rows[i].lengths == [s.stop - s.start for s in spans]
 
 
 def test_a_batch_tells_its_documents_apart(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from headway.data import Batch, Rows
-from headway.train.master_weights import MasterWeights
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Objective, StepStats
 from headway.train.trainer import Trainer, accumulate

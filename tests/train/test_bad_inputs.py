@@ -25,9 +25,9 @@ from headway.train import (
     read_config,
     train,
 )
+from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
-from headway.train.plan import Plan
-from headway.train.run_folder import checkpoints
+from headway.train.tasks.text import Plan
 from tests.train.objectives import Given, sgd_step
 from tests.train.test_step import VOCAB, model, token_file
 

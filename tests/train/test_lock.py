@@ -16,8 +16,8 @@ import pytest
 from headway.cli import run
 from headway.errors import ConfigError, DataError
 from headway.train import Callback, CallbackContext, TextConfig, config_yaml, train
+from headway.train.checkpoint import checkpoints
 from headway.train.lock import LOCK, locked
-from headway.train.run_folder import checkpoints
 from tests.train.test_resume import assert_same_bits, in_a_child, kill_me
 
 Make = Callable[..., TextConfig]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.restore import build_model
 from headway.cli import run
-from headway.data import MaskedRows, TokenFile
+from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
 from headway.errors import ConfigError, DataError, HeadwayError
 from headway.models import Encoder, Head, ModelSpec, build, cost
 from headway.nn import IGNORE_INDEX
@@ -25,8 +25,8 @@ from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
 from headway.train.dry_run import describe_run
 from headway.train.inputs import make_spec
-from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
+from headway.train.microbatch_pool import MasterWeights
 from headway.train.tasks import text_task_of
 from headway.train.tasks.masked_lm import MaskedLM
 from tests.data import data_path
@@ -50,6 +50,19 @@ def model_of(folder: Path) -> Encoder:
     model = build_model(load_folder(folder))
     assert isinstance(model, Encoder)
     return model
+
+
+def masked_rows(
+    file: TokenFile,
+    length: int,
+    tokenizer: Tokenizer,
+    seed: int = 0,
+    draw: int = HELD_OUT,
+    packed: bool = True,
+) -> MaskedRows:
+    template = tokenizer.template
+    rows = FramedRows(file, length, prefix=template.prefix, suffix=template.suffix, packed=packed)
+    return MaskedRows(rows, Masking.of(tokenizer), seed, draw)
 
 
 def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
@@ -82,10 +95,10 @@ def test_row_87_a_run_learns_and_logs_loss_and_accuracy(
     assert result.curve.read_bytes().startswith(b"\x89PNG")
 
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
-    again = evaluate(model_of(result.model), MaskedRows.of(file, 24, tokenizer, seed=config.seed))
+    again = evaluate(model_of(result.model), masked_rows(file, 24, tokenizer, seed=config.seed))
     assert (again.hits, again.tokens) == (found.hits, found.tokens)
     assert again.nats == pytest.approx(found.nats, rel=1e-5)
-    other = evaluate(model_of(result.model), MaskedRows.of(file, 24, tokenizer, seed=config.seed + 1))
+    other = evaluate(model_of(result.model), masked_rows(file, 24, tokenizer, seed=config.seed + 1))
     assert other.nats != again.nats
 
 
@@ -184,7 +197,7 @@ def test_transformers_goes_on_with_what_was_trained(encoder: Make, family: str) 
     assert config["architectures"] == [theirs.__name__]
     peer, ours = theirs.from_pretrained(result.model).eval(), model_of(result.model)
     file, tokenizer = TokenFile(result.out / "data" / "validation.tokens"), Tokenizer.load(result.model)
-    rows = MaskedRows.of(file, 24, tokenizer, packed=False, draw=5)
+    rows = masked_rows(file, 24, tokenizer, packed=False, draw=5)
     batch = rows.batch(range(len(rows)))
     ids, tokens, targets = batch.inputs["ids"], batch.inputs["tokens"], batch.targets
     with torch.no_grad():
@@ -380,7 +393,7 @@ def test_a_small_roformer_learns_chinese(tmp_path: Path, changes: dict[str, Any]
     assert result.validation.accuracy is not None
     print(f"accuracy {result.validation.accuracy:.3f}, most frequent {float(counts.max()) / len(file):.3f}")
     assert result.validation.accuracy > float(counts.max()) / len(file)
-    longer = evaluate(model_of(result.model), MaskedRows.of(file, 4 * 64, tokenizer))
+    longer = evaluate(model_of(result.model), masked_rows(file, 4 * 64, tokenizer))
     print(f"loss {result.validation.loss:.3f}, at four times the length {longer.loss:.3f}, {longer.accuracy}")
     assert longer.positions[-1].tokens > 50
     assert longer.loss < result.validation.loss + 0.5

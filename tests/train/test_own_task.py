@@ -10,8 +10,8 @@ import headway
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.train import TextConfig, train
+from headway.train.checkpoint import checkpoints
 from headway.train.metrics import read_metrics
-from headway.train.run_folder import checkpoints
 from tests.train.reversal import Reversal, ReversalConfig
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 

@@ -12,10 +12,9 @@ from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
 from headway.train import TextConfig
-from headway.train.master_weights import choose_precision
-from headway.train.optimizer import Optimizer, parameter_groups
-from headway.train.plan import Plan
-from headway.train.schedule import learning_rate
+from headway.train.microbatch_pool import choose_precision
+from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
+from headway.train.tasks.text import Plan
 
 
 def model(tied: bool = True, qkv_bias: bool = False) -> Decoder:
@@ -40,7 +39,9 @@ def test_schedule_is_warm_up_then_cosine_to_the_floor() -> None:
 def test_groups_hold_every_parameter_once_by_structure(tied: bool) -> None:
     m = model(tied, qkv_bias=True)
     groups = parameter_groups(m)
-    assert groups.count == sum(p.numel() for p in m.parameters())
+    assert sum(p.numel() for group in groups for p in group.values()) == sum(
+        p.numel() for p in m.parameters()
+    )
     assert set(groups.embeddings) == {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
     assert len(groups.matrices) == 2 * 7
     assert all(n.endswith(".weight") and p.dim() == 2 for n, p in groups.matrices.items())

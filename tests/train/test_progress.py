@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headway.train.progress import Reporter
+from headway.train.metrics import Reporter
 
 
 class Terminal(io.StringIO):

@@ -21,10 +21,10 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.text import Tokenizer
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
+from headway.train.checkpoint import checkpoints
 from headway.train.config import TrainConfig
-from headway.train.master_weights import MasterWeights
 from headway.train.metrics import read_metrics
-from headway.train.run_folder import checkpoints
+from headway.train.microbatch_pool import MasterWeights
 from tests.faults import watch
 
 Make = Callable[..., TextConfig]

@@ -26,13 +26,12 @@ from headway.train import (
     read_config,
     train,
 )
-from headway.train.callbacks import StopRequest
+from headway.train.callbacks import stop_request
+from headway.train.checkpoint import checkpoints
 from headway.train.dry_run import describe_run
 from headway.train.inputs import hold_out, make_spec
-from headway.train.metrics import draw_curve, read_metrics
-from headway.train.progress import Reporter, clock
-from headway.train.run_folder import checkpoints
-from headway.train.schedule import learning_rate
+from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
+from headway.train.optimizer import learning_rate
 from tests.faults import watch
 
 Make = Callable[..., TextConfig]
@@ -295,16 +294,16 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
 def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
-    with StopRequest(said.append) as stop:
+    with stop_request(said.append) as stop:
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked
+        assert stop()
         assert said == ["stopping after this step (once more to stop at once, without saving)"]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
 
     def elsewhere() -> None:
-        with StopRequest(said.append):
+        with stop_request(said.append):
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []

@@ -13,7 +13,7 @@ from headway.nn import IGNORE_INDEX
 from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
-from headway.train.master_weights import MasterWeights
+from headway.train.microbatch_pool import MasterWeights
 from headway.train.trainer import Progress
 from tests.train.objectives import Given, accumulated, sgd_step
 

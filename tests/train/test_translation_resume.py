@@ -14,7 +14,7 @@ from headway.cli import run
 from headway.data.pairs import START, Pairs
 from headway.errors import CheckpointError, ConfigError
 from headway.train import Interrupted, TextConfig, train
-from headway.train.run_folder import checkpoints
+from headway.train.checkpoint import checkpoints
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
@@ -45,7 +45,7 @@ def interrupted_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the midst of the step after `step`."""
     plain = Trainer.step
 
-    def interrupting(trainer: Trainer[Any, Any]) -> StepStats:
+    def interrupting(trainer: Trainer[Any]) -> StepStats:
         if trainer.progress.step == step:
             os.kill(os.getpid(), signal.SIGINT)
         return plain(trainer)
@@ -125,7 +125,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
 def test_a_second_ctrl_c_ends_at_once(translation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     config, plain = translation(), Trainer.step
 
-    def twice(trainer: Trainer[Any, Any]) -> StepStats:
+    def twice(trainer: Trainer[Any]) -> StepStats:
         if trainer.progress.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)

@@ -14,8 +14,7 @@ from headway.models import ModelSpec, build
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
-from headway.train.master_weights import MasterWeights
-from headway.train.microbatch_pool import MicrobatchPool, choose_workers
+from headway.train.microbatch_pool import MasterWeights, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups, shares
 from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits
@@ -141,8 +140,12 @@ def test_how_many_workers_and_why() -> None:
         asked: int | None = None, micro: int = 8, dropout: float = 0.0, hidden: int = 128
     ) -> tuple[str, str]:
         big = ModelSpec.of_depth(2, 100, hidden=hidden, attention_dropout=dropout)
-        found = choose_workers(asked, threads=4, micro_batches=micro, spec=big, dtype=torch.float32)
+        found = choose_workers(config(asked, micro), big, torch.float32)
         return found.what, found.why
+
+    def config(asked: int | None, micro: int) -> TextConfig:
+        length = {"context": 24, "batch_tokens": 24 * micro, "micro_batch": 1}
+        return TextConfig.of({"data": "x", "threads": 4, "workers": asked, **length})
 
     assert chosen()[0] == "4"
     assert chosen(micro=3)[0] == "3"
@@ -154,6 +157,6 @@ def test_how_many_workers_and_why() -> None:
     for kind in ("dropout", "activation_dropout"):
         dropping = ModelSpec.of_depth(2, 100, **{kind: 0.1})
         with pytest.raises(ConfigError, match=f"workers=2 with {kind.replace('_', ' ')} 0.1"):
-            choose_workers(2, threads=4, micro_batches=8, spec=dropping, dtype=torch.float32)
+            choose_workers(config(2, 8), dropping, torch.float32)
     assert chosen(hidden=10**6)[0] == "1"
     assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]

@@ -46,8 +46,7 @@ def command(
     from headway.models import Decoder, Encoder
     from headway.text import Tokenizer
     from headway.train.evaluation import evaluate
-    from headway.train.master_weights import DTYPES, choose_precision
-    from headway.train.microbatch_pool import MicrobatchPool
+    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
     from headway.train.tasks import text_task_of, text_tasks
     from headway.train.text_config import TextConfig
 

@@ -21,7 +21,6 @@ from headway.train import config_yaml
 from headway.train.config import TrainConfig, extra
 from headway.train.config_io import read_config, read_yaml
 from headway.train.tasks import settings_of, tasks_with
-from headway.train.upgrade import upgraded_settings
 
 if TYPE_CHECKING:
     from headway.train import TrainResult
@@ -138,7 +137,7 @@ def asked_task(arguments: Sequence[str]) -> str | None:
     given |= {name: value for name, value in itertools.pairwise(arguments) if name in ("--task", "--config")}
     named = given.get("--task", given.get("task"))
     if named is None and "--config" in given:
-        named = upgraded_settings(read_yaml(given["--config"])).get("task")
+        named = read_yaml(given["--config"]).get("task")
     return named
 
 

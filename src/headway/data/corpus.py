@@ -16,7 +16,9 @@ import codecs
 import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -39,20 +41,21 @@ class Piece:
 
 
 def read_text(
-    paths: str | Path | Iterable[str | Path], *, key: str = "text", piece: int = PIECE
+    paths: str | Path | Iterable[str | Path | Piece], *, key: str = "text", piece: int = PIECE
 ) -> Iterator[Piece]:
     """The documents of files and folders, in pieces of about `piece` bytes: memory does not grow with the
-    corpus.
+    corpus. Pieces among `paths` are passed on.
 
     A long document is cut where a line ends and the next begins with something other than white space, so
     that byte-level tokenizers give the same ids as for the whole.
     """
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        if isinstance(path, Piece):
+            yield path
+            continue
         for file in _files(Path(path)):
-            if _is_jsonl(file):
-                yield from _lines(file, key)
-            else:
-                yield from _whole(file, piece)
+            is_jsonl = file.name.endswith((".jsonl", ".jsonl.gz"))
+            yield from _lines(file, key) if is_jsonl else _whole(file, piece)
 
 
 def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Iterator[str]:
@@ -61,7 +64,7 @@ def texts(paths: str | Path | Iterable[str | Path], *, key: str = "text") -> Ite
 
 
 def encode_corpus(
-    source: str | Path | Iterable[str | Path] | Iterable[Piece],
+    source: str | Path | Iterable[str | Path | Piece],
     tokenizer: Tokenizer,
     path: str | Path,
     *,
@@ -79,7 +82,7 @@ def encode_corpus(
     after = [tokenizer.eos] if eos and tokenizer.eos is not None else []
     with TokenFileWriter(path, tokenizer.vocab_size, fingerprint=tokenizer.fingerprint) as out:
         begins = True
-        for batch in _batches(_pieces(source, key)):
+        for batch in _batches(read_text(source, key=key)):
             encoded = tokenizer.encode_batch([piece.text for piece in batch], bos=False)
             for piece, ids in zip(batch, encoded, strict=True):
                 out.extend([*(before if begins else ()), *ids], text_bytes=len(piece.text.encode()))
@@ -93,14 +96,6 @@ def encode_corpus(
     return TokenFile(path)
 
 
-def _pieces(source: str | Path | Iterable[str | Path] | Iterable[Piece], key: str) -> Iterator[Piece]:
-    if isinstance(source, (str, Path)):
-        yield from read_text(source, key=key)
-        return
-    for one in source:
-        yield from [one] if isinstance(one, Piece) else read_text(one, key=key)
-
-
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     size = 0
@@ -112,10 +107,6 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _is_jsonl(file: Path) -> bool:
-    return file.name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def _files(path: Path) -> list[Path]:
@@ -133,10 +124,15 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _open(file: Path) -> IO[bytes] | gzip.GzipFile:
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
-    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as source:
+            yield source
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{file}: a broken gzip file: {error}") from None
 
 
 def _checked(text: str, where: str) -> str:
@@ -153,8 +149,8 @@ def _checked(text: str, where: str) -> str:
 
 def _lines(file: Path, key: str) -> Iterator[Piece]:
     seen = False
-    with _open(file) as lines:
-        for number, raw in enumerate(_guard(lines, file), 1):
+    with _opened(file) as lines:
+        for number, raw in enumerate(lines, 1):
             where = f"{file}:{number}"
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
@@ -194,23 +190,20 @@ def _value(line: str, key: str, where: str) -> str:
 def _whole(file: Path, piece: int) -> Iterator[Piece]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held, line, at, first = "", 1, 0, True
-    with _open(file) as source:
-        blocks = iter(lambda: source.read(piece), b"")
-        for raw in _guard(blocks, file):
+    with _opened(file) as source:
+        for raw in chain(iter(lambda: source.read(piece), b""), [b""]):
             try:
-                held += decoder.decode(raw)
+                held += decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
-                raise DataError(f"{file}: not UTF-8 near byte {at + error.start}; is this text?") from None
+                near = f"near byte {at + error.start}; is this text?"
+                where = near if raw else "at its end: the last character is cut off"
+                raise DataError(f"{file}: not UTF-8 {where}") from None
             at += len(raw)
-            cut = _cut(held, 16 * piece) if len(held) > piece else 0
+            cut = _cut(held, 16 * piece) if len(held) > piece and raw else 0
             if cut:
                 where = f"{file}:{line}"
                 yield Piece(_checked(held[:cut], where), False, where)
                 line, held, first = line + held.count("\n", 0, cut), held[cut:], False
-    try:
-        held += decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise DataError(f"{file}: not UTF-8 at its end: the last character is cut off") from None
     if first and not held:
         raise DataError(f"{file}: the file is empty")
     where = f"{file}:{line}"
@@ -224,10 +217,3 @@ def _cut(text: str, most: int) -> int:
         if end + 1 < len(text) and not text[end + 1].isspace():
             return end + 1
     return len(text) if len(text) > most else 0
-
-
-def _guard(blocks: Iterable[bytes], file: Path) -> Iterator[bytes]:
-    try:
-        yield from blocks
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{file}: a broken gzip file: {error}") from None

@@ -39,20 +39,18 @@ class WordTable:
     ends: NDArray[np.bool_]
 
     @staticmethod
-    def of(tokenizer: Tokenizer, special: NDArray[np.bool_]) -> WordTable:
-        """Raises ConfigError for a tokenizer whose tokens tell neither words nor bytes."""
+    def of(tokenizer: Tokenizer, ordinary: NDArray[np.int64]) -> WordTable:
+        """Of the ids `ordinary`. Raises ConfigError for a tokenizer whose tokens tell neither words nor bytes."""
         size = tokenizer.vocab_size
         inside, begins, ends = (np.zeros(size, np.bool_) for _ in range(3))
-        ids = [i for i in np.flatnonzero(~special).tolist() if i not in set(tokenizer.unused_ids(size))]
         if tokenizer.table is not None:
-            for i in ids:
+            for i in ordinary.tolist():
                 found = tokenizer.text_bytes(i, special=False) or b""
                 text = found.decode("utf-8", "ignore")
                 inside[i] = found[:1] >= b"\x80" and found[:1] < b"\xc0"
                 begins[i], ends[i] = _letter(text[:1]), _letter(text[-1:])
         else:
-            for i in ids:
-                inside[i] = tokenizer.token(i).startswith(CONTINUED)
+            inside[ordinary] = [tokenizer.token(i).startswith(CONTINUED) for i in ordinary.tolist()]
             if not inside.any():
                 raise ConfigError(
                     f"whole words are to be masked, but no token of this tokenizer ({size} tokens) says that it goes "
@@ -102,10 +100,8 @@ class Masking:
         special = np.zeros(tokenizer.vocab_size, np.bool_)
         template = (*tokenizer.template.prefix, *tokenizer.template.suffix)
         special[[*tokenizer.special_ids, *template]] = True
-        nothing = np.zeros_like(special)
-        nothing[tokenizer.unused_ids(tokenizer.vocab_size)] = True
-        ordinary = np.flatnonzero(~(special | nothing)).astype(np.int64)
-        words = WordTable.of(tokenizer, special) if whole_words else None
+        ordinary = np.setdiff1d(np.flatnonzero(~special), tokenizer.unused_ids(tokenizer.vocab_size))
+        words = WordTable.of(tokenizer, ordinary) if whole_words else None
         return Masking(mask, special, ordinary, share, words)
 
     def __call__(self, ids: NDArray[np.int64], key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

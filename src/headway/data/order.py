@@ -7,9 +7,6 @@ Nothing is stored: a corpus of any size is shuffled in constant memory, and any 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 from headway.errors import DataError
 
 _ROUNDS = 8
@@ -31,27 +28,15 @@ def keyed(*words: int) -> int:
     return state
 
 
-@dataclass(frozen=True)
 class Permutation:
     """Of range(size), drawn by (seed, epoch): `permutation(i)` is the row that is read as the i-th of the epoch."""
 
-    seed: int
-    epoch: int
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.epoch < 0:
-            raise DataError(
-                f"permutation: size must be 1 or more, epoch 0 or more; got {self.size} and {self.epoch}"
-            )
-
-    @cached_property
-    def _keys(self) -> tuple[int, ...]:
-        return tuple(keyed(self.seed, self.epoch, r) for r in range(_ROUNDS))
-
-    @cached_property
-    def _half(self) -> int:
-        return max(1, ((self.size - 1).bit_length() + 1) // 2)
+    def __init__(self, seed: int, epoch: int, size: int) -> None:
+        if size < 1 or epoch < 0:
+            raise DataError(f"permutation: size must be 1 or more, epoch 0 or more; got {size} and {epoch}")
+        self.size = size
+        self._keys = [keyed(seed, epoch, r) for r in range(_ROUNDS)]
+        self._half = max(1, ((size - 1).bit_length() + 1) // 2)
 
     def __call__(self, index: int) -> int:
         if not 0 <= index < self.size:

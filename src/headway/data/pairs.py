@@ -67,16 +67,16 @@ def batches(pairs: Pairs, batch_tokens: int, seed: int, epoch: int) -> list[list
     cut, and the batches in an order of their own again. The lengths alone say how many there are, so that every epoch
     has as many.
     """
-    size = len(pairs.sources)
-    drawn = Permutation(seed, epoch, size)
-    rows = sorted(map(drawn, range(size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
+    drawn = Permutation(seed, epoch, len(pairs.sources))
+    rows = sorted(map(drawn, range(drawn.size)), key=lambda i: (len(pairs.targets[i]), len(pairs.sources[i])))
     found: list[list[int]] = []
-    longest = batch_tokens + 1
+    longest = 0
     for i in rows:
-        longest = max(longest, len(pairs.targets[i]), len(pairs.sources[i]))
+        own = max(len(pairs.targets[i]), len(pairs.sources[i]))
+        longest = max(longest, own)
         if not found or longest * (len(found[-1]) + 1) > batch_tokens:
             found.append([])
-            longest = max(len(pairs.targets[i]), len(pairs.sources[i]))
+            longest = own
         found[-1].append(i)
     again = Permutation(seed + 1, epoch, len(found))
     return [found[again(i)] for i in range(len(found))]

@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.data.masking import SHARE, Masking
+from headway.data.masking import Masking
 from headway.data.order import keyed
 from headway.data.tokenfile import TokenFile
 from headway.errors import DataError
 from headway.nn import IGNORE_INDEX
-from headway.text import Tokenizer
 from headway.tokens import Tokens
 
 HELD_OUT = -1  # the draw of every evaluation: steps are numbered from 0
@@ -40,17 +39,12 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Tokens start..stop-1 of one document."""
 
     document: int
     start: int
     stop: int
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
 
 
 def pack(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
@@ -81,10 +75,9 @@ def pack(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[
 def apart(lengths: Iterable[int], length: int, around: int = 0) -> Iterator[list[Span]]:
     """Rows of up to `length` tokens, each with a span of one document; `around` as in `pack`."""
     _check_length(length, around)
-    room = length - around
     for document, n in enumerate(lengths):
-        for at in range(0, n, room):
-            yield [Span(document, at, min(at + room, n))]
+        for at in range(0, n, length - around):
+            yield [Span(document, at, min(at + length - around, n))]
 
 
 class PackedRow(NamedTuple):
@@ -97,9 +90,6 @@ class PackedRow(NamedTuple):
 
 class Rows:
     """The rows of a token file: `len(rows)`, `rows[i]`, `rows.batch([..])`."""
-
-    covers_text: ClassVar[bool] = True
-    """Every token but the first of each document is a target once, so that losses can be stated per byte."""
 
     def __init__(self, file: TokenFile, length: int) -> None:
         _check_length(length)
@@ -159,15 +149,14 @@ class FramedRows:
     ) -> None:
         self.file, self.length = file, length
         self.prefix, self.suffix = np.asarray(prefix, np.int64), np.asarray(suffix, np.int64)
-        if len(prefix) and file.documents and file.document(0)[: len(prefix)].tolist() == [*prefix]:
+        if len(prefix) and file.document(0)[: len(prefix)].tolist() == [*prefix]:
             raise DataError(
                 f"{file.path}: its documents begin with {[*prefix]}, which the tokenizer's template puts there once "
                 "more; encode the text with bos=False, eos=False"
             )
         begins = np.concatenate([[0], np.asarray(file.ends, np.int64)])
-        lay = pack if packed else apart
         first, parts = [0], []
-        for row in lay(np.diff(begins).tolist(), length, len(prefix) + len(suffix)):
+        for row in (pack if packed else apart)(np.diff(begins).tolist(), length, len(prefix) + len(suffix)):
             parts += [(begins[span.document] + span.start, begins[span.document] + span.stop) for span in row]
             first.append(len(parts))
         self._first, self._parts = np.array(first), np.array(parts, np.int64).reshape(-1, 2)
@@ -199,26 +188,6 @@ class MaskedRows:
     seed: int = 0
     draw: int = 0
     global_first: bool = False
-    covers_text: ClassVar[bool] = False
-
-    @staticmethod
-    def of(
-        file: TokenFile,
-        length: int,
-        tokenizer: Tokenizer,
-        *,
-        share: float = SHARE,
-        whole_words: bool = False,
-        packed: bool = True,
-        seed: int = 0,
-        draw: int = HELD_OUT,
-        global_first: bool = False,
-    ) -> MaskedRows:
-        """For a tokenizer, its template and its mask; arguments and errors as in `FramedRows` and `Masking.of`."""
-        template = tokenizer.template
-        rows = FramedRows(file, length, prefix=template.prefix, suffix=template.suffix, packed=packed)
-        masking = Masking.of(tokenizer, share=share, whole_words=whole_words)
-        return MaskedRows(rows, masking, seed, draw, global_first)
 
     def __len__(self) -> int:
         return len(self.rows)

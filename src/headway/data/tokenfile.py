@@ -56,14 +56,14 @@ class TokenFile:
         if version != _VERSION:
             raise DataError(f"{path}: token file version {version}; this headway reads version {_VERSION}")
         at = _aligned(_ROOM + count * width)
-        if size != at + 8 * documents:
+        if size != at + 8 * documents or not documents:
             raise DataError(
                 f"{path}: {size} bytes, but its header says {count} tokens of {width} bytes in {documents} "
                 f"documents, which is {at + 8 * documents}: the file is cut off or was changed"
             )
         self.vocab, self.text_bytes, self.fingerprint = vocab, text, fingerprint
-        self.tokens = _map(self.path, np.dtype(np.uint16 if width == 2 else np.uint32), _ROOM, count)
-        self.ends = _map(self.path, np.dtype(np.uint64), at, documents)
+        self.tokens = np.memmap(self.path, f"<u{width}", mode="r", offset=_ROOM, shape=(count,))
+        self.ends = np.memmap(self.path, "<u8", mode="r", offset=at, shape=(documents,))
 
     def described(self) -> dict[str, Any]:
         """What tells this file from another."""
@@ -174,9 +174,3 @@ class TokenFileWriter:
 
 def _aligned(offset: int) -> int:
     return (offset + 7) // 8 * 8
-
-
-def _map(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[Any]:
-    if count == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype.newbyteorder("<"), mode="r", offset=offset, shape=(count,))

@@ -21,7 +21,7 @@ from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
 from headway.models import Decoder, ModelSpec, cost
 from headway.text import Tokenizer
-from headway.train.evaluation import TextEvaluation, evaluate
+from headway.train.evaluation import Evaluation, evaluate
 from headway.train.microbatch_pool import MicrobatchPool
 
 Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
@@ -51,7 +51,7 @@ class Text:
             file.require_tokenizer(tokenizer.fingerprint)
             yield Text(file, limit)
 
-    def evaluate(self, model: Decoder, context: int) -> TextEvaluation:
+    def evaluate(self, model: Decoder, context: int) -> Evaluation:
         """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
         with MicrobatchPool(torch.get_num_threads()) as pool:
             return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
@@ -154,7 +154,7 @@ def operate(
     old = fill(replace(folder.spec, max_context=None), folder.tensors)
     was, logits_before = _measure(old, text, context, ids)
     del old
-    found: list[tuple[TextEvaluation | None, Tensor]] = []
+    found: list[tuple[Evaluation | None, Tensor]] = []
     save_state(
         target,
         spec,
@@ -238,14 +238,12 @@ def _probe(spec: ModelSpec, text: Text | None, context: int) -> Tensor:
 @torch.no_grad()
 def _measure(
     model: Decoder, text: Text | None, context: int, ids: Tensor
-) -> tuple[TextEvaluation | None, Tensor]:
+) -> tuple[Evaluation | None, Tensor]:
     logits: Tensor = model(ids[None], logits_for=slice(-PROBED, None))[0]
     return None if text is None else text.evaluate(model, context), logits
 
 
-def _measurement(
-    spec: ModelSpec, found: TextEvaluation | None, context: int, dtype: torch.dtype
-) -> Measurement:
+def _measurement(spec: ModelSpec, found: Evaluation | None, context: int, dtype: torch.dtype) -> Measurement:
     return Measurement(
         parameters=cost.parameter_count(spec),
         kv_bytes_per_token=cost.kv_bytes_per_token(spec, dtype),
@@ -256,7 +254,7 @@ def _measurement(
     )
 
 
-def _positions(was: TextEvaluation | None, now: TextEvaluation | None) -> tuple[Position, ...]:
+def _positions(was: Evaluation | None, now: Evaluation | None) -> tuple[Position, ...]:
     if was is None or now is None:
         return ()
     return tuple(

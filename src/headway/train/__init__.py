@@ -9,26 +9,17 @@ from headway.train.text_config import TextConfig
 
 if TYPE_CHECKING:
     from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult
-    from headway.train.evaluation import Evaluation, TextEvaluation, evaluate
+    from headway.train.evaluation import Evaluation, evaluate
     from headway.train.run import train
     from headway.train.tasks.base import Objective, Sums, Task
     from headway.train.trainer import Trainer, TrainingError, fit
 
 _LATER = {
-    "Callback": "callbacks",
-    "CallbackContext": "callbacks",
-    "Evaluation": "evaluation",
-    "Interrupted": "callbacks",
-    "Objective": "tasks.base",
-    "Sums": "tasks.base",
-    "Task": "tasks.base",
-    "TextEvaluation": "evaluation",
-    "TrainResult": "callbacks",
-    "Trainer": "trainer",
-    "TrainingError": "trainer",
-    "evaluate": "evaluation",
-    "fit": "trainer",
-    "train": "run",
+    "callbacks": ("Callback", "CallbackContext", "Interrupted", "TrainResult"),
+    "evaluation": ("Evaluation", "evaluate"),
+    "run": ("train",),
+    "tasks.base": ("Objective", "Sums", "Task"),
+    "trainer": ("Trainer", "TrainingError", "fit"),
 }
 
 __all__ = [
@@ -40,7 +31,6 @@ __all__ = [
     "Sums",
     "Task",
     "TextConfig",
-    "TextEvaluation",
     "TrainConfig",
     "TrainResult",
     "Trainer",
@@ -54,8 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        value = getattr(import_module(f"headway.train.{_LATER[name]}"), name)
-        globals()[name] = value
-        return value
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"headway.train.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

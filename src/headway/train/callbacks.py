@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -46,7 +47,7 @@ class CallbackContext:
     Attributes:
         step, seconds: that are done. last: whether the run is at its end.
         record: the step's line of metrics.jsonl.
-        tokenizer: of the run; None where the trained objective has none.
+        tokenizer: of the run.
         say: prints a remark on stderr.
     """
 
@@ -55,7 +56,7 @@ class CallbackContext:
     last: bool
     record: dict[str, Any]
     model: Any
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     say: Callable[[str], None]
 
 
@@ -82,27 +83,24 @@ class Interrupted(KeyboardInterrupt):
         self.checkpoint = checkpoint
 
 
-class StopRequest:
-    """While open, the first Ctrl-C or SIGTERM sets `asked` (the loop ends after its step); a second one ends it at
-    once. Only in the main thread: elsewhere Python takes no signals."""
+@contextmanager
+def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """While open, the first Ctrl-C or SIGTERM is remembered (what is yielded says whether there was one: the loop ends
+    after its step); a second one raises KeyboardInterrupt at once. Only in the main thread: elsewhere Python takes no
+    signals."""
+    asked: list[int] = []
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.asked = False
-        self._say = say
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
             raise KeyboardInterrupt
-        self.asked = True
-        self._say("stopping after this step (once more to stop at once, without saving)")
+        asked.append(number)
+        say("stopping after this step (once more to stop at once, without saving)")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,14 +1,18 @@
-"""The whole state of a run, to and from a `checkpoint-N` folder.
+"""A run's folder, and the whole state of the run, to and from a `checkpoint-N` in it.
 
-    checkpoint-N/   a Hugging Face folder (config, fp32 weights, tokenizer) and
+    config.yaml      the settings
+    metrics.jsonl    a line for each step and each evaluation; loss.png: their picture
+    final/           the trained model
+    checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
       optimizer.safetensors   moments of every parameter, and torch's random state
       training.json           progress, settings, and what the data was
 
-The folder is written as one: it is there as a whole or not at all.
+A checkpoint is written as one: it is there as a whole or not at all.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,68 +22,62 @@ import torch
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
-from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.files import atomic_folder, json_text, read_json, write_file
+from headway.checkpoints.storage.files import current_folder, json_text, read_json, write_file
 from headway.checkpoints.storage.lazy import copy_into
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.train.config import TrainConfig, extra
+from headway.train.config_io import upgraded_settings
+from headway.train.metrics import METRICS
 from headway.train.optimizer import Optimizer
 from headway.train.tasks import text_task_of
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
-from headway.train.upgrade import upgraded_record
 
 FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What bits depend on besides settings: resolved numbers of CPU threads, workers and rows per pass (None: all of
-    the step's), and torch."""
-
-    threads: int
-    workers: int = 1
-    micro_batch: int | None = None
-    torch: str = str(torch.__version__)
+CONFIG, FINAL = "config.yaml", "final"
+NAME = re.compile(r"checkpoint-\d+")
 
 
 @dataclass
 class State:
-    """A run's state: settings, what is trained, the optimizer, what bits depend on besides, and how far it has come.
+    """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
+    depend on it: CPU threads, workers, rows per pass (None: all of the step's), and the version of torch.
 
     `save` and `load` are its way to a folder and back."""
 
     config: TrainConfig
     task: Task[Any]
     optimizer: Optimizer
-    machine: Machine
+    machine: dict[str, Any]
     progress: Progress
 
     def save(self, path: Path) -> None:
         """Write the folder `path` in one atomic step."""
-        task = self.task
         record = {
             "format": FORMAT,
             **asdict(self.progress),
             "config": self.config.model_dump(mode="json"),
-            "data": dict(task.data),
-            "machine": asdict(self.machine),
+            "data": dict(self.task.data),
+            "machine": self.machine,
         }
-        with atomic_folder(path) as folder:
-            # save_folder is atomic by itself; inside this folder its temporary sibling goes with it if we fail.
-            own = folder / "model"
-            save_folder(
-                own, task.model, tokenizer=task.tokenizer, generation=task.generation, keep_pairing=True
-            )
-            for entry in sorted(own.iterdir()):
-                disk.replace(entry, folder / entry.name)
-            own.rmdir()
+
+        def add_state(folder: Path) -> None:
             tensors = self.optimizer.state_tensors() | {RNG: torch.get_rng_state()}
             write_safetensors(folder / OPTIMIZER, tensors)
             write_file(folder / STATE, json_text(record))
+
+        save_folder(
+            path,
+            self.task.model,
+            tokenizer=self.task.tokenizer,
+            generation=self.task.generation,
+            keep_pairing=True,
+            overwrite=True,
+            before_publishing=add_state,
+        )
 
     def load(self, path: Path) -> list[str]:
         """Fill model, optimizer, progress and torch's random state from a checkpoint; returns remarks: what is
@@ -88,20 +86,18 @@ class State:
         Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
         """
         record, data = read_record(path), self.task.data
-        remarks = [
-            f"{name} was {then!r}, is {now!r}" for name, then, now in changes(record, self.config, path)
-        ]
+        remarks = changes(record, self.config, path)
         if record["data"] != data:
             raise ConfigError(
                 f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
             )
-        for name, value in asdict(self.machine).items():
-            if record["machine"].get(name) != value:
-                remarks.append(f"{name}: {record['machine'].get(name)} then, {value} now")
+        for name, now in self.machine.items():
+            if (then := record["machine"].get(name)) != now:
+                remarks.append(f"{name}: {then} then, {now} now")
         folder, own = load_folder(path), self.task.model.state_dict()
         # The folder has its patterns in their shortest form, the settings need not.
-        then, now = config_from_spec(folder.spec), config_from_spec(self.task.model.spec)
-        if then != now or own.keys() != folder.tensors.keys():
+        same = config_from_spec(folder.spec) == config_from_spec(self.task.model.spec)
+        if not same or own.keys() != folder.tensors.keys():
             raise CheckpointError(
                 f"{path} holds another model than the settings make; resume with its own settings"
             )
@@ -137,29 +133,71 @@ def read_record(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
         )
-    if record["format"] == 1:
-        return upgraded_record(record, lambda: text_task_of(load_folder(path).spec))
+    record["config"] = upgraded_settings(record["config"])
+    if (
+        "task" not in record["config"]
+    ):  # of format 1, whose settings could leave it open: what the model is for
+        record["config"]["task"] = text_task_of(load_folder(path).spec)
     return record
 
 
-def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[tuple[str, Any, Any]]:
-    """Settings that change the bits of what follows: name, value then, value now.
+def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str]:
+    """Settings that change the bits of what follows, with their values then and now.
 
     Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
-    fields, now = type(config).grouped(), config.model_dump(mode="json")
-    usual = {name: field.default for name, field in fields.items() if not field.is_required()}
+    now = config.model_dump(mode="json")
+    when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
+    usual = {name: field.default for name, field in type(config).model_fields.items()}
     then = usual | record["config"]
     if then["task"] != now["task"]:
         raise ConfigError(
             f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
         )
-    changed = [n for n in fields if then.get(n) != now[n] and extra(fields[n])["on_resume"] != "same bits"]
-    wrong = [
-        f"{n} was {then.get(n)!r}, is {now[n]!r}" for n in changed if extra(fields[n])["on_resume"] == "fixed"
-    ]
+    changed = [name for name in when if then[name] != now[name] and when[name] != "same bits"]
+    said = {name: f"{name} was {then[name]!r}, is {now[name]!r}" for name in changed}
+    wrong = [said[name] for name in changed if when[name] == "fixed"]
     if wrong:
         raise ConfigError(
             f"cannot go on from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
             "settings of the run (config.yaml in its folder)"
         )
-    return [(name, then.get(name), now[name]) for name in changed]
+    return list(said.values())
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
+    there = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
+    return sorted((p for p in there if (current_folder(p) / STATE).exists()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """N of `checkpoint-N`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
+    """The checkpoint to go on from, None to begin; see `train`. ConfigError where histories would be mixed, and for
+    settings that the checkpoint does not fit."""
+    out = Path(config.out)
+    there = checkpoints(out)
+    if resume == "never":
+        if there or (out / CONFIG).exists() or (out / METRICS).exists():
+            what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"
+            raise ConfigError(
+                f'{out} already holds {what}; go on with --resume auto (resume="auto"), or choose another folder '
+                "with --out (out=...)"
+            )
+        return None
+    if resume == "auto" and not there:
+        return None
+    start = there[-1] if resume == "auto" else Path(resume)
+    record = read_record(start)
+    changes(record, config, start)
+    here = start.resolve().parent == out.resolve()
+    later = [p.name for p in there if not here or step_of(p) > record["step"]]
+    if later:
+        raise ConfigError(
+            f"{out} holds {', '.join(later)}, which {'go beyond' if here else 'do not come from'} {start}; choose "
+            "another folder with --out, or remove them"
+        )
+    return start

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
@@ -115,29 +115,34 @@ class TrainConfig(BaseModel):
     )
     keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
 
+    def contradictions(self) -> dict[str, bool]:
+        """What would be wrong with values that each are right by themselves, and whether it is."""
+        return {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = [problem for problem, found in self.contradictions().items() if found]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
         """Validate a mapping. ConfigError lists every problem: the key, what was given, what is asked for."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, not a {type(values).__name__}")
-        unknown = [str(key) for key in values if key not in cls.model_fields]
-        if unknown:
-            said = ", ".join(f'"{key}"{_known_as(key, cls.model_fields)}' for key in unknown)
-            raise ConfigError(f"{where}: unknown setting {said}; `headway train --help` lists them all")
         try:
-            return cls.model_validate(dict(values))
+            return cls.model_validate({str(key): value for key, value in values.items()})
         except ValidationError as error:
             raise ConfigError(f"{where}: " + "; ".join(_explained(error, cls.model_fields))) from None
 
     @classmethod
     def grouped(cls) -> dict[str, FieldInfo]:
         """The fields in the order of their groups."""
-        known = {group: i for i, group in enumerate(GROUPS)}
-
-        def place(item: tuple[str, FieldInfo]) -> int:
-            return known.get(extra(item[1])["group"], len(GROUPS))
-
-        return dict(sorted(cls.model_fields.items(), key=place))
+        place = {group: i for i, group in enumerate(GROUPS)}
+        groups = {name: extra(field)["group"] for name, field in cls.model_fields.items()}
+        order = sorted(groups, key=lambda name: place.get(groups[name], len(GROUPS)))
+        return {name: cls.model_fields[name] for name in order}
 
 
 def extra(field: FieldInfo) -> dict[str, Any]:
@@ -162,6 +167,9 @@ def _explained(error: ValidationError, fields: Mapping[str, FieldInfo]) -> Itera
             yield item["msg"].removeprefix("Value error, ")
             continue
         name = str(item["loc"][0])
+        if item["type"] == "extra_forbidden":
+            yield f'unknown setting "{name}"{_known_as(name, fields)}; `headway train --help` lists them all'
+            continue
         if item["type"] == "missing":
             yield f"{name} is missing: {fields[name].description}"
             continue

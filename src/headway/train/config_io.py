@@ -10,8 +10,9 @@ import yaml
 
 from headway.errors import ConfigError
 from headway.train.config import TrainConfig, extra
-from headway.train.tasks import make_config, settings_of
-from headway.train.upgrade import upgraded_settings
+from headway.train.tasks import settings_of, tasks_with
+
+OBJECTIVES = {"next-token": "causal-lm", "masked-lm": "masked-lm"}
 
 
 def read_config(
@@ -24,18 +25,25 @@ def read_config(
     `task` says whose settings they are. A file that an earlier version wrote is read as it was meant.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
-    an override and as a flag, and everything that `make_config` refuses.
+    an override and as a flag, a setting of another task, and everything that `TrainConfig.of` refuses.
     """
-    values = upgraded_settings(read_yaml(path)) if path is not None else {}
+    values = read_yaml(path) if path is not None else {}
     given, flags = parse_overrides(overrides), flags or {}
     for key in sorted(given.keys() & flags.keys()):
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")
     sources = [str(path)] if path is not None else []
     sources += ["the command line"] if given or flags or not sources else []
-    together = values | given | dict(flags)
-    fields = settings_of(together.get("task")).model_fields
-    usual = {name: value for name, value in (defaults or {}).items() if name in fields}
-    return make_config(usual | together, where=" + ".join(sources))
+    together, where = values | given | dict(flags), " + ".join(sources)
+    task = together.get("task")
+    kind = settings_of(task)
+    for key in together:
+        if key not in kind.model_fields and (others := tasks_with(key)):
+            raise ConfigError(
+                f"{where}: {key} is a setting of task {' and '.join(others)}, and this is "
+                f"{task or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
+            )
+    usual = {name: value for name, value in (defaults or {}).items() if name in kind.model_fields}
+    return kind.of(usual | together, where)
 
 
 def config_yaml(config: TrainConfig) -> str:
@@ -56,7 +64,7 @@ def config_yaml(config: TrainConfig) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping; ConfigError names the file, and the line where it is not YAML."""
+    """A YAML mapping of settings, in today's terms; ConfigError names the file, and the line where it is not YAML."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +78,21 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold `name: value` lines, but holds a {type(values).__name__}")
-    return {str(key): value for key, value in values.items()}
+    return upgraded_settings({str(key): value for key, value in values.items()})
+
+
+def upgraded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file as today's; those that have a `task` are already.
+
+    headway 0.1 had `objective`, next-token or masked-lm, where `task` is now; a translation had no such key, but
+    `source`."""
+    if "task" in values:
+        return dict(values)
+    if "source" in values:
+        return {"task": "translation", **values}
+    rest = {name: value for name, value in values.items() if name != "objective"}
+    objective = values.get("objective")
+    return rest if objective is None else {"task": OBJECTIVES.get(objective, objective), **rest}
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

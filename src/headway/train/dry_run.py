@@ -6,23 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from headway.choice import Choice
 from headway.data import TokenFile
 from headway.errors import ConfigError, DataError
 from headway.hardware import memory_available
 from headway.models import ModelSpec, blank, cost
-from headway.nn.cross_entropy import CHUNK_BYTES
 from headway.report import size, table
-from headway.text import Tokenizer
 from headway.train.config import TrainConfig
-from headway.train.inputs import TOKENS, VOCAB, model_spec
-from headway.train.master_weights import DTYPES, choose_precision
-from headway.train.microbatch_pool import choose_workers
+from headway.train.inputs import TOKENS, given_tokenizer, model_spec
+from headway.train.microbatch_pool import DTYPES, choose_precision, choose_workers
 from headway.train.optimizer import parameter_groups
-from headway.train.plan import Plan
 from headway.train.tasks import text_task_of, text_tasks
+from headway.train.tasks.text import Plan
 from headway.train.text_config import TextConfig
 
 BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates
@@ -49,13 +45,12 @@ class DryRun:
     def text(self) -> str:
         """For a terminal."""
         spec, about = self.spec, "" if self.tokens_exact else "about "
-        patterns = ", ".join(dict.fromkeys(map(str, spec.patterns)))
         model: list[tuple[str, object]] = [
             ("family", spec.family),
             ("layers x width", f"{spec.layers} x {spec.width}"),
             ("heads / kv heads x dims", f"{spec.heads} / {spec.kv_heads} x {spec.head_dim}"),
             ("feed-forward, vocab", f"{spec.hidden}, {spec.vocab}"),
-            ("patterns", patterns),
+            ("patterns", ", ".join(dict.fromkeys(map(str, spec.patterns)))),
             ("parameters", cost.parameter_count(spec)),
             *((f"  {name}", count) for name, count in self.groups.items()),
             ("precision", str(self.precision)),
@@ -71,11 +66,8 @@ class DryRun:
         if self.steps is not None:
             trained = self.steps * self.rows_per_step * spec.trained_context
             steps.append(("FLOPs of the run, at most", self.train_flops_per_token * trained))
-        memory: list[tuple[str, object]] = [(name, size(count)) for name, count in self.memory.items()]
-        memory += [
-            ("together", size(sum(self.memory.values()))),
-            ("available", size(self.memory_available)),
-        ]
+        held = {**self.memory, "together": sum(self.memory.values()), "available": self.memory_available}
+        memory = [(name, size(count)) for name, count in held.items()]
         parts = (("model", model), ("plan", steps), ("memory", memory))
         return "\n\n".join(table((name, ""), rows) for name, rows in parts)
 
@@ -86,9 +78,10 @@ def describe_run(config: TrainConfig) -> DryRun:
     if not isinstance(config, TextConfig):
         raise ConfigError(f"a dry run is for training on text; task {config.task} has none")
     precision = choose_precision(config.dtype)
-    tokenizer = _tokenizer(config)
+    dtype = DTYPES[precision.what]
+    tokenizer = given_tokenizer(config)
     tokens, exact = _tokens(config)
-    spec = model_spec(config, tokenizer.vocab_size if tokenizer is not None else config.vocab or VOCAB)
+    spec = model_spec(config, None if tokenizer is None else tokenizer.vocab_size)
     task = text_tasks()[config.task or text_task_of(spec)]
     task.check(config, spec)
     with torch.device("meta"):
@@ -96,21 +89,13 @@ def describe_run(config: TrainConfig) -> DryRun:
     rows = -(-tokens // config.context)
     if exact and tokenizer is not None:
         rows = len(task.rows(TokenFile(config.data), config, tokenizer, spec))
-    low = DTYPES[precision.what]
-    threads, passes = (
-        config.threads or torch.get_num_threads(),
-        -(-config.rows_per_step // (config.micro_batch or 1)),
-    )
-    workers = choose_workers(config.workers, threads=threads, micro_batches=passes, spec=spec, dtype=low)
+    workers = choose_workers(config, spec, dtype)
     plan = Plan.of(config, max(1, rows), int(workers.what))
+    names = {"matrices (decay)": groups.matrices, "embeddings": groups.embeddings, "vectors": groups.vectors}
     return DryRun(
         spec=spec,
         precision=precision,
-        groups={
-            "matrices (decay)": _count(groups.matrices),
-            "embeddings": _count(groups.embeddings),
-            "vectors": _count(groups.vectors),
-        },
+        groups={name: sum(p.numel() for p in group.values()) for name, group in names.items()},
         tokens=tokens,
         tokens_exact=exact,
         rows=rows,
@@ -119,19 +104,9 @@ def describe_run(config: TrainConfig) -> DryRun:
         steps=plan.steps,
         train_flops_per_token=cost.train_flops(spec, config.context),
         workers=workers,
-        memory=_memory(config, spec, low, plan, int(workers.what)),
+        memory=_memory(config, spec, dtype, plan.micro_batch, int(workers.what)),
         memory_available=memory_available(),
     )
-
-
-def _count(group: dict[str, nn.Parameter]) -> int:
-    return sum(p.numel() for p in group.values())
-
-
-def _tokenizer(config: TextConfig) -> Tokenizer | None:
-    """The tokenizer that is there; None where one is to be trained."""
-    found = config.tokenizer or (config.model if config.model and Path(config.model).is_dir() else None)
-    return None if found is None else Tokenizer.load(found)
 
 
 def _tokens(config: TextConfig) -> tuple[int, bool]:
@@ -147,27 +122,18 @@ def _tokens(config: TextConfig) -> tuple[int, bool]:
 
 
 def _memory(
-    config: TextConfig, spec: ModelSpec, dtype: torch.dtype, plan: Plan, workers: int
+    config: TextConfig, spec: ModelSpec, dtype: torch.dtype, rows: int, workers: int
 ) -> dict[str, int]:
-    """Bytes by cause. Activations are what the backward reads, counted block by block:
-
-    per token and layer, in values of the compute dtype:
-    2 M (residual) + 2 M (normed) + (2 H + 2 K) D (q, k, v, mixed) + 4 F (gate, up, activated, product)
-    per token and layer, in fp32: 2 M (norms), H (lse)
-    """
+    """Bytes by cause, with `workers` passes of `rows` rows side by side (`cost.activation_bytes`)."""
     n, low = cost.parameter_count(spec), dtype.itemsize
-    tokens = plan.micro_batch * config.context * workers
-    heads = (2 * spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    block = tokens * (low * (4 * spec.width + heads + 4 * spec.hidden) + 4 * (2 * spec.width + spec.heads))
-    kept = tokens * spec.width * low
-    layers = spec.layers * kept + block if config.gradient_checkpointing else spec.layers * block
-    copy = n * low if dtype != torch.float32 else 0
+    activations = cost.activation_bytes(
+        spec, config.context, rows, dtype, gradient_checkpointing=config.gradient_checkpointing
+    )
     return {
         "weights (fp32)": 4 * n,
-        "weights that compute": copy,
+        "weights that compute": n * low if dtype != torch.float32 else 0,
         "gradients of passes": workers * n * low,
         "gradients (fp32)": 4 * n,
         "optimizer": 8 * n,
-        "activations": layers + 2 * kept,
-        "logits (one chunk per pass)": 2 * workers * CHUNK_BYTES,
+        "activations": workers * sum(activations.values()),
     }

@@ -43,10 +43,23 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss on held-out data: `nats`, the sum of -ln p over `tokens` predicted tokens."""
+    """Loss on held-out data.
+
+    Attributes:
+        nats: sum of -ln p over all predicted tokens.
+        tokens: predicted tokens; of a text all but the first of each document, or those that are masked.
+        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known, and for masked tokens.
+        seconds: of computing.
+        positions: the same loss by the number of tokens of its document that stand before the predicted one.
+        hits: how many of them the model finds most probable; None where that is not counted.
+    """
 
     nats: float
     tokens: int
+    text_bytes: int = 0
+    seconds: float = 0.0
+    positions: tuple[Bucket, ...] = ()
+    hits: int | None = None
 
     @property
     def loss(self) -> float:
@@ -61,57 +74,18 @@ class Evaluation:
     @property
     def accuracy(self) -> float | None:
         """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
-        return None
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Of the text; None where the tokens are not all of a text's."""
-        return None
-
-    @property
-    def record(self) -> dict[str, float | int | None]:
-        """The line of metrics.jsonl."""
-        return {"val_loss": self.loss}
-
-    def __str__(self) -> str:
-        return f"{self.loss:.3f} nats per token"
-
-
-@dataclass(frozen=True)
-class TextEvaluation(Evaluation):
-    """Loss of a model on a token file.
-
-    Attributes:
-        nats: sum of -ln p over all predicted tokens.
-        tokens: predicted tokens: all but the first of each document, or those that are masked.
-        text_bytes: UTF-8 bytes of the text that they stand for; 0 when it is not known, and for masked tokens.
-        seconds: of computing.
-        positions: the same loss by the number of tokens of its document that stand before the predicted one.
-        hits: how many of them the model finds most probable; None for next tokens.
-    """
-
-    text_bytes: int
-    seconds: float
-    positions: tuple[Bucket, ...]
-    hits: int | None = None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of the predicted tokens that the model finds most probable; None where that is not counted."""
         return None if self.hits is None else self.hits / max(self.tokens, 1)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors."""
+        """nats / ln 2 / UTF-8 bytes: comparable between tokenizers, and with compressors; None without a text."""
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
     @property
-    def record(self) -> dict[str, float | int | None]:
-        """The line of metrics.jsonl."""
-        found = {"val_loss": self.loss, "val_tokens": self.tokens}
-        if self.hits is None:
-            return {**found, "val_bits_per_byte": self.bits_per_byte}
-        return {**found, "val_accuracy": self.accuracy}
+    def record(self) -> dict[str, float | int]:
+        """The line of metrics.jsonl: the loss, and of a text what else is known."""
+        names = ("loss", "tokens", "bits_per_byte", "accuracy") if self.positions else ("loss",)
+        return {f"val_{name}": value for name in names if (value := getattr(self, name)) is not None}
 
     def __str__(self) -> str:
         bits, found = self.bits_per_byte, self.accuracy
@@ -125,7 +99,7 @@ def evaluate(
     *,
     limit: int | None = None,
     pool: MicrobatchPool | None = None,
-) -> TextEvaluation:
+) -> Evaluation:
     """Predict the targets of `rows`: every token but the first of each document (`Rows`), or those that are masked
     (`MaskedRows`), under one mask for good.
 
@@ -136,19 +110,24 @@ def evaluate(
     Raises DataError when no token can be predicted.
     """
     length, file = rows.length, rows.file
+    is_text = isinstance(rows, Rows)  # every token is predicted once, so that the loss can be stated per byte
     count = len(rows) if limit is None else min(len(rows), max(1, -(-limit // length)))
     pool = pool or MicrobatchPool(1)
     per_batch = max(1, BATCH_TOKENS // length // pool.count)
 
     @torch.no_grad()
-    def run(start: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def run(start: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
         found, wanted = model(**inputs, targets=targets), targets != IGNORE_INDEX
-        hits = None if found.hits is None else found.hits[wanted]
-        return inputs["tokens"].index.expand(targets.shape)[wanted], found.each[wanted].double(), hits
+        hits = wanted if found.hits is None else found.hits
+        return (
+            inputs["tokens"].index.expand(targets.shape)[wanted],
+            found.each[wanted].double(),
+            hits[wanted].long(),
+        )
 
     sums, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
-    right: Tensor | None = None
+    right = torch.zeros_like(counts)
     training = model.training
     model.eval()
     begin = time.perf_counter()
@@ -156,25 +135,22 @@ def evaluate(
         for at, each, hits in pool.map(run, range(0, count, per_batch)):
             sums.index_add_(0, at, each)
             counts.index_add_(0, at, torch.ones_like(at))
-            if hits is not None:
-                right = torch.zeros_like(counts) if right is None else right
-                right.index_add_(0, at, hits.long())
+            right.index_add_(0, at, hits)
     finally:
         model.train(training)
     seconds = time.perf_counter() - begin
     tokens = int(counts.sum())
     if not tokens:
-        why = "every document has a single token" if rows.covers_text else "none of so few is masked"
+        why = "every document has a single token" if is_text else "none of so few is masked"
         raise DataError(f"{file.path}: no token to predict: {why}")
-    total = len(file) - file.documents if file.documents else len(file) - 1
-    text_bytes = file.text_bytes if count == len(rows) else round(file.text_bytes * tokens / max(total, 1))
-    return TextEvaluation(
+    share = 1.0 if count == len(rows) else tokens / max(len(file) - file.documents, 1)
+    return Evaluation(
         float(sums.sum()),
         tokens,
-        text_bytes if rows.covers_text else 0,
+        round(file.text_bytes * share) if is_text else 0,
         seconds,
-        _buckets(sums, counts, right),
-        None if right is None else int(right.sum()),
+        _buckets(sums, counts, None if is_text else right),
+        None if is_text else int(right.sum()),
     )
 
 

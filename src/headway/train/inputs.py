@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from headway.attention.linear_attention import LinearAttentionSpec
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
 from headway.data import Permutation, Piece, TokenFile, encode_corpus, read_text
-from headway.errors import ConfigError, DataError, did_you_mean
-from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, blank, build, catalog
-from headway.patterns import Causal
-from headway.text import Tokenizer
-from headway.train.scratch_model import changed, encoder_spec, layer_patterns, trained_tokenizer
+from headway.errors import ConfigError, DataError, PatternError, did_you_mean
+from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
+from headway.patterns import Causal, Pattern, parse
+from headway.positions import Learned
+from headway.text import Tokenizer, train_bpe, train_characters, train_words
 from headway.train.text_config import TextConfig
 
 TOKENS = ".tokens"
 VOCAB, DEPTH = 4096, 6
+MASK, PAD = "[MASK]", "[PAD]"
 
 
 def prepare(
@@ -37,75 +40,68 @@ def prepare(
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
         )
-    make = _Encoding(config, tokenizer, in_template)
-    train = make.file(config.data, folder / "data" / f"train{TOKENS}", held_out=False)
-    if config.validation is None and not config.validation_share:
-        return tokenizer, train, None
-    name = folder / "data" / f"validation{TOKENS}"
-    source = config.validation or config.data
-    return tokenizer, train, make.file(source, name, held_out=config.validation is None)
+
+    def file(name: str, source: str, pieces: Iterator[Piece]) -> TokenFile:
+        path = folder / "data" / f"{name}{TOKENS}"
+        if Path(source).suffix == TOKENS:
+            found = TokenFile(source)
+        elif path.exists():
+            found = TokenFile(path)
+        else:
+            found = encode_corpus(pieces, tokenizer, path, bos=in_template, eos=in_template)
+        found.require_tokenizer(tokenizer.fingerprint)
+        return found
+
+    train = file("train", config.data, _pieces(config))
+    if config.validation is not None:
+        return tokenizer, train, file("validation", config.validation, read_text(config.validation))
+    if config.validation_share:
+        return tokenizer, train, file("validation", config.data, _pieces(config, held_out=True))
+    return tokenizer, train, None
 
 
-def check_model(config: TextConfig, spec: ModelSpec) -> None:
-    """Say what is wrong with the model before a tokenizer is trained for it."""
-    limit = spec.context_limit
-    if limit is not None and config.context > limit:
-        raise ConfigError(
-            f"context {config.context} is more than the {limit} tokens that {config.model or spec.family} can take; "
-            "lower context, or choose positions without a table (roformer, llama)"
-        )
-    with torch.device("meta"):
-        blank(spec, backend=config.backend)
+def given_tokenizer(config: TextConfig) -> Tokenizer | None:
+    """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
+    folder = config.model if config.model is not None and Path(config.model).is_dir() else None
+    found = config.tokenizer or folder
+    return None if found is None else Tokenizer.load(found)
 
 
 def _tokenizer(config: TextConfig, folder: Path, start: Path | None, masked: bool) -> Tokenizer:
-    if config.tokenizer is not None:
-        return Tokenizer.load(config.tokenizer)
-    if config.model is not None and Path(config.model).is_dir():
-        return Tokenizer.load(config.model)
+    given = given_tokenizer(config)
+    if given is not None:
+        return given
     if config.model is not None:
         raise ConfigError(
             f"model {config.model!r} comes without a tokenizer; give one (tokenizer=FOLDER), or leave model out"
         )
     own = start or folder / "tokenizer"
-    if (own / "tokenizer.json").exists():
-        return Tokenizer.load(own)
-    if Path(config.data).suffix == TOKENS:
-        raise ConfigError(
-            f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
-        )
-    texts = (piece.text for piece in _pieces(config.data, config, held_out=False))
-    tokenizer = trained_tokenizer(texts, config.units or "bpe", config.vocab or VOCAB, masked=masked)
-    tokenizer.save(own)
-    return Tokenizer.load(own)  # the one that a resumed run will have
+    if not (own / "tokenizer.json").exists():
+        if Path(config.data).suffix == TOKENS:
+            raise ConfigError(
+                f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
+            )
+        _trained_tokenizer(config, masked).save(own)
+    return Tokenizer.load(own)  # also where it is new: the one that a resumed run will have
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """Text into token files."""
-
-    config: TextConfig
-    tokenizer: Tokenizer
-    in_template: bool
-
-    def file(self, source: str, path: Path, *, held_out: bool) -> TokenFile:
-        if Path(source).suffix == TOKENS:
-            file = TokenFile(source)
-        else:
-            if not path.exists():
-                whole = source == self.config.validation
-                pieces = read_text(source) if whole else _pieces(source, self.config, held_out=held_out)
-                encode_corpus(pieces, self.tokenizer, path, bos=self.in_template, eos=self.in_template)
-            file = TokenFile(path)
-        file.require_tokenizer(self.tokenizer.fingerprint)
-        return file
+def _trained_tokenizer(config: TextConfig, masked: bool) -> Tokenizer:
+    """For a masked model, a BPE has a mask, and its template ends a text as well."""
+    texts, vocab = (piece.text for piece in _pieces(config)), config.vocab or VOCAB
+    if config.units in ("characters", "words"):
+        return {"characters": train_characters, "words": train_words}[config.units](texts, vocab)
+    if not masked:
+        return train_bpe(texts, vocab)
+    made = train_bpe(texts, vocab, special_tokens=[MASK, PAD])
+    return Tokenizer(made.backend, bos=made.bos, eos=made.eos, ends_with_eos=True, config=made.config)
 
 
-def _pieces(source: str, config: TextConfig, *, held_out: bool) -> Iterator[Piece]:
-    """The documents of `source` that are trained on, or those that are held out."""
+def _pieces(config: TextConfig, *, held_out: bool = False) -> Iterator[Piece]:
+    """The documents of `data` that are trained on, or those that are held out."""
     if not config.validation_share:
-        return read_text(source)
-    return hold_out(lambda: read_text(source), config.validation_share, config.seed, held_out=held_out)
+        return read_text(config.data)
+    share, seed = config.validation_share, config.seed
+    return hold_out(lambda: read_text(config.data), share, seed, held_out=held_out)
 
 
 def hold_out(
@@ -122,24 +118,21 @@ def hold_out(
         size += len(piece.text)
     if documents > 1:
         count = min(documents - 1, max(1, round(share * documents)))
-        pick = Permutation(seed, 0, documents)
-        chosen = {pick(i) for i in range(count)}
+        chosen = {*map(Permutation(seed, 0, documents), range(count))}
         number = 0
         for piece in read():
             if (number in chosen) == held_out:
                 yield piece
             number += piece.ends
         return
-    cut, at = int(size * (1 - share)), 0
-    done = False
+    left, done = int(size * (1 - share)), False  # characters before the cut; whether it was made
     for piece in read():
-        inside = max(0, cut - at)
-        at += len(piece.text)
-        if done or at <= cut:
+        if done or len(piece.text) <= left:
+            left -= len(piece.text)
             if held_out == done:
                 yield piece
             continue
-        line = piece.text.rfind("\n", 0, inside) + 1 or inside
+        line = piece.text.rfind("\n", 0, left) + 1 or left
         done = True
         part = piece.text[line:] if held_out else piece.text[:line]
         if part:
@@ -171,29 +164,57 @@ def make_spec(config: TextConfig, vocab: int) -> ModelSpec:
                 f"the tokenizer has {vocab} tokens, but {config.model} has an embedding of {spec.vocab}"
             )
         return spec
-    family = FAMILIES.get(config.family or "")
-    is_encoder = family is not None and family.defaults.get("causal") is False
-    given = {
-        name: value
-        for name in ("width", "heads", "kv_heads", "hidden", "tied")
-        if (value := getattr(config, name)) is not None
-    }
+    names = ("width", "heads", "kv_heads", "hidden", "tied")
+    given: dict[str, Any] = {name: v for name in names if (v := getattr(config, name)) is not None}
     depth = config.depth or DEPTH
-    width = given.get("width", 64 * depth)
-    heads = given.get("heads", max(1, width // 64) if "width" in given else depth)
+    width = given.setdefault("width", 64 * depth)
+    heads = given.setdefault("heads", max(1, width // 64))
     if width % heads:
         raise ConfigError(f"width {width} cannot be split into {heads} heads; give heads that divide it")
-    given |= {"width": width, "heads": heads, "head_dim": width // heads}
-    if is_encoder:
-        return changed(encoder_spec(config, vocab, depth, given), config)
-    patterns = layer_patterns(config.patterns)
-    # transformers says "a window in some layers" in ministral's config only (plain llama has none).
-    usual = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
-    kind = FAMILIES.get(usual, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
-    given.setdefault("hidden", kind.hidden(width))
-    given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
-    spec = ModelSpec.of_depth(depth, vocab, context=config.context, patterns=patterns, family=usual, **given)
-    return changed(spec, config)
+    given["head_dim"] = width // heads
+    kind = FAMILIES.get(config.family or "")
+    if kind is not None and kind.defaults.get("causal") is False:
+        spec = _encoder_spec(config, vocab, depth, given)
+    else:
+        patterns = _layer_patterns(config.patterns or "Causal()")
+        # transformers says "a window in some layers" in ministral's config only (plain llama has none).
+        usual = config.family or ("llama" if set(patterns) == {Causal()} else "ministral")
+        kind = FAMILIES.get(usual, FAMILIES["llama"])  # an unknown one is refused by `of_depth`
+        given.setdefault("hidden", kind.hidden(width))
+        given.setdefault("kv_heads", kind.kv_heads(heads, next(g for g in (4, 2, 1) if heads % g == 0)))
+        spec = ModelSpec.of_depth(
+            depth, vocab, context=config.context, patterns=patterns, family=usual, **given
+        )
+    if config.dropout is not None:
+        spec = replace(spec, dropout=config.dropout, attention_dropout=config.dropout)
+    return spec if config.linear is None else spec.with_linear(LinearAttentionSpec(config.linear))
+
+
+def _encoder_spec(config: TextConfig, vocab: int, depth: int, sizes: dict[str, Any]) -> ModelSpec:
+    """An encoder with the usual values of its family for what `sizes` and the settings leave open: a feed-forward of
+    4 widths, as many kv heads as query heads, and, where positions are a table, one of `context` rows."""
+    assert config.family is not None
+    usual: dict[str, Any] = {"kv_heads": sizes["heads"], "hidden": 4 * sizes["width"]}
+    positions = FAMILIES[config.family].defaults.get("positions")
+    if isinstance(positions, Learned):
+        usual["positions"] = replace(positions, size=config.context)
+    patterns = None if config.patterns is None else _layer_patterns(config.patterns)
+    return ModelSpec.of(
+        config.family,
+        vocab=vocab,
+        layers=depth,
+        trained_context=config.context,
+        patterns=patterns,
+        **(usual | sizes),
+    )
+
+
+def _layer_patterns(text: str) -> list[Pattern]:
+    """`Window.last(128); Causal()` as patterns, one per layer, to be repeated."""
+    try:
+        return [parse(part) for part in text.split(";")]
+    except PatternError as error:
+        raise ConfigError(f"patterns: {error}") from None
 
 
 def first_model(config: TextConfig, vocab: int) -> Decoder | Encoder:

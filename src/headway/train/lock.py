@@ -93,17 +93,16 @@ def _sign(descriptor: int, path: Path) -> None:
             "--out (out=...)"
         )
     since = datetime.now().astimezone().isoformat(timespec="seconds")
-    text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since})
+    own = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, (text + "\n").encode(), 0)
+    os.pwrite(descriptor, (json.dumps(own) + "\n").encode(), 0)
 
 
 def _holder(descriptor: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:  # its process has only begun to write
+        return dict(json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):  # its process has only begun to write
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _named(holder: dict[str, Any]) -> str:

@@ -1,11 +1,16 @@
-"""What a run writes down about itself: metrics.jsonl, and the picture of it."""
+"""What a run says of itself: metrics.jsonl, the picture of it, and progress on stderr."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headway.checkpoints.storage.files import atomic_write
 
@@ -13,8 +18,8 @@ METRICS, CURVE = "metrics.jsonl", "loss.png"
 
 
 class MetricsLog:
-    """One JSON object per line, flushed line by line. On resume, what is later than the checkpoint is dropped,
-    so that every step is there once. A context manager: the file is closed in the end."""
+    """One JSON object per line, written line by line. On resume, what is later than the checkpoint is dropped,
+    so that every step is there once."""
 
     def __init__(self, path: Path, after: int | None = None) -> None:
         self.path = path
@@ -22,18 +27,11 @@ class MetricsLog:
         if after is not None and path.exists():
             kept = [r for r in read_metrics(path) if "step" in r and r["step"] <= after]
         atomic_write(path, "".join(map(_line, kept)))  # a process that dies here loses none of them
-        self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
-        self._file.write(_line(record))
-        self._file.flush()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -42,54 +40,104 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; one that a dying process cut off is passed over."""
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+    """All whole lines; one that a dying process cut off has no bracket at its end, and is passed over."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+class Reporter:
+    """Says where the run is: a live bar on a terminal, one line every `every` steps elsewhere; `quiet` says nothing at
+    all. A context manager: the live bar ends with it."""
+
+    def __init__(
+        self, total: int | None, every: int, *, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self.total, self.every, self.quiet = total, every, quiet
+        self.stream = stream or sys.stderr
+        self._bar: Progress | None = None
+        if not quiet and self.stream.isatty():
+            count = MofNCompleteColumn() if total else TextColumn("step {task.fields[step]}")
+            columns = (count, BarColumn(bar_width=12), TextColumn("{task.description}"))
+            # What is printed to a stdout that goes elsewhere must go there, not above the bar.
+            console, here = Console(file=self.stream), sys.stdout.isatty()
+            self._bar = Progress(*columns, console=console, redirect_stdout=here)
+            self._task = self._bar.add_task("", total=total, step=0)
+            self._bar.start()
+
+    def step(self, record: dict[str, Any]) -> None:
+        """After a step; `record` is its line of metrics.jsonl."""
+        if self._bar is not None:
+            done, total = record["step"], self.total
+            if total is None:  # a run by the clock fills its bar by the clock
+                done, total = record["seconds"], record["seconds"] + record["eta_s"]
+            said = summary(record, short=True)
+            self._bar.update(self._task, completed=done, total=total, description=said, step=record["step"])
+        elif record["step"] % self.every == 0 or record["step"] == self.total:
+            of = f"/{self.total}" if self.total else ""
+            self.note(f"step {record['step']}{of}  {summary(record)}")
+
+    def note(self, text: str) -> None:
+        """A remark on a line of its own."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif not self.quiet:
+            print(text, file=self.stream, flush=True)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def summary(record: dict[str, Any], *, short: bool = False) -> str:
+    """`loss 3.412  1.71 bits/byte  5321 tok/s  lr 2.1e-03  |g| 0.82  eta 3:20`; `short` fits a bar on 80
+    columns."""
+    parts = ["loss -" if record["loss"] is None else f"loss {record['loss']:.3f}"]
+    if record.get("bits_per_byte") is not None:
+        parts.append(f"{record['bits_per_byte']:.3f} bits/byte")
+    if record.get("accuracy") is not None:
+        parts.append(f"accuracy {record['accuracy']:.3f}")
+    parts.append(f"{record['tokens_per_s']:.0f} tok/s")
+    if not short:
+        parts += [f"lr {record['lr']:.2e}", f"|g| {record['grad_norm']:.2f}"]
+    return "  ".join([*parts, f"eta {clock(record['eta_s'])}"])
+
+
+def clock(seconds: float) -> str:
+    """3:20, or 1:03:20."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
     """Bits per byte (or loss, where there are none) over steps as a PNG: every step, their running mean, and the
     held-out text."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     unit = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
     steps = [(r["step"], r[unit]) for r in records if "step" in r and r.get(unit) is not None]
     held = [(r["step"], r[f"val_{unit}"]) for r in records if "step" in r and f"val_{unit}" in r]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     if steps:
-        at, values = [s for s, _ in steps], [v for _, v in steps]
+        at, values = map(list, zip(*steps, strict=True))
         axes.plot(at, values, color="#9ecae1", linewidth=0.8, label="training, each step")
         axes.plot(at, _smooth(values), color="#08519c", linewidth=1.8, label="training, running mean")
         late = [*values[len(values) // 20 :], *(v for _, v in held)]  # the fall of the first steps may leave
         axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     if held:
-        axes.plot(
-            [s for s, _ in held], [v for _, v in held], "o-", color="#d94801", markersize=5, label="held out"
-        )
-        axes.annotate(
-            f"{held[-1][1]:.3f}",
-            held[-1],
-            textcoords="offset points",
-            xytext=(-6, 8),
-            ha="right",
-            color="#d94801",
-        )
+        color = "#d94801"
+        axes.plot(*zip(*held, strict=True), "o-", color=color, markersize=5, label="held out")
+        text = f"{held[-1][1]:.3f}"
+        axes.annotate(text, held[-1], xytext=(-6, 8), textcoords="offset points", ha="right", color=color)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "loss, nats per token")
     axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)
     figure.savefig(path)
@@ -97,10 +145,6 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
 
 def _smooth(values: list[float]) -> list[float]:
     """Exponential running mean over about a twentieth of the run, without its bias towards the first value."""
-    rate = 1.0 / max(1.0, len(values) / 20)
-    mean, weight, out = 0.0, 0.0, []
-    for value in values:
-        mean += rate * (value - mean)
-        weight += rate * (1.0 - weight)
-        out.append(mean / weight)
-    return out
+    kept = 1.0 - 1.0 / max(1.0, len(values) / 20)
+    means = accumulate(values, lambda mean, value: kept * mean + (1.0 - kept) * value, initial=0.0)
+    return [mean / (1.0 - kept**count) for count, mean in enumerate(means) if count]

@@ -1,4 +1,6 @@
-"""Micro batches side by side: a few threads that compute alone, instead of one that calls for help at every product.
+"""What computes micro batches: in which number format, on how many threads, with which weights.
+
+Micro batches run side by side: a few threads compute alone, instead of one that calls for help at every product.
 
 Torch's threads meet at the end of every operation. In a small model that is thousands of meetings a step, and when
 another process holds one of the cores, everybody waits for it every time. Workers meet once a step.
@@ -6,20 +8,25 @@ another process holds one of the cores, everybody waits for it every time. Worke
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from headway.choice import Choice
 from headway.errors import ConfigError
+from headway.hardware import bf16_native, cpu_name
 from headway.models import ModelSpec, cost
+from headway.train.text_config import TextConfig
 
 GRADIENT_BYTES = 1 << 30
 T = TypeVar("T")
 R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class MicrobatchPool:
@@ -31,7 +38,6 @@ class MicrobatchPool:
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
-        self._before = torch.get_num_threads()
 
     def map(self, run: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """`run` of every item, results in the order of the items whoever is done first."""
@@ -44,23 +50,21 @@ class MicrobatchPool:
             torch.set_num_threads(1)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
             torch.set_num_threads(self._before)
 
 
-def choose_workers(
-    asked: int | None, *, threads: int, micro_batches: int, spec: ModelSpec, dtype: torch.dtype
-) -> Choice:
-    """How many micro batches of a step run side by side; `what` is the number.
+def choose_workers(config: TextConfig, spec: ModelSpec, dtype: torch.dtype) -> Choice:
+    """How many micro batches of a step run side by side; `what` is the number. `dtype` computes.
 
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
+    asked, threads = config.workers, config.threads or torch.get_num_threads()
+    micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
     kinds = ("attention_dropout", "dropout", "activation_dropout")
     which = next((f"{kind.replace('_', ' ')} {p}" for kind in kinds if (p := getattr(spec, kind))), None)
     if which is not None:
@@ -76,3 +80,72 @@ def choose_workers(
     if threads > 1 and held > GRADIENT_BYTES:
         return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")
     return Choice(str(min(threads, micro_batches)), "micro batches side by side, one CPU thread each")
+
+
+def choose_precision(asked: str) -> Choice:
+    """The dtype of matrix products for `dtype=asked`; `what` is "bf16" or "fp32".
+
+    Raises ConfigError for fp16: CPUs without native fp16 products are some 500 times slower in it than in
+    bf16, and its range needs loss scaling.
+    """
+    if asked == "fp16":
+        raise ConfigError(
+            "dtype=fp16 was asked for, but training on a CPU in fp16 is some 500 times slower than in bf16 and "
+            "overflows at 65504; use dtype=bf16 (same size, range of fp32) or dtype=fp32"
+        )
+    if asked == "fp32":
+        return Choice("fp32", "asked for")
+    if asked == "bf16":
+        slow = "" if bf16_native() else f", although {cpu_name()} has no bf16 instructions: slower than fp32"
+        return Choice("bf16", "asked for" + slow)
+    if bf16_native():
+        return Choice("bf16", "this CPU multiplies bf16 natively", rejected=(("fp32", "slower here"),))
+    return Choice("fp32", "this CPU has no bf16 instructions", rejected=(("bf16", "emulated here"),))
+
+
+class MasterWeights(Generic[M]):
+    """fp32 weights that are trained, and the modules that compute with them.
+
+    In fp32 the module that computes is the trained one; in bf16 it is a copy. A copy rather than autocast: under
+    autocast every activation is cast on its way into every product and the residual stream stays fp32, which costs
+    more time than the products of a small model.
+
+    `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
+    their `.backward()` at the same time. `collect` adds what they hold to the fp32 gradients, in the order of the
+    replicas, so that the sum does not depend on which was done first.
+
+    Args:
+        master: the module that is trained.
+        dtype: of the weights that compute.
+        replicas: micro batches that run at the same time.
+    """
+
+    def __init__(self, master: M, dtype: torch.dtype, replicas: int = 1) -> None:
+        self.master = master
+        self.compute: M = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        self.replicas = [self.compute, *(_sharing(self.compute) for _ in range(replicas - 1))]
+
+    def collect(self) -> None:
+        """Add the gradients of the replicas to `.grad` of the fp32 weights, and drop them."""
+        for replica in self.replicas:
+            if replica is self.master:
+                continue  # its gradients are the master's
+            for own, copied in zip(self.master.parameters(), replica.parameters(), strict=True):
+                if copied.grad is not None:
+                    own.grad = copied.grad.float() if own.grad is None else own.grad.add_(copied.grad)
+                    copied.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """After an optimizer step: the weights that compute take the new values."""
+        if self.compute is not self.master:
+            for own, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
+                copied.copy_(own)
+
+
+def _sharing(module: M) -> M:
+    """A copy of a module whose parameters and buffers are the same memory, with `.grad` of their own."""
+    memo: dict[int, Tensor] = {id(b): b for b in module.buffers()}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(p.detach(), requires_grad=p.requires_grad)
+    return copy.deepcopy(module, memo)

@@ -1,10 +1,10 @@
-"""Parameter groups by structure, and the optimizers over them."""
+"""Parameter groups by structure, the optimizers over them, and their learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,7 @@ from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.text_config import TextConfig
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """Every trainable parameter once, by what it is.
 
     Attributes:
@@ -29,39 +28,25 @@ class Groups:
     embeddings: dict[str, nn.Parameter]
     vectors: dict[str, nn.Parameter]
 
-    @property
-    def count(self) -> int:
-        """Trainable numbers over all groups."""
-        return sum(p.numel() for group in self for p in group.values())
-
-    def __iter__(self) -> Iterator[dict[str, nn.Parameter]]:
-        return iter((self.matrices, self.embeddings, self.vectors))
-
 
 def parameter_groups(model: nn.Module) -> Groups:
     """Sort the trainable parameters by the structure of the model, not by names.
 
     A parameter of an `nn.Embedding`, and one that an embedding shares (a tied head), is an embedding, and so
     is the last linear layer, whose rows are vocabulary entries as well when its width is the vocabulary's.
-    Otherwise two axes or more make a matrix, fewer a vector. The groups are asserted to hold every trainable
-    parameter exactly once.
+    Otherwise two axes or more make a matrix, fewer a vector.
     """
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    looked_up = {id(m.weight) for m in tables}
     sizes = {m.num_embeddings for m in tables}
-    heads = {id(m.weight) for m in model.modules() if isinstance(m, OutputLayer)}
-    heads |= {id(m.weight) for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes}
+    heads: list[nn.Linear] = [m for m in model.modules() if isinstance(m, OutputLayer)]
+    heads += [m for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes]
+    entries = {id(m.weight) for m in (*tables, *heads)}
     groups = Groups({}, {}, {})
     for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
-        if id(p) in looked_up or id(p) in heads:
-            groups.embeddings[name] = p
-        elif p.dim() >= 2:
-            groups.matrices[name] = p
-        else:
-            groups.vectors[name] = p
-    assert groups.count == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if p.requires_grad:
+            by_axes = groups.matrices if p.dim() >= 2 else groups.vectors
+            group = groups.embeddings if id(p) in entries else by_axes
+            group[name] = p
     return groups
 
 
@@ -80,11 +65,8 @@ class Optimizer:
         parts: Sequence[tuple[float, torch.optim.Optimizer]],
         workers: MicrobatchPool | None = None,
     ) -> None:
-        self.parameters, self._parts, self.workers = (
-            dict(parameters),
-            list(parts),
-            workers or MicrobatchPool(1),
-        )
+        self.parameters, self._parts = dict(parameters), list(parts)
+        self.workers = workers or MicrobatchPool(1)
 
     @staticmethod
     def of(groups: Groups, config: TextConfig, workers: MicrobatchPool | None = None) -> Optimizer:
@@ -95,28 +77,20 @@ class Optimizer:
         """
         workers = workers or MicrobatchPool(1)
         rest = [*groups.embeddings.values(), *groups.vectors.values()]
-        matrices = list(groups.matrices.values())
+        matrices, decay = list(groups.matrices.values()), config.weight_decay
         adam: list[dict[str, Any]] = [{"params": rest, "weight_decay": 0.0}]
         if config.optimizer == "adamw":
-            adam.append({"params": matrices, "weight_decay": config.weight_decay})
-        parts: list[tuple[float, torch.optim.Optimizer]] = [
-            (
-                config.lr,
-                torch.optim.AdamW(
-                    [group for group in adam if group["params"]],
-                    lr=config.lr,
-                    betas=(config.beta1, config.beta2),
-                    eps=config.eps,
-                    fused=True,
-                ),
-            )
-        ]
-        if config.optimizer == "muon" and matrices:
+            adam.append({"params": matrices, "weight_decay": decay})
+        adam = [group for group in adam if group["params"]]
+        betas = config.beta1, config.beta2
+        adamw = torch.optim.AdamW(adam, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+        parts: list[tuple[float, torch.optim.Optimizer]] = [(config.lr, adamw)]
+        if config.optimizer == "muon":
             rate = config.matrix_lr or MATRIX_LR
             for share in shares(matrices, workers.count):
-                muon = torch.optim.Muon(share, lr=rate, weight_decay=config.weight_decay, momentum=0.95)
+                muon = torch.optim.Muon(share, lr=rate, weight_decay=decay, momentum=0.95)
                 parts.append((rate, muon))
-        return Optimizer({name: p for group in groups for name, p in group.items()}, parts, workers)
+        return Optimizer(groups.matrices | groups.embeddings | groups.vectors, parts, workers)
 
     @staticmethod
     def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optimizer:
@@ -138,8 +112,7 @@ class Optimizer:
             part.step()
             part.zero_grad(set_to_none=True)
 
-        for _ in self.workers.map(run, self._parts):
-            pass
+        list(self.workers.map(run, self._parts))
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ..."""
@@ -188,6 +161,22 @@ def shares(matrices: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]
         groups[least].append(p)
         load[least] += p.numel() * min(p.shape)
     return [group for group in groups if group]
+
+
+def learning_rate(progress: float, *, warmup: float, floor: float) -> float:
+    """Factor of the peak learning rate: a linear warm-up, then a half cosine down to `floor`.
+
+        p < w:   p / w
+        p >= w:  floor + (1 - floor) (1 + cos(pi (p - w) / (1 - w))) / 2
+
+    `progress` is the share of the run that is done when the step *ends*, in (0, 1]: (step + 1) / steps, or the
+    elapsed share of a time budget. So the first step of a run with a warm-up has a rate above 0, and the last
+    step has the floor. `warmup` and `floor` are shares too.
+    """
+    p = min(max(progress, 0.0), 1.0)
+    if p < warmup or warmup == 1.0:
+        return p / warmup
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * (p - warmup) / (1.0 - warmup)))
 
 
 MATRIX_LR = 0.02

@@ -6,10 +6,11 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,15 @@ from headway.checkpoints.storage.files import atomic_write
 from headway.errors import ConfigError
 from headway.models import cost
 from headway.report import cell
-from headway.train.callbacks import Callback, CallbackContext, Interrupted, StopRequest, TrainResult
-from headway.train.checkpoint import Machine, State
+from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
+from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, where_to_begin
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import model_spec
 from headway.train.lock import locked
-from headway.train.master_weights import DTYPES, choose_precision
-from headway.train.metrics import CURVE, METRICS, MetricsLog, draw_curve, read_metrics
-from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.progress import Reporter, clock
-from headway.train.run_folder import CONFIG, FINAL, checkpoint_path, checkpoints, where_to_begin
+from headway.train.metrics import CURVE, METRICS, MetricsLog, Reporter, clock, draw_curve, read_metrics
+from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.tasks import find_task, text_task_of
 from headway.train.tasks.base import StepStats, Task
 from headway.train.text_config import TextConfig
@@ -71,9 +69,9 @@ def train(
                 shutil.rmtree(out / left, ignore_errors=True)
         task = find_task(str(config.task))(config, out, start, dtype)
         with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
-            for said in (remark, f"{precision.what}: {precision.why}"):
-                if said is not None:
-                    reporter.note(said)
+            if remark is not None:
+                reporter.note(remark)
+            reporter.note(f"{precision.what}: {precision.why}")
             return Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter).go()
 
 
@@ -93,8 +91,13 @@ class Run:
     ) -> None:
         self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
         self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
-        self.pool, self.stop = MicrobatchPool(task.workers), StopRequest(reporter.note)
-        machine = Machine(torch.get_num_threads(), task.workers, task.micro_batch)
+        self.pool = MicrobatchPool(task.workers)
+        machine = {
+            "threads": torch.get_num_threads(),
+            "workers": task.workers,
+            "micro_batch": task.micro_batch,
+            "torch": str(torch.__version__),
+        }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         if start is not None:
             for remark in self.state.load(start):
@@ -117,36 +120,36 @@ class Run:
 
     def go(self) -> TrainResult:
         """To the end. Raises Interrupted after a signal, when the running step is done and saved."""
-        with self.log:
-            if self.start is None:
-                self.save()  # shows, before any work is done, that saving works
-            record: dict[str, Any] = {}
-            with self.pool:
-                with self.stop:
+        if self.start is None:
+            self.save()  # shows, before any work is done, that saving works
+        record: dict[str, Any] = {}
+        with self.pool:
+            with stop_request(self.say) as stop:
+                last = self.is_over
+                while not last:
+                    record = self.record(self.trainer.step())
+                    self.log.write(record)
+                    self.reporter.step(record)
                     last = self.is_over
-                    while not last:
-                        record = self.record(self.trainer.step())
-                        self.log.write(record)
-                        self.reporter.step(record)
-                        last = self.is_over
-                        self.between_steps(record, last)
-                self.measure(last=True)
-                self.save()
-            return self.finish(record)
+                    self.between_steps(record, last, stop)
+            self.measure(last=True)
+            self.save()
+        return self.finish(record)
 
     @property
     def is_over(self) -> bool:
         """Whether the last step is done, or the time is over."""
         steps, seconds = self.task.steps, self.config.max_seconds
-        by_steps = steps is not None and self.state.progress.step >= steps
-        return by_steps or (seconds is not None and self.trainer.seconds >= seconds)
+        if steps is not None and self.state.progress.step >= steps:
+            return True
+        return seconds is not None and self.trainer.seconds >= seconds
 
     def record(self, stats: StepStats) -> dict[str, Any]:
         """A step's line of metrics.jsonl."""
         progress, steps, limit = self.state.progress, self.task.steps, self.config.max_seconds
         epoch = self.task.epoch(progress.step)
-        left = [] if steps is None else [(steps - progress.step) * stats.seconds]
-        left += [] if limit is None else [max(0.0, limit - self.trainer.seconds)]
+        by_steps = math.inf if steps is None else (steps - progress.step) * stats.seconds
+        by_clock = math.inf if limit is None else max(0.0, limit - self.trainer.seconds)
         return {
             "step": progress.step,
             **({} if epoch is None else {"epoch": epoch}),
@@ -158,37 +161,35 @@ class Run:
             "grad_norm": stats.grad_norm,
             **self.task.metrics(stats),
             "seconds": self.trainer.seconds,
-            "eta_s": min(left),
+            "eta_s": min(by_steps, by_clock),
         }
 
-    def between_steps(self, record: dict[str, Any], last: bool) -> None:
-        """What is due between two steps, or after the last one."""
-        number, config = self.state.progress.step, self.config
-        if config.eval_every and number % config.eval_every == 0 and not last:
-            self.measure(last=False)
-        if config.save_every and number % config.save_every == 0 and not last:
-            self.save()
-        if self.stop.asked and not last:
-            raise Interrupted(self.save())
+    def between_steps(self, record: dict[str, Any], last: bool, stop: Callable[[], bool]) -> None:
+        """What is due between two steps, or after the last one; `stop` says whether a signal has come."""
+        step, config = self.state.progress.step, self.config
+        if not last:
+            if config.eval_every and step % config.eval_every == 0:
+                self.measure(last=False)
+            if config.save_every and step % config.save_every == 0:
+                self.save()
+            if stop():
+                raise Interrupted(self.save())
         for i, callback in enumerate(self.callbacks):
             now = time.monotonic()
-            if last or callback.is_due(number, now - self.called[i]):
+            if last or callback.is_due(step, now - self.called[i]):
                 self.called[i] = now
                 self.call(callback, record, last)
 
     def call(self, callback: Callback, record: dict[str, Any], last: bool) -> None:
         """Call a callback, which leaves model and random state as they are."""
-        model, kept = self.trainer.weights.compute, torch.get_rng_state()
+        model, tokenizer = self.trainer.weights.compute, self.task.tokenizer
         step, seconds = self.state.progress.step, self.trainer.seconds
         model.eval()
         try:
-            with torch.no_grad():
-                callback.function(
-                    CallbackContext(step, seconds, last, record, model, self.task.tokenizer, self.say)
-                )
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                callback.function(CallbackContext(step, seconds, last, record, model, tokenizer, self.say))
         finally:
             model.train()
-            torch.set_rng_state(kept)
 
     def measure(self, *, last: bool) -> None:
         """Evaluate on held-out data, if there is any."""
@@ -201,7 +202,7 @@ class Run:
     def save(self) -> Path:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
         self.state.progress.seconds = self.trainer.seconds
-        path = checkpoint_path(self.out, self.state.progress.step)
+        path = self.out / f"checkpoint-{self.state.progress.step}"
         self.state.save(path)
         for old in checkpoints(self.out)[: -self.config.keep_last]:
             disk.remove(old)
@@ -250,12 +251,11 @@ def with_task(config: TrainConfig) -> TrainConfig:
 @contextmanager
 def seeded(seed: int, threads: int | None) -> Iterator[None]:
     """While open, torch draws from `seed` (dropout; a checkpoint brings its own state) on `threads` CPU threads."""
-    before, generator = torch.get_num_threads(), torch.get_rng_state()
-    try:
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.set_rng_state(generator)
+        try:
+            torch.set_num_threads(threads or before)
+            yield
+        finally:
+            torch.set_num_threads(before)

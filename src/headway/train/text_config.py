@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
-
-from pydantic import model_validator
 
 from headway.train.config import TASK, TrainConfig, setting
 
@@ -211,47 +208,40 @@ class TextConfig(TrainConfig):
     )
     sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TextConfig:
-        for problem in _contradictions(self):
-            raise ValueError(problem)
-        return self
-
     @property
     def rows_per_step(self) -> int:
         """Rows of `context` tokens in one optimizer step."""
         return self.batch_tokens // self.context
 
-
-def _contradictions(config: TextConfig) -> Iterable[str]:
-    """Each pair of settings that cannot both be meant, as a sentence."""
-    lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(config, name) is not None]
-    if len(lengths) > 1:
-        yield f"{' and '.join(lengths)} all say how long the run is; give one of them"
-    if config.batch_tokens < config.context:
-        yield (
-            f"batch_tokens {config.batch_tokens} holds no row of context {config.context}; raise it "
-            f"to at least {config.context} or lower context"
-        )
-    if config.micro_batch is not None and config.micro_batch > config.rows_per_step:
-        yield (
-            f"micro_batch {config.micro_batch} is more than the {config.rows_per_step} rows of a step "
-            f"(batch_tokens {config.batch_tokens} / context {config.context})"
-        )
-    shaped = [name for name in FROM_SCRATCH if getattr(config, name) is not None]
-    if config.model is not None and shaped:
-        yield (
-            f"model {config.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model"
-        )
-    if config.tokenizer is not None and config.vocab is not None:
-        yield "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them"
-    if config.tokenizer is not None and config.units is not None:
-        yield "units says which tokenizer is to be trained, but tokenizer is given too; give one of them"
-    if config.linear is not None and config.patterns is not None:
-        yield "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out"
-    if config.validation is not None and config.validation_share:
-        yield "validation and validation_share both say what is held out; give one of them"
-    if config.matrix_lr is not None and config.optimizer != "muon":
-        yield f"matrix_lr is Muon's learning rate, but optimizer is {config.optimizer}; use lr"
-    if config.sample_every is not None and not config.sample_prompts:
-        yield "sample_every is given without sample_prompts: there is nothing to continue"
+    def contradictions(self) -> dict[str, bool]:
+        """See `TrainConfig`."""
+        lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
+        shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
+        return {
+            f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
+            f"batch_tokens {self.batch_tokens} holds no row of context {self.context}; raise it to at least "
+            f"{self.context} or lower context": self.rows_per_step < 1,
+            f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step (batch_tokens "
+            f"{self.batch_tokens} / context {self.context})": (self.micro_batch or 0) > self.rows_per_step,
+            f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model": (
+                self.model is not None and bool(shaped)
+            ),
+            "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them": (
+                self.tokenizer is not None and self.vocab is not None
+            ),
+            "units says which tokenizer is to be trained, but tokenizer is given too; give one of them": (
+                self.tokenizer is not None and self.units is not None
+            ),
+            "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out": (
+                self.linear is not None and self.patterns is not None
+            ),
+            "validation and validation_share both say what is held out; give one of them": (
+                self.validation is not None and self.validation_share > 0
+            ),
+            f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr": (
+                self.matrix_lr is not None and self.optimizer != "muon"
+            ),
+            "sample_every is given without sample_prompts: there is nothing to continue": (
+                self.sample_every is not None and not self.sample_prompts
+            ),
+        }

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 
 from headway.errors import HeadwayError
-from headway.train.master_weights import MasterWeights
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import M, Objective, StepStats
+from headway.train.tasks.base import Objective, StepStats
 
 Schedule = Callable[[int, float], float]
 """(step from 0, seconds of training) -> factor of the peak learning rates."""

@@ -24,8 +24,7 @@ from headway.errors import ConfigError, DataError
 from headway.models import Model, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.train import Objective, fit
-from headway.train.optimizer import Optimizer
-from headway.train.schedule import learning_rate
+from headway.train.optimizer import Optimizer, learning_rate
 from headway_lab.profiling import one_thread
 
 VOCAB, MASK = 256, 0  # text of Python modules has no byte 0

@@ -5,7 +5,6 @@ Importing this imports no torch; finding a task does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,42 +45,23 @@ def find_task(name: str) -> type[Task[Any]]:
 
 def text_tasks() -> dict[str, type[TextTask]]:
     """The tasks of the table that train on text alone."""
-    from headway.train.tasks.text import TextTask
-
-    found = {name: find_task(name) for name in TASKS}
-    return {name: task for name, task in found.items() if issubclass(task, TextTask)}
+    found: dict[str, type[Any]] = {name: find_task(name) for name in TASKS}
+    return {name: task for name, task in found.items() if issubclass(task.settings, TextConfig)}
 
 
 def text_task_of(spec: ModelSpec) -> str:
     """What trains a model of this spec on text alone. Raises ConfigError where nothing does."""
-    reasons: list[str] = []
-    for name, task in text_tasks().items():
-        reason = task.unsupported(spec)
+    reasons = {name: task.unsupported(spec) for name, task in text_tasks().items()}
+    for name, reason in reasons.items():
         if reason is None:
             return name
-        reasons.append(f"{name}: {reason}")
-    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {'; '.join(reasons)}")
+    said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {said}")
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:
     """The settings of a task; those of training on text where None is given."""
-    return TextConfig if name is None else find_task(name).settings
-
-
-def make_config(values: Mapping[str, Any], where: str = "the settings") -> TrainConfig:
-    """The settings of a mapping, by the class of its `task`.
-
-    Raises ConfigError for what `TrainConfig.of` refuses, and names the task that has a setting which this one has
-    not."""
-    name = values.get("task")
-    kind = settings_of(None if name is None else str(name))
-    for key in values:
-        if key not in kind.model_fields and (others := tasks_with(str(key))):
-            raise ConfigError(
-                f"{where}: {key} is a setting of task {' and '.join(others)}, and this is "
-                f"{name or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
-            )
-    return kind.of(values, where)
+    return TextConfig if name is None else find_task(str(name)).settings
 
 
 def tasks_with(key: str) -> list[str]:

@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import M, MicrobatchPool
 from headway.train.optimizer import Optimizer
-
-M = TypeVar("M", bound=nn.Module)
 
 
 class Sums(NamedTuple):
@@ -66,8 +64,6 @@ class Objective(ABC, Generic[M]):
     `batches` is all that training in memory needs (`headway.train.trainer.fit`), where batches are
     `headway.data.Batch`; others need a `count` and a `loss` of their own.
     """
-
-    tokenizer: Tokenizer | None = None
 
     @abstractmethod
     def batches(self, step: int) -> Sequence[Any]:

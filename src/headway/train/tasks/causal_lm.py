@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from typing import Any
 
-import torch
-
+from headway.checkpoints.restore import as_decoder
 from headway.data import Rows, TokenFile
 from headway.errors import ConfigError
+from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import ModelSpec
 from headway.text import Tokenizer
-from headway.train.callbacks import Callback
-from headway.train.sampling import continued
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
 from headway.train.text_config import TextConfig
@@ -24,11 +22,6 @@ class CausalLM(TextTask):
 
     next_command = "headway generate {model} --prompt '...'"
     in_template = True
-
-    def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
-        super().__init__(config, folder, start, dtype)
-        file = self.train_rows.file
-        self.bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
@@ -49,11 +42,28 @@ class CausalLM(TextTask):
     def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> Rows:
         return Rows(file, config.context)
 
-    def callbacks(self) -> list[Callback]:
-        """See `Task`: prompts are continued."""
-        return [continued(self.config, self.tokenizer)] if self.config.sample_prompts else []
+    def encoded_prompts(self) -> list[list[int]]:
+        config = self.config
+        prompts = [self.tokenizer.encode(text, eos=False) for text in config.sample_prompts]
+        for text, ids in zip(config.sample_prompts, prompts, strict=True):
+            if not ids or len(ids) + config.sample_tokens > config.context:
+                raise ConfigError(
+                    f"sample prompt {text!r} of {len(ids)} tokens and sample_tokens {config.sample_tokens} do not fit "
+                    f"context {config.context} (at least one token is needed); shorten one of them"
+                )
+        return prompts
+
+    def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
+        """See `TextTask`: what follows, greedily, so that what changes is the model."""
+        eos = () if self.tokenizer.eos is None else (self.tokenizer.eos,)
+        greedy, most = Sampling(temperature=0.0), self.config.sample_tokens
+        settings = GenerationConfig(max_new_tokens=most, sampling=greedy, eos=eos)
+        found = generate(as_decoder(model), prompts, settings, tokenizer=self.tokenizer)
+        return [f"|{continued.text}" for continued in found]
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """See `TextTask`: the loss times the average tokens per byte of the training text."""
-        known = stats.loss is not None and self.bytes_per_token
-        return {"bits_per_byte": (stats.loss or 0.0) / math.log(2) / self.bytes_per_token if known else None}
+        file = self.train_rows.file
+        bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
+        known = stats.loss is not None and bytes_per_token
+        return {"bits_per_byte": (stats.loss or 0.0) / math.log(2) / bytes_per_token if known else None}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.data import MaskedRows, TokenFile
+import torch
+
+from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
+from headway.data.masking import SHARE
+from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.text import Tokenizer
-from headway.train.callbacks import Callback
-from headway.train.sampling import filled_in
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
 from headway.train.text_config import TextConfig
@@ -40,17 +42,31 @@ class MaskedLM(TextTask):
 
     @classmethod
     def rows(cls, file: TokenFile, config: TextConfig, tokenizer: Tokenizer, spec: ModelSpec) -> MaskedRows:
-        given: dict[str, Any] = {}
-        if config is not None:
-            names = {"share": "mask_share", "whole_words": "whole_words", "packed": "pack", "seed": "seed"}
-            given = {
-                own: value for own, name in names.items() if (value := getattr(config, name)) is not None
-            }
-        return MaskedRows.of(file, config.context, tokenizer, global_first=spec.global_projections, **given)
+        template, packed = tokenizer.template, config.pack is not False
+        rows = FramedRows(file, config.context, prefix=template.prefix, suffix=template.suffix, packed=packed)
+        share = SHARE if config.mask_share is None else config.mask_share
+        masking = Masking.of(tokenizer, share=share, whole_words=bool(config.whole_words))
+        return MaskedRows(rows, masking, config.seed, HELD_OUT, spec.global_projections)
 
-    def callbacks(self) -> list[Callback]:
-        """See `Task`: masks in prompts are filled in."""
-        return [filled_in(self.config, self.tokenizer)] if self.config.sample_prompts else []
+    def encoded_prompts(self) -> list[list[int]]:
+        config, tokenizer = self.config, self.tokenizer
+        mask = tokenizer.need("mask")
+        prompts = [tokenizer.encode(text, special=True) for text in config.sample_prompts]
+        for text, ids in zip(config.sample_prompts, prompts, strict=True):
+            if mask not in ids or len(ids) > config.context:
+                raise ConfigError(
+                    f"sample prompt {text!r} of {len(ids)} tokens must have a mask to fill in "
+                    f"({tokenizer.token(mask)}) and fit context {config.context}"
+                )
+        return prompts
+
+    def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
+        """See `TextTask`: each mask becomes the token that the model finds most probable there."""
+        mask, found = self.tokenizer.need("mask"), []
+        for row in map(torch.tensor, prompts):
+            best = model(row[None])[0].argmax(-1)
+            found.append(self.tokenizer.decode(torch.where(row == mask, best, row).tolist()))
+        return [f" -> {text}" for text in found]
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """See `TextTask`: the share of the masked tokens that were found."""

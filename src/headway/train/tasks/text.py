@@ -4,24 +4,76 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from headway.data import Batch, MaskedRows, Rows, TokenFile
+from headway.data import Batch, MaskedRows, Rows, TokenFile, rows_from
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
-from headway.models import Decoder, Encoder, ModelSpec, cost
+from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
+from headway.train.callbacks import Callback, CallbackContext
 from headway.train.evaluation import Evaluation, evaluate
-from headway.train.inputs import check_model, first_model, model_spec, prepare
+from headway.train.inputs import first_model, model_spec, prepare
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
-from headway.train.optimizer import Optimizer, parameter_groups
-from headway.train.plan import Plan
-from headway.train.schedule import learning_rate
+from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.tasks.base import StepStats, Sums, Task
 from headway.train.text_config import TextConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of a run over a corpus of `rows` rows.
+
+    Attributes:
+        rows: rows of the corpus, each read once per epoch, in an order drawn by (seed, epoch).
+        rows_per_step: rows of one optimizer step.
+        total_rows: rows that all steps read together; None when the clock decides.
+        micro_batch: rows of one forward pass.
+    """
+
+    seed: int
+    rows: int
+    rows_per_step: int
+    total_rows: int | None
+    micro_batch: int
+
+    @staticmethod
+    def of(config: TextConfig, rows: int, workers: int = 1) -> Plan:
+        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
+
+        Where `micro_batch` is not given, the rows of a step are shared among `workers`."""
+        per_step = config.rows_per_step
+        total = config.steps * per_step if config.steps is not None else (config.epochs or 1) * rows
+        limit = total if config.max_seconds is None else None
+        return Plan(config.seed, rows, per_step, limit, config.micro_batch or -(-per_step // workers))
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps; None when the clock decides."""
+        return None if self.total_rows is None else -(-self.total_rows // self.rows_per_step)
+
+    def rows_of(self, step: int) -> list[int]:
+        """The rows that step `step` (from 0) reads, in order."""
+        first = step * self.rows_per_step
+        count = self.rows_per_step
+        if self.total_rows is not None:
+            count = min(count, self.total_rows - first)
+        assert count > 0, f"step {step} lies behind the last one"
+        return rows_from(self.seed, first, count, self.rows)
+
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """The same rows, cut into forward passes."""
+        rows = self.rows_of(step)
+        return [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
+
+    def epoch(self, step: int) -> float:
+        """Passes over the data after `step` steps."""
+        read = step * self.rows_per_step
+        return (read if self.total_rows is None else min(read, self.total_rows)) / self.rows
 
 
 class TextTask(Task[Decoder | Encoder]):
@@ -34,19 +86,14 @@ class TextTask(Task[Decoder | Encoder]):
     def __init__(self, config: TextConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
         self.config = config
         spec = model_spec(config)
-        self.check(config, spec)
-        check_model(config, spec)
+        self.check(config, spec)  # before a tokenizer is trained
         self.tokenizer, train, validation = prepare(config, folder, start, in_template=self.in_template)
         self.train_rows = self.rows(train, config, self.tokenizer, spec)
         self.held_rows = None if validation is None else self.rows(validation, config, self.tokenizer, spec)
         self.model = first_model(config, self.tokenizer.vocab_size)
         self.tokenizer.require_fits(self.model.spec.vocab)
         self.model.gradient_checkpointing = config.gradient_checkpointing
-        threads, passes = torch.get_num_threads(), -(-config.rows_per_step // (config.micro_batch or 1))
-        workers = choose_workers(
-            config.workers, threads=threads, micro_batches=passes, spec=self.model.spec, dtype=dtype
-        )
-        self.workers = int(workers.what)
+        self.workers = int(choose_workers(config, self.model.spec, dtype).what)
         self.plan = Plan.of(config, len(self.train_rows), self.workers)
         self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
         self.data = train.described()
@@ -64,6 +111,14 @@ class TextTask(Task[Decoder | Encoder]):
             raise ConfigError(
                 f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
             )
+        limit = spec.context_limit
+        if limit is not None and config.context > limit:
+            raise ConfigError(
+                f"context {config.context} is more than the {limit} tokens that {config.model or spec.family} can "
+                "take; lower context, or choose positions without a table (roformer, llama)"
+            )
+        with torch.device("meta"):
+            blank(spec, backend=config.backend)
 
     @classmethod
     @abstractmethod
@@ -76,6 +131,25 @@ class TextTask(Task[Decoder | Encoder]):
     @abstractmethod
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """How good a step's predictions were, besides their loss."""
+
+    @abstractmethod
+    def encoded_prompts(self) -> list[list[int]]:
+        """Ids of the settings' sample prompts. Raises ConfigError for one that does not fit."""
+
+    @abstractmethod
+    def completed(self, model: Any, prompts: list[list[int]]) -> list[str]:
+        """What the model makes of each of these prompts, as text."""
+
+    def callbacks(self) -> list[Callback]:
+        """See `Task`: the sample prompts are completed, so that one sees what is learned."""
+        prompts = self.encoded_prompts()
+
+        def sample(context: CallbackContext) -> None:
+            found = self.completed(context.model, prompts)
+            for text, said in zip(self.config.sample_prompts, found, strict=True):
+                context.say(f"step {context.step}: {text}{said}")
+
+        return [Callback(sample, every_steps=self.config.sample_every)] if prompts else []
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """See `Task`: AdamW, or Muon for the matrices."""

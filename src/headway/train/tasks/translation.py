@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import model_validator
 
 from headway.data.pairs import (
     END,
@@ -72,20 +72,18 @@ class TranslationConfig(TrainConfig):
     out: str = setting("runs/translation", "folder of the run", group="Output")
     log_every: int = setting(50, "a progress line every N steps", group="Output", unit="steps", ge=1)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TranslationConfig:
-        if (self.validation_source is None) != (self.validation_target is None):
-            raise ValueError("validation_source and validation_target belong together; give both, or none")
-        if self.eval_every is not None and self.validation_source is None:
-            raise ValueError("eval_every needs validation_source and validation_target")
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
-        if self.batch_tokens < self.context:
-            raise ValueError(
-                f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one "
-                "or lower the other"
-            )
-        return self
+    def contradictions(self) -> dict[str, bool]:
+        """See `TrainConfig`."""
+        one_sided = (self.validation_source is None) != (self.validation_target is None)
+        return {
+            "validation_source and validation_target belong together; give both, or none": one_sided,
+            "eval_every needs validation_source and validation_target": (
+                self.eval_every is not None and self.validation_source is None
+            ),
+            f"width {self.width} is not a multiple of {self.heads} heads": self.width % self.heads != 0,
+            f"batch_tokens {self.batch_tokens} holds no sentence of context {self.context}; raise the one or lower the "
+            "other": self.batch_tokens < self.context,
+        }
 
 
 class Translation(Task[EncoderDecoder]):
@@ -112,7 +110,8 @@ class Translation(Task[EncoderDecoder]):
         assert isinstance(model, EncoderDecoder)
         self.model, self.steps, self.data = model, config.steps, self.train.described()
         self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
-        self._epoch = 0, self._batches(0)
+        self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
+        self.steps_per_epoch = len(self.rows_of_epoch(0))
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """See `Task`: Adam, without decay."""
@@ -131,7 +130,7 @@ class Translation(Task[EncoderDecoder]):
         return [self.train.batch(self._rows(step), label_smoothing=self.config.label_smoothing)]
 
     def epoch(self, steps: int) -> float:
-        return steps / len(self._epoch[1])
+        return steps / self.steps_per_epoch
 
     def where(self, step: int) -> str:
         pairs = ", ".join(str(row + 1) for row in self._rows(step))
@@ -153,13 +152,8 @@ class Translation(Task[EncoderDecoder]):
 
     def _rows(self, step: int) -> list[int]:
         """The pairs that step `step` reads."""
-        epoch, index = divmod(step, len(self._epoch[1]))
-        if epoch != self._epoch[0]:
-            self._epoch = epoch, self._batches(epoch)
-        return self._epoch[1][index]
-
-    def _batches(self, epoch: int) -> list[list[int]]:
-        return batches(self.train, self.config.batch_tokens, self.config.seed, epoch)
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return self.rows_of_epoch(epoch)[index]
 
 
 def inverse_sqrt(step: int, width: int, warmup: int) -> float:
