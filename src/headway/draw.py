@@ -71,11 +71,6 @@ def pattern_text(pattern: Pattern, count: int, tokens: Tokens | None = None, uni
     )
 
 
-def parts_of(pattern: Pattern) -> list[Pattern]:
-    """The parts of a union, which have colours of their own in pictures; any other pattern itself."""
-    return list(pattern.parts) if isinstance(pattern, Or) else [pattern]
-
-
 def draw_patterns(
     figure: Any,
     patterns: Sequence[Pattern],
@@ -109,7 +104,8 @@ def draw_pattern(axes: Any, pattern: Pattern, tokens: Tokens, title: str = "", l
 
     The first line of `title` is its name, the rest is set small; `legend` names the parts of a union
     below."""
-    parts, count = parts_of(pattern), tokens.count
+    parts = list(pattern.parts) if isinstance(pattern, Or) else [pattern]
+    count = tokens.count
     cells = np.zeros((count, count), dtype=int)
     for number, part in reversed(list(enumerate(parts, start=1))):
         cells[visible(part, tokens, tokens)[0, 0].numpy()] = number

@@ -40,13 +40,11 @@ def gemm_peak(dtype: torch.dtype = torch.float32) -> float:
         raise BackendError(
             f"gemm_peak measures floating-point products, not {dtype}; ask for float32 or bfloat16"
         )
-    n, seconds = 256, 0.0
-    while True:  # grow until one product is long enough to be timed well; a slow dtype stops early
+    for n in (256, 512, 1024, 2048):  # until one product is long enough to be timed well
         a = torch.ones(n, n, dtype=dtype)
         seconds = _best(lambda a=a: a @ a, repeats=6 if n <= 512 else 3)  # type: ignore[misc]
-        if seconds > 0.05 or n == 2048:
+        if seconds > 0.05:
             break
-        n *= 2
     more = _best(lambda: a @ a, repeats=max(2, int(MEASURE_SECONDS / seconds)))
     return 2.0 * n**3 / min(seconds, more)
 

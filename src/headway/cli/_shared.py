@@ -100,7 +100,20 @@ class TextsRun(BatchRun):
 
     def read(self) -> list[str]:
         """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
-        return read_texts(self.texts, self.file)
+        if self.texts and self.file is not None:
+            raise typer.BadParameter("texts are given twice, as arguments and as --file")
+        if self.file is not None:
+            from headway.data.pairs import read_lines
+
+            return read_lines(self.file)
+        if self.texts and self.texts != ["-"]:
+            return self.texts
+        if sys.stdin.isatty():
+            note("texts, one a line, ended by Ctrl-D:")
+        lines = [line for line in read_stdin().splitlines() if line.strip()]
+        if not lines:
+            raise DataError("no texts: give them as arguments, or one a line on standard input")
+        return lines
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,24 +189,6 @@ def read_prompt() -> str:
     if sys.stdin.isatty():
         note("the prompt, ended by Ctrl-D:")
     return read_stdin().removesuffix("\n")
-
-
-def read_texts(texts: list[str] | None, file: Path | None = None) -> list[str]:
-    """The texts of the arguments, of a file, or of standard input. Raises DataError when there are none."""
-    if texts and file is not None:
-        raise typer.BadParameter("texts are given twice, as arguments and as --file")
-    if file is not None:
-        from headway.data.pairs import read_lines
-
-        return read_lines(file)
-    if texts and texts != ["-"]:
-        return texts
-    if sys.stdin.isatty():
-        note("texts, one a line, ended by Ctrl-D:")
-    lines = [line for line in read_stdin().splitlines() if line.strip()]
-    if not lines:
-        raise DataError("no texts: give them as arguments, or one a line on standard input")
-    return lines
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.template import UNTYPED, A, Template
+from headway.text.template import BARE
 from headway.text.tokenizer_config import decoded, is_id, parsed, short, token_names
 from headway.text.vocabulary import LARGEST_ID, add_controls, byte_level_alphabet
 
@@ -230,5 +230,5 @@ def build_ranks(ranks: list[bytes], specials: list[str]) -> Backend:
     backend.pre_tokenizer = split_by(SPLIT)
     backend.decoder = decoders.ByteLevel()
     add_controls(backend, specials)
-    backend.post_processor = Template((A,), UNTYPED).beginning(len(ranks), True).processor(backend)
+    backend.post_processor = BARE.beginning(len(ranks), True).processor(backend)
     return backend

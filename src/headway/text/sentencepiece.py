@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text.template import UNTYPED, A, Template
+from headway.text.template import BARE
 from headway.text.vocabulary import SPACE, add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
@@ -159,11 +159,10 @@ def build(spec: Pieces, *, sentinels: int = 0) -> Backend:
     add_controls(backend, [*spec.of_kind(CONTROL), *spec.of_kind(UNKNOWN)])
     backend.add_tokens([AddedToken(piece, normalized=False) for piece in spec.of_kind(USER_DEFINED)])
     add_controls(backend, [f"<extra_id_{i}>" for i in reversed(range(sentinels))])
-    template = Template((A,), UNTYPED)
     if spec.bos is not None:
-        backend.post_processor = template.beginning(spec.bos, True).processor(backend)
+        backend.post_processor = BARE.beginning(spec.bos, True).processor(backend)
     elif spec.eos is not None:
-        backend.post_processor = template.ending(spec.eos, True).processor(backend)
+        backend.post_processor = BARE.ending(spec.eos, True).processor(backend)
     return backend
 
 

@@ -38,8 +38,6 @@ class Part(NamedTuple):
 
 
 A, B = Part(None, 0, 0), Part(None, 1, 1)
-UNTYPED = A, B._replace(type=0)
-"""Two texts of one token type."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +120,10 @@ class Template:
         if chosen and chosen[0].token is not None and list(texts[0][:1]) == [chosen[0].token]:
             del chosen[0]
         return chosen
+
+
+BARE = Template((A,), (A, B._replace(type=0)))
+"""Nothing around a text, and two texts of one token type."""
 
 
 def fill(parts: Sequence[Part], encodings: Sequence[Encoding]) -> Encoded:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Backend
 from headway.errors import ConfigError, DataError
 from headway.text.bytelevel import SPLIT, split_by
 from headway.text.sentencepiece import breaker, digits
-from headway.text.template import UNTYPED, A, Template
+from headway.text.template import BARE, Template
 from headway.text.tokenizer import Tokenizer
 from headway.text.tokenizer_config import CLASSLESS
 from headway.text.vocabulary import add_controls
@@ -66,7 +66,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, special_tokens: Sequence
     )
     backend.train_from_iterator(texts, trainer)
     _warn_fewer("train_bpe", backend, vocab_size, ": there was nothing left to merge")
-    backend.post_processor = Template((A,), UNTYPED).beginning(0, True).processor(backend)
+    backend.post_processor = BARE.beginning(0, True).processor(backend)
     return Tokenizer(backend, bos=0, eos=1, config={**CLASSLESS, "bos_token": BOS, "eos_token": EOS})
 
 
