@@ -149,23 +149,17 @@ def load(
     if task != task_of(folder.spec) and (task not in ("embed", "states") or folder.spec.causal):
         raise wrong_task(source, folder.spec, task)
     head = _head(folder.spec, task, sentences)
-    if pool is not None:
-        head = replace(head, pool=pool)
-    if unit is not None:
-        head = replace(head, unit=unit)
+    head = replace(head, pool=head.pool if pool is None else pool, unit=head.unit if unit is None else unit)
     if head != folder.spec.head:
         folder = load_folder(path, allow_pickle=allow_pickle, head=head)
-    if (
-        sentences is not None
-        and sentences.longest is not None
-        and sentences.longest < folder.spec.trained_context
-    ):
-        folder = replace(folder, spec=replace(folder.spec, trained_context=sentences.longest))
+    longest = None if sentences is None else sentences.longest
+    if longest is not None and longest < folder.spec.trained_context:
+        folder = replace(folder, spec=replace(folder.spec, trained_context=longest))
     _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
     tokenizer = _tokenizer(current_folder(path))
-    if tokenizer is not None:
+    if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend)
     return _wrapped(task, model, tokenizer, folder)

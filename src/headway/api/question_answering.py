@@ -67,8 +67,13 @@ class Answerer(TextEncoder):
             if value < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {value}")
         parts = windows(self._read([(question, context)])[0], self.limit, stride)
-        if no_answer is not None:
-            _check_null(no_answer, parts[0])
+        if no_answer is not None and math.isnan(no_answer):
+            raise ConfigError("no_answer is a difference of scores, got nan; 0 is the one to begin with")
+        if no_answer is not None and parts[0].texts[0] is not None:
+            raise ConfigError(
+                "no_answer is scored at the token before the question ([CLS]), and this tokenizer puts none there; "
+                "leave no_answer out"
+            )
         outputs = self._outputs(parts, batch_size)
         inside = [[i for i, which in enumerate(part.texts) if which == 1] for part in parts]
         logits_N2 = torch.cat([out[slots] for out, slots in zip(outputs, inside, strict=True)])
@@ -119,16 +124,6 @@ def windows(pair: Encoded, limit: int | None, stride: int) -> list[Encoded]:
     before, after = list(range(context[0])), list(range(context[-1] + 1, len(pair.ids)))
     starts: Sequence[int] = range(0, len(context) - room + stride, stride)
     return [select(pair, [*before, *context[at : at + room], *after]) for at in starts]
-
-
-def _check_null(threshold: float, part: Encoded) -> None:
-    if math.isnan(threshold):
-        raise ConfigError("no_answer is a difference of scores, got nan; 0 is the one to begin with")
-    if part.texts[0] is not None:
-        raise ConfigError(
-            "no_answer is scored at the token before the question ([CLS]), and this tokenizer puts none there; leave "
-            "no_answer out"
-        )
 
 
 def _stretches(begins: Tensor, ends: Tensor, longest: int) -> Tensor:

@@ -24,11 +24,18 @@ def choose_cache(pattern: Pattern) -> Choice:
     Raises CacheError for a pattern whose queries may see later tokens: its past is not settled when it is
     stored, so no cache can give the full forward's result.
     """
-    need = _need(pattern)
+    if not pattern.is_causal:
+        raise CacheError(
+            f"no cache for {pattern}: its queries may see later tokens, so what a stored token has seen "
+            "would change as the row grows; run it on whole rows, or restrict it: Causal() & ..."
+        )
+    need = pattern.retention
     if need.reach is None:
+        parts = pattern.parts if isinstance(pattern, Or | PerHead) else (pattern,)
+        unbounded = dict.fromkeys(str(part) for part in parts if part.retention.reach is None)
         return Choice(
             "growing",
-            f"by {_unbounded(pattern)} a later query may see any earlier key",
+            f"by {', '.join(unbounded)} a later query may see any earlier key",
             rejected=(("ring", "it would forget keys that may still be seen"),),
         )
     kept = [f"the last {need.reach}"]
@@ -52,7 +59,7 @@ def slot_policy(pattern: Pattern, slack: int = 0, kind: str = "auto") -> SlotPol
         CacheError: the pattern looks ahead; kind is "ring" and nothing may be forgotten; slack is negative; an
             unknown kind.
     """
-    need, choice = _need(pattern), choose_cache(pattern)
+    need, choice = pattern.retention, choose_cache(pattern)
     if kind not in ("auto", *POLICIES):
         raise CacheError(
             f"cache: kind is one of auto, {', '.join(POLICIES)}, got {kind!r}{did_you_mean(kind, POLICIES)}"
@@ -65,18 +72,3 @@ def slot_policy(pattern: Pattern, slack: int = 0, kind: str = "auto") -> SlotPol
 def make_cache(pattern: Pattern, spec: CacheSpec, *, slack: int = 0, kind: str = "auto") -> KVCache:
     """The cache of one layer, alone; `slack`, `kind` and errors are those of `slot_policy`."""
     return KVCache.of(slot_policy(pattern, slack, kind), spec)
-
-
-def _need(pattern: Pattern) -> Retention:
-    if not pattern.is_causal:
-        raise CacheError(
-            f"no cache for {pattern}: its queries may see later tokens, so what a stored token has seen "
-            "would change as the row grows; run it on whole rows, or restrict it: Causal() & ..."
-        )
-    return pattern.retention
-
-
-def _unbounded(pattern: Pattern) -> str:
-    """The parts of a pattern because of which nothing may be forgotten."""
-    parts = pattern.parts if isinstance(pattern, Or | PerHead) else (pattern,)
-    return ", ".join(dict.fromkeys(str(part) for part in parts if part.retention.reach is None))

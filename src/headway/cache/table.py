@@ -161,15 +161,17 @@ class SlotTable:
 
     def _grow_to(self, slots: int) -> None:
         """At least so many slots: twice as many as before, but no more than the bound."""
-        if slots > self.slots:
+        if slots > self.tokens.count:
             bound = self.bound
-            self.grow(max(slots, 2 * self.slots if bound is None else min(2 * self.slots, bound)))
+            self.grow(
+                max(slots, 2 * self.tokens.count if bound is None else min(2 * self.tokens.count, bound))
+            )
 
     def grow(self, slots: int) -> None:
         """At least so many slots; the new ones are empty."""
-        if slots > self.slots:
+        if slots > self.tokens.count:
             with torch.inference_mode(False):
-                empty = self.tokens.index.new_full((len(self._floors), slots - self.slots), -1)
+                empty = self.tokens.index.new_full((len(self._floors), slots - self.tokens.count), -1)
                 self.tokens = Tokens.cat([self.tokens, Tokens(empty)])
 
     # -- what is there ---------------------------------------------------------------------------------
@@ -190,11 +192,6 @@ class SlotTable:
             return self._view(Run(0, self._span, 0), in_order=False)
         run = Run(0, self.policy.most(rows[0].get(0, 0)), 0)
         return self._view(run, in_order=floors[0].get(0, 0) <= self.policy.retention.sinks, alike=True)
-
-    @property
-    def slots(self) -> int:
-        """Slots of a row."""
-        return self.tokens.count
 
     @property
     def bound(self) -> int | None:
@@ -253,7 +250,7 @@ class SlotTable:
 
     def _look_again(self) -> None:
         """Finds the slots in use, and whether rows follow the policy's formula again."""
-        held, slot = self.tokens.valid, torch.arange(self.slots, device=self.lengths.device)
+        held, slot = self.tokens.valid, torch.arange(self.tokens.count, device=self.lengths.device)
         self._placed, self._span = None, int(((slot + 1) * held).max()) if held.numel() else 0
         if not bool((self.tokens.documents * held).any()):
             self.tokens = replace(self.tokens, document=None)

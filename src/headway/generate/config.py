@@ -103,42 +103,45 @@ class GenerationConfig:
             if value is not None and not (_whole(value) and value >= least):
                 more = "" if _whole(value) else "; it counts tokens, in whole numbers"
                 raise ConfigError(f"{name} must be {least} or more, got {value!r}{more}")
-        if self.prefill_chunk is not None and not self.use_cache:
-            raise ConfigError(
-                "prefill_chunk needs the cache: without it every step reads the whole text at once"
-            )
-        if kv_dtype(self.kv_cache_dtype) is not None and not self.use_cache:
-            raise ConfigError(
-                f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False"
-            )
-        if not isinstance(self.eos, Collection) or not all(map(_whole, self.eos)):
-            raise ConfigError(f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]")
-        if isinstance(self.stop, str):
-            raise ConfigError(
-                f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]"
-            )
-        StopScanner(self.stop)
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}"
-            )
-        if self.beams is not None:
-            self._check_beams(self.beams)
-
-    def _check_beams(self, beams: Beams) -> None:
-        if not isinstance(beams, Beams):
-            raise ConfigError(f"beams must be a Beams, got {beams!r}; write Beams({beams!r})")
-        plain = Sampling(repetition_penalty=self.sampling.repetition_penalty)
-        if self.sampling != plain or self.seed:
-            raise ConfigError(
+        beams, plain = self.beams, Sampling(repetition_penalty=self.sampling.repetition_penalty)
+        rounded = kv_dtype(self.kv_cache_dtype) is not None
+        eos_are_ids = isinstance(self.eos, Collection) and all(map(_whole, self.eos))
+        for wrong, message in (
+            (
+                self.prefill_chunk is not None and not self.use_cache,
+                "prefill_chunk needs the cache: without it every step reads the whole text at once",
+            ),
+            (
+                rounded and not self.use_cache,
+                f"kv_cache_dtype={self.kv_cache_dtype!r} says what the cache stores, but use_cache is False",
+            ),
+            (not eos_are_ids, f"eos is a list of token ids, got {self.eos!r}; write a single id as [id]"),
+            (
+                isinstance(self.stop, str),
+                f"stop is a list of strings, got the string {self.stop!r}; write [{self.stop!r}]",
+            ),
+            (
+                self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens,
+                f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens {self.max_new_tokens}",
+            ),
+            (
+                beams is not None and not isinstance(beams, Beams),
+                f"beams must be a Beams, got {beams!r}; write Beams({beams!r})",
+            ),
+            (
+                beams is not None and (self.sampling != plain or self.seed != 0),
                 f"beams: a beam search draws nothing, but {self.sampling} and seed={self.seed} were given; leave "
-                "out temperature, top_k, top_p, min_p and seed, or the beams"
-            )
-        if self.stop:
-            raise ConfigError(
-                f"beams: a beam search ends texts by eos alone, but stop strings {list(self.stop)} were given; "
-                "leave out either"
-            )
+                "out temperature, top_k, top_p, min_p and seed, or the beams",
+            ),
+            (
+                beams is not None and len(self.stop) > 0,
+                f"beams: a beam search ends texts by eos alone, but stop strings {[*self.stop]} were given; "
+                "leave out either",
+            ),
+        ):
+            if wrong:
+                raise ConfigError(message)
+        StopScanner(self.stop)
 
     @property
     def session_options(self) -> dict[str, Any]:

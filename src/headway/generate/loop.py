@@ -140,7 +140,10 @@ def complete(
     size, found = batch_size or len(requests), []
     for at in range(0, len(requests), size):
         begun = time.perf_counter()
-        texts = [_begin(request, tokenizer) for request in requests[at : at + size]]
+        texts = [
+            SampledText(one, tokenizer) if one.config.beams is None else BeamSearch(one, one.config.beams)
+            for one in requests[at : at + size]
+        ]
         for _ in run(open_session, texts):
             pass
         seconds = time.perf_counter() - begun
@@ -186,11 +189,6 @@ def _requests(
     if tokenizer is None and any(request.config.stop for request in asked):
         raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
     return asked
-
-
-def _begin(request: Request, tokenizer: Tokenizer | None) -> Text:
-    beams = request.config.beams
-    return SampledText(request, tokenizer) if beams is None else BeamSearch(request, beams)
 
 
 def _deltas(open_session: Open, requests: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[Delta]:
