@@ -30,17 +30,13 @@ class Partial:
     @staticmethod
     def empty_like(out: Tensor) -> Partial:
         """The partial of the empty key set, for outputs of the shape, dtype and device of `out`."""
-        return Partial(torch.zeros_like(out), lse_like(out))
+        dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
+        nothing = torch.full(out.shape[:-1], float("-inf"), dtype=dtype, device=out.device)
+        return Partial(torch.zeros_like(out), nothing)
 
     def merge(self, other: Partial) -> Partial:
         """The exact partial over both key sets, which must be disjoint."""
         return merge_all([self, other])
-
-
-def lse_like(out: Tensor) -> Tensor:
-    """A logsumexp of empty sets (-inf) for outputs like `out`."""
-    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-    return torch.full(out.shape[:-1], float("-inf"), dtype=dtype, device=out.device)
 
 
 def merge_all(parts: Sequence[Partial]) -> Partial:

@@ -56,17 +56,16 @@ class Score(ABC):
         """The step for these query heads only, in that order."""
         return self
 
-    def unfit(self, heads: int) -> str | None:
-        """Why it cannot act on so many query heads; None if it can."""
-        if self.heads in (None, heads):
-            return None
-        return f"{type(self).__name__} is for {self.heads} heads, the call has {heads}"
+
+def wrong_heads(step: Score, heads: int) -> str | None:
+    """Why a step cannot act on so many query heads: it has numbers for others; None if it can."""
+    right = step.heads in (None, heads)
+    return None if right else f"{type(step).__name__} is for {step.heads} heads, the call has {heads}"
 
 
 def check_heads(step: Score, heads: int) -> None:
     """PatternError where a step has numbers for another number of query heads."""
-    reason = step.unfit(heads)
-    if reason is not None:
+    if reason := wrong_heads(step, heads):
         raise PatternError(reason)
 
 

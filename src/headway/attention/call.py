@@ -98,9 +98,6 @@ class Call:
         rows = torch.arange(self.q.shape[0], device=device)
         return keep_scale(self.seed, self.dropout, rows, ids, at_q, at_k, dtype)
 
-    def visible(self, at_q: Tokens, at_k: Tokens) -> Tensor:
-        return visible(self.pattern, at_q, at_k)
-
     def seen(self, number: int) -> tuple[Tensor, Tensor]:
         """(mask [B|1, H|1, T, S], unseen [B|1, K|1, S, 1]) of a key set: which keys each query sees, and those that
         none does, which do not matter, NaN included."""
@@ -214,9 +211,9 @@ def _check_shapes(what: str, q: Tensor, part: KeyValues, first: KeyValues) -> No
         (k[3] != width, "q and k must have the same width per head"),
         (not alike, "all sets of keys must have the same kv heads and value width"),
     )
-    wrong = [reason for failed, reason in checks if failed]
-    if wrong:
-        raise PatternError(f"{what}: {wrong[0]}; got q {tuple(q.shape)}, k {tuple(k)}, v {tuple(v)}")
+    wrong = next((reason for failed, reason in checks if failed), None)
+    if wrong is not None:
+        raise PatternError(f"{what}: {wrong}; got q {tuple(q.shape)}, k {tuple(k)}, v {tuple(v)}")
 
 
 def _check_scales(q: Tensor, part: KeyValues) -> None:

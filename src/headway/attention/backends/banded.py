@@ -25,7 +25,7 @@ from headway.attention.tile_attention import (
     tile_forward,
 )
 from headway.partial import Partial
-from headway.patterns import Pattern
+from headway.patterns import Pattern, visible
 from headway.tokens import Tokens
 
 WIDEST = 2048
@@ -79,7 +79,7 @@ class _Blocks:
                 for begin in range(entry.begin, entry.end, WIDEST):
                     at = slice(begin, min(begin + WIDEST, entry.end))
                     tokens = order.tokens.slice(at.start, at.stop)
-                    mask = None if entry.full else self.call.visible(queries.tokens, tokens)
+                    mask = None if entry.full else visible(self.call.pattern, queries.tokens, tokens)
                     k, v, slots = self.k[which][:, :, at], self.v[which][:, :, at], self.k_slots[which][:, at]
                     yield which, at, KeyBlock(k, v, tokens, slots, mask, self.finite[which])
 

@@ -78,7 +78,12 @@ class Capabilities:
                 f"{type(leaf).__name__} has no primitive, which is all that its kernels know of a pattern",
             ),
         )
-        return next((reason for failed, reason in checks if failed), None)
+        return first_failed(*checks)
+
+
+def first_failed(*checks: tuple[object, str]) -> str | None:
+    """The reason of the first (failed, reason) that failed; None if none did."""
+    return next((reason for failed, reason in checks if failed), None)
 
 
 def _name(dtype: torch.dtype) -> str:

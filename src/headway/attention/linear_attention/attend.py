@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.linear_attention.algorithms import FORMS, SIZE, Sums, products
-from headway.attention.linear_attention.order import Order, order_of
+from headway.attention.linear_attention.algorithms import FORMS, SIZE, Order, Sums, order_of, products
 from headway.attention.linear_attention.spec import LinearAttentionSpec, Rotation, marked
 from headway.attention.linear_attention.state import LinearState
 from headway.attention.linear_attention.validate import check_call, check_past, forbid_weights
@@ -238,8 +237,10 @@ def prepare(
     assert linear.key_feature is not None
     assert linear.rotary is not None
     with exactly(q_in):
-        fq, zq = _once(q_order.arrange, *marked(q_in, linear.feature, linear.rotary, rotation, q_tokens))
-        fk, zk = _once(k_order.placed, *marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens))
+        of_q = marked(q_in, linear.feature, linear.rotary, rotation, q_tokens)
+        of_k = marked(k_in, linear.key_feature, linear.rotary, rotation, k_tokens)
+        fq, zq = _once(q_order.arrange, *of_q)
+        fk, zk = _once(lambda t: k_order.arrange(k_order.zeroed(t)), *of_k)
     fq, zq = (f.unflatten(1, (heads.kv_heads, heads.group)) for f in (fq, zq))
     documents = q_order.documents, k_order.documents
     given = Sums(fq, fk, k_order.arrange(v_in), zq, zk, *documents, None, causal)

@@ -79,9 +79,11 @@ class LinearAttentionSpec:
 
     def __post_init__(self) -> None:
         keys = self.feature if self.key_feature is None else self.key_feature
+        rotary = ("both" if self.is_cosine else "numerator") if self.rotary is None else self.rotary
         for name, value, known in (
             ("feature", self.feature, (*FEATURES, COSINE)),
             ("key_feature", keys, (*FEATURES, COSINE, TOKENS)),
+            ("rotary", rotary, ROTARY),
         ):
             if value not in known:
                 raise ConfigError(
@@ -92,12 +94,6 @@ class LinearAttentionSpec:
             raise ConfigError(
                 f'linear attention: "cosine" is one formula of query and key, 1 + q/|q| . k/|k|; '
                 f"got feature={self.feature!r} and key_feature={keys!r}"
-            )
-        rotary = ("both" if self.is_cosine else "numerator") if self.rotary is None else self.rotary
-        if rotary not in ROTARY:
-            raise ConfigError(
-                f"linear attention: rotary must be one of {', '.join(ROTARY)}, "
-                f"got {rotary!r}{did_you_mean(str(rotary), ROTARY)}"
             )
         if self.is_cosine and rotary == "numerator":
             raise ConfigError(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from headway.attention.backends.base import CUDA, Backend, Capabilities, Status
+from headway.attention.backends.base import CUDA, Backend, Capabilities, Status, first_failed
 from headway.attention.backends.flex.mods import SCORES, Slots, mask_mod, score_mod
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
@@ -40,16 +40,16 @@ BLOCK = 128
 def limits(call: Call, device: str) -> str | None:
     """Why this call cannot run on `device`; None if it can."""
     widths = {call.q.shape[-1], *(part.v.shape[-1] for part in call.keys)}
-    for step in call.score:
-        if not isinstance(step, SCORES):
-            return f"FlexAttention's scores know the place of a pair, not its vectors, which {step} needs"
-    if device != "cuda":
-        return None
-    if call.q.dtype == torch.float64:
-        return "FlexAttention's CUDA kernel has no float64"
-    if min(widths) < 16 or max(widths) > 256:
-        return f"FlexAttention's CUDA kernel takes 16 to 256 per head, not {sorted(widths)}"
-    return None
+    odd = ", ".join(type(step).__name__ for step in call.score if not isinstance(step, SCORES))
+    double, fits = call.q.dtype == torch.float64, min(widths) >= 16 and max(widths) <= 256
+    return first_failed(
+        (odd, f"FlexAttention's scores know the place of a pair, not its vectors, which {odd} needs"),
+        (device == "cuda" and double, "FlexAttention's CUDA kernel has no float64"),
+        (
+            device == "cuda" and not fits,
+            f"FlexAttention's CUDA kernel takes 16 to 256 per head, not {sorted(widths)}",
+        ),
+    )
 
 
 def forward(call: Call, lse: bool = True) -> Partial:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from headway.attention.backends.base import CPU, Capabilities, Gradients
+from headway.attention.backends.base import CPU, Capabilities, Gradients, Repeated
 from headway.attention.backends.native.plan_arrays import plan_arrays
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
@@ -21,7 +21,7 @@ from headway.native import interface as c
 from headway.native.loader import library, threads, why_missing
 from headway.partial import Partial, merge_all
 from headway.patterns.program import height, lower
-from headway.scores import ALiBi, RelativeBias, Score, SoftCap
+from headway.scores import ALiBi, RelativeBias, Score, SoftCap, wrong_heads
 
 CAPABILITIES = Capabilities(
     devices=CPU, dtypes=(torch.float32, torch.bfloat16), gradient=CPU, lse=CPU, any_pattern=False, int8=True
@@ -57,7 +57,7 @@ def _score_limit(score: Score, call: Call) -> str | None:
     sides = (call.q_tokens, *(part.tokens for part in call.keys))
     if not isinstance(score, SoftCap) and any(t.position is not None for t in sides):
         return f"its kernels measure the distance of {name} by index, these tokens have positions"
-    return score.unfit(call.q.shape[1])
+    return wrong_heads(score, call.q.shape[1])
 
 
 def forward(call: Call, lse: bool = True) -> Partial:
@@ -109,7 +109,7 @@ class Arguments:
         )
         ids = None if call.head_ids is None else call.head_ids.long().contiguous()
         k_scale, v_scale = (None if t is None else t.contiguous() for t in (part.k_scale, part.v_scale))
-        self.plan, self.tensors = at, (q, k, v, ids, k_scale, v_scale, values)
+        self.plan, self.tensors = at, (q, k, v, ids, k_scale, v_scale, *values)
         self.struct = c.CallStruct(
             abi=c.ABI,
             threads=threads(),
@@ -198,20 +198,15 @@ def _table_gradient(score: Score, by_distance: Tensor) -> Tensor:
     return total.index_add_(0, score.buckets(), by_distance.t())
 
 
-class Repeat:
+def repeat(call: Call, lse: bool = True) -> Repeated:
     """The forward over one set of keys, for tensors that lie as the call's do: only addresses change."""
+    arguments, width = Arguments(call, 0), call.keys[0].v.shape[-1]
+    arguments.struct.out = c.TensorStruct.of(empty_out(call.q, width))
+    arguments.tensors = ()
 
-    def __init__(self, call: Call, lse: bool = True) -> None:
-        arguments, self._width = Arguments(call, 0), call.keys[0].v.shape[-1]
-        self._struct, self._plan = (
-            arguments.struct,
-            arguments.plan,
-        )  # the structure points into the plan's arrays
-        self._struct.out = c.TensorStruct.of(empty_out(call.q, self._width))
-
-    def __call__(self, q: Tensor, keys: KeyValues) -> Partial:
-        out, lse = empty_out(q, self._width), torch.empty(q.shape[:3])
-        struct = c.CallStruct.from_buffer_copy(self._struct)
+    def run(q: Tensor, keys: KeyValues) -> Partial:
+        out, lse = empty_out(q, width), torch.empty(q.shape[:3])
+        struct = c.CallStruct.from_buffer_copy(arguments.struct)
         struct.threads = threads()
         struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), keys.k.data_ptr(), keys.v.data_ptr()
         if keys.k_scale is not None and keys.v_scale is not None:
@@ -219,6 +214,8 @@ class Repeat:
         struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
         _run("headway_forward", struct)
         return Partial(out, lse)
+
+    return run
 
 
 def _run(name: str, struct: c.CallStruct) -> None:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from headway.attention.backends.base import CUDA, Backend, Capabilities, Status
+from headway.attention.backends.base import CUDA, Backend, Capabilities, Status, first_failed
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.attention.memo import simplified
@@ -34,13 +34,11 @@ def limits(call: Call, device: str) -> str | None:
     """Why this call cannot run here; None if it can."""
     count, width = call.q.shape[2:]
     widest = max(width, *(part.v.shape[-1] for part in call.keys))
-    if not has_triton():
-        return "Triton is not installed here (pip install triton)"
-    if count > QUERIES:
-        return f"it is for at most {QUERIES} queries a call, not {count}"
-    if widest > 256:
-        return f"it takes at most 256 per head, not {widest}"
-    return None
+    return first_failed(
+        (not has_triton(), "Triton is not installed here (pip install triton)"),
+        (count > QUERIES, f"it is for at most {QUERIES} queries a call, not {count}"),
+        (widest > 256, f"it takes at most 256 per head, not {widest}"),
+    )
 
 
 @cache
