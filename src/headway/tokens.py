@@ -249,6 +249,12 @@ class Tokens:
         return Tokens(index, document, is_global, position, start)
 
 
+def take_slots(t: Tensor, slots: Tensor) -> Tensor:
+    """t [B, H, N, ...] with its slots in the order `slots` [B|1, N]."""
+    at = slots.view(slots.shape[0], 1, -1, *[1] * (t.dim() - 3))
+    return t.gather(2, at.expand(t.shape))
+
+
 _FILLED = {"index": "index", "document": "documents", "is_global": "globals", "position": "positions"}
 """The fields of every slot, and what says them where they are None."""
 

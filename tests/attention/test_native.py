@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from headway.attention import KeyValues, attend, attend_keys, memo
+from headway.attention import KeyValues, attend, attend_keys
 from headway.attention.backends.native.backend import NATIVE
 from headway.attention.backends.native.plan_arrays import PlanArrays, plan_arrays, program
 from headway.attention.call import validate
@@ -16,7 +16,7 @@ from headway.native import interface as c
 from headway.native import loader as native
 from headway.patterns import And, Causal, Full, Global, Or, Pattern, Sink, Window
 from headway.patterns.primitives import Kind
-from headway.patterns.program import height, lower
+from headway.patterns.program import OTHERS, height, lower
 from headway.scores import ALiBi, Bias, RelativeBias, RelativeKey, Score, SoftCap
 from headway.tokens import Tokens
 from tests.native.plain import Problem
@@ -114,9 +114,9 @@ def test_the_same_tokens_share_a_layout_until_they_change() -> None:
 def test_what_is_remembered_of_tokens_goes_with_them() -> None:
     q = Tokens.from_lengths([30, 40], 40)
     at = weakref.ref(plan_arrays(Causal(), q, q))
-    for n in range(3 * memo.OTHERS):
+    for n in range(3 * OTHERS):
         plan_arrays(Window.last(n + 1), q, q)
-    assert len(plan_arrays.others[q]) <= memo.OTHERS
+    assert len(plan_arrays.others[q]) <= OTHERS
     gc.collect()
     assert at() is None
     alive = weakref.ref(plan_arrays(Causal(), q, q))

@@ -13,6 +13,7 @@ from headway.attention import Entry, plan
 from headway.attention.backends.native.plan_arrays import plan_arrays
 from headway.patterns import Causal, Pattern, Sink, Window, classify
 from headway.tokens import Tokens
+from tests.plans import area, entries
 from tests.strategies import patterns, tokens
 
 counts, tiles = st.integers(0, 80), st.sampled_from([1, 2, 3])
@@ -51,7 +52,7 @@ def test_looking_at_blocks_first_changes_nothing(
 ) -> None:
     if min(q.rows, k.rows) not in (1, max(q.rows, k.rows)):
         return
-    assert plan(p, q, k, tile, k_tile).entries == naive(p, q, k, tile, k_tile)
+    assert entries(plan(p, q, k, tile, k_tile)) == naive(p, q, k, tile, k_tile)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_looking_at_blocks_first_changes_nothing(
 @pytest.mark.parametrize(("tile", "k_tile"), [(128, 64), (96, 64), (64, 96)])
 def test_long_rows_too(at: Tokens, tile: int, k_tile: int) -> None:
     for p in (Causal(), Window.around(256), Window.last(512) | Causal() & Sink(4), Window.last(99, step=4)):
-        assert plan(p, at, at, tile, k_tile).entries == naive(p, at, at, tile, k_tile)
+        assert entries(plan(p, at, at, tile, k_tile)) == naive(p, at, at, tile, k_tile)
     late = at.slice(N - 300, N)
-    assert plan(Causal(), late, at, tile, k_tile).entries == naive(Causal(), late, at, tile, k_tile)
+    assert entries(plan(Causal(), late, at, tile, k_tile)) == naive(Causal(), late, at, tile, k_tile)
 
 
 def of_row(at: Tokens, b: int) -> Tokens:
@@ -78,8 +79,8 @@ def of_row(at: Tokens, b: int) -> Tokens:
 
 def same_as_alone(p: Pattern, q: Tokens, k: Tokens, tile: int, k_tile: int) -> None:
     rows = range(max(q.rows, k.rows))
-    alone = [plan(p, of_row(q, b), of_row(k, b), tile, k_tile).entries for b in rows]
-    assert plan(p, q, k, tile, k_tile, apart=True).entries == list(chain.from_iterable(alone))
+    alone = [entries(plan(p, of_row(q, b), of_row(k, b), tile, k_tile)) for b in rows]
+    assert entries(plan(p, q, k, tile, k_tile, apart=True)) == list(chain.from_iterable(alone))
 
 
 @given(patterns, tokens(counts), tokens(counts), tiles, tiles)
@@ -105,8 +106,8 @@ def test_documents_packed_side_by_side_cost_what_they_cost_alone() -> None:
     lengths = [1024, 128, 3072]
     packed = Tokens.packed([lengths])
     for p in (Causal(), Window.last(512), Window.around(256)):
-        alone = sum(plan(p, Tokens.range(n), Tokens.range(n)).area for n in lengths)
-        assert plan(p, packed, packed).area == alone
+        alone = sum(area(plan(p, Tokens.range(n), Tokens.range(n))) for n in lengths)
+        assert area(plan(p, packed, packed)) == alone
 
 
 def test_batches_of_one_length_are_planned_by_their_number_of_rows() -> None:
@@ -119,5 +120,5 @@ def test_batches_of_one_length_are_planned_by_their_number_of_rows() -> None:
 
 def test_a_batch_without_rows_plans_nothing() -> None:
     none = Tokens(torch.zeros(0, 40, dtype=torch.int64))
-    assert plan(Causal(), none, none, 8, 8).entries == [[]] * 5
-    assert plan(Causal(), none, none, 8, 8, apart=True).entries == []
+    assert entries(plan(Causal(), none, none, 8, 8)) == [[]] * 5
+    assert entries(plan(Causal(), none, none, 8, 8, apart=True)) == []

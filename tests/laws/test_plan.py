@@ -8,6 +8,7 @@ from headway.attention import plan
 from headway.patterns import Causal, Full, Pattern, Sink, Window, classify, draw, pairs, visible
 from headway.patterns.program import simplify
 from headway.tokens import Tokens
+from tests.plans import area, entries
 from tests.strategies import patterns, tokens
 
 tiles = st.sampled_from([1, 2, 3, 8])
@@ -39,9 +40,9 @@ def test_a_plan_covers_exactly_what_is_allowed(
         return
     truth = visible(p, q, k).expand(rows, 1, q.count, k.count)[:, 0]
     times = torch.zeros(q.count, k.count, dtype=torch.int64)
-    for number, entries in enumerate(plan(p, q, k, q_tile, k_tile).entries):
+    for number, row in enumerate(entries(plan(p, q, k, q_tile, k_tile))):
         of_tile = slice(number * q_tile, (number + 1) * q_tile)
-        for entry in entries:
+        for entry in row:
             assert 0 <= entry.begin < entry.end <= k.count
             times[of_tile, entry.begin : entry.end] += 1
             if entry.full:
@@ -56,7 +57,7 @@ def test_a_window_plans_and_costs_what_it_sees(n: int, before: int, after: int, 
     each = Tokens.range(n)
     assert pairs(p, n) == int(visible(p, each, each).sum())
     made = plan(p, each, each, 8, 8)
-    assert made.area <= (n + 8) * ((before + after) * step + 3 * 8)
+    assert area(made) <= (n + 8) * ((before + after) * step + 3 * 8)
 
 
 @given(patterns, tokens(st.integers(1, 70)), st.sampled_from([4, 16, 64]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headway.patterns import Extent, Pattern, judge
 from headway.patterns.base import judge_pairs
-from headway.tokens import Tokens
+from headway.tokens import Tokens, take_slots
 
 _BLOCK = 16
 AT_ONCE = 2**15
@@ -39,15 +39,11 @@ class BlockOrder:
 
     def take(self, t: Tensor) -> Tensor:
         """[B, heads, N, D] in block order."""
-        return t if self.order is None else t.gather(2, self._index(self.order, t))
+        return t if self.order is None else take_slots(t, self.order)
 
     def give_back(self, t: Tensor) -> Tensor:
         """[B, heads, N, D] in the original order of slots."""
-        return t if self.order is None else t.gather(2, self._index(self.order.argsort(1), t))
-
-    @staticmethod
-    def _index(order: Tensor, t: Tensor) -> Tensor:
-        return order.view(order.shape[0], 1, -1, 1).expand(t.shape[0], t.shape[1], -1, t.shape[3])
+        return t if self.order is None else take_slots(t, self.order.argsort(1))
 
 
 def _order(tokens: Tokens, step: int) -> Tensor | None:
@@ -93,15 +89,6 @@ class Plan:
         """The entries of one query tile."""
         runs = range(self.first[tile], self.first[tile + 1])
         return [Entry(self.begin[r], self.end[r], bool(self.full[r])) for r in runs]
-
-    @property
-    def entries(self) -> list[list[Entry]]:
-        return [self.row(tile) for tile in range(len(self.first) - 1)]
-
-    @property
-    def area(self) -> int:
-        """Slot pairs that are computed (queries of a short last tile counted as a full tile)."""
-        return self.tile * (sum(self.end) - sum(self.begin))
 
 
 def plan(

@@ -123,9 +123,8 @@ def find(folder: Path, wanted: str, flags: Set[str], sources: Path = build.SOURC
         except BackendError as error:
             amiss[level] = str(error)
             continue
-        if not amiss:
-            return Found(opened)
-        return Found(opened, trouble=f"headway runs its native kernels at level {level} only: {_mend(amiss)}")
+        trouble = f"headway runs its native kernels at level {level} only: {_mend(amiss)}" if amiss else None
+        return Found(opened, trouble=trouble)
     if wanted:
         raise BackendError(f"HEADWAY_NATIVE={wanted} cannot be had: {_mend(amiss)}")
     if not any((folder / build.file_name(level)).exists() for level in able):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from headway.attention.backends.base import Backend, Gradients
 from headway.attention.call import Call
-from headway.attention.memo import TokensMemo
 from headway.attention.plan import BlockOrder, Plan, plan
 from headway.attention.tile_attention import (
     KeyBlock,
@@ -26,6 +25,7 @@ from headway.attention.tile_attention import (
 )
 from headway.partial import Partial
 from headway.patterns import Pattern, visible
+from headway.patterns.program import TokensMemo
 from headway.tokens import Tokens
 
 WIDEST = 2048

@@ -19,9 +19,9 @@ from headway.attention.autograd import no_second_derivative
 from headway.attention.backends.base import CPU, Backend, Capabilities, Repeated
 from headway.attention.call import Call, split
 from headway.attention.key_values import KeyValues
-from headway.attention.memo import simplified
 from headway.partial import Partial, merge_all
 from headway.patterns import Causal, Full
+from headway.patterns.program import simplified
 
 SMALL_MASK = 2**16
 """Pairs of a mask that is kept for calls that repeat."""
@@ -29,10 +29,9 @@ SMALL_MASK = 2**16
 
 def form(call: Call, part: KeyValues) -> str:
     """How this key set is lowered: "full", "causal", "chunk" or "mask"."""
-    if call.keep is not None or any(s.by_slot for s in call.score):
-        return "mask"
     q, k = call.q_tokens, part.tokens
-    if q.start is None or k.start is None or not q.document is k.document is None or not q.count:
+    masked = call.keep is not None or any(s.by_slot for s in call.score)
+    if masked or q.start is None or k.start is None or not q.document is k.document is None or not q.count:
         return "mask"
     pattern = simplified(call.pattern, q, k)
     if pattern == Full():

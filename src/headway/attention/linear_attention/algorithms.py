@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.attention.linear_attention.scan import scan
 from headway.attention.linear_attention.state import LinearState
-from headway.tokens import Tokens
+from headway.tokens import Tokens, take_slots
 
 SIZE = 64
 """Slots of a block of the chunked form. Any number gives the same; docs/linear.md says how this one was found."""
@@ -36,11 +36,11 @@ class Order:
 
     def arrange(self, t: Tensor) -> Tensor:
         """t [B, H, N, ...] with its slots in this order."""
-        return t if self.slots is None else _take(t, self.slots)
+        return t if self.slots is None else take_slots(t, self.slots)
 
     def restore(self, t: Tensor) -> Tensor:
         """t [B, H, N, ...], in this order, with its slots where they were."""
-        return t if self.slots is None else _take(t, self.slots.argsort(1))
+        return t if self.slots is None else take_slots(t, self.slots.argsort(1))
 
     def zeroed(self, t: Tensor) -> Tensor:
         """t [B, H, N, ...], in the row's own order, with exact zeros (and zero gradients) in empty slots."""
@@ -67,11 +67,6 @@ def order_of(tokens: Tokens, *, alone: bool = True) -> Order:
         documents.cummax(1).values if several else None,
         None if bool(valid.all()) else valid,
     )
-
-
-def _take(t: Tensor, slots: Tensor) -> Tensor:
-    at = slots.view(slots.shape[0], 1, -1, *[1] * (t.dim() - 3))
-    return t.gather(2, at.expand(t.shape))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,11 @@ from headway.attention.backends.base import CUDA, Backend, Capabilities, Status,
 from headway.attention.backends.flex.mods import SCORES, Slots, mask_mod, score_mod
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.memo import TokensMemo, simplified
 from headway.attention.plan import BlockOrder
 from headway.attention.tile_attention import finite
 from headway.partial import Partial, merge_all
 from headway.patterns import Pattern, classify, visible
+from headway.patterns.program import TokensMemo, simplified
 from headway.tokens import Tokens
 
 BLOCK = 128

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.attention.memo import TokensMemo
 from headway.attention.plan import BlockOrder, plan
 from headway.errors import BackendError
 from headway.native import interface as c
 from headway.patterns import Pattern
 from headway.patterns.primitives import Kind, Primitive
-from headway.patterns.program import lower
+from headway.patterns.program import TokensMemo, lower
 from headway.tokens import Tokens
 
 FAR = 2**30

@@ -21,9 +21,8 @@ from torch import Tensor
 from headway.attention.backends.base import CUDA, Backend, Capabilities, Status, first_failed
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
-from headway.attention.memo import simplified
 from headway.partial import Partial, merge_all
-from headway.patterns.program import terms
+from headway.patterns.program import simplified, terms
 from headway.tokens import Tokens
 
 QUERIES = 16
