@@ -17,9 +17,9 @@ struct Worker {
   const Work& w;
   const headway_call& c;
   Blocks<HALF, true> blocks;
-  BackTile<HALF>* tile;
-  float* memory;
-  float* live;  // sums of blocks that this item alone reads, 0 between items
+  Owned<BackTile<HALF>> tile;
+  Owned<float> memory;
+  Owned<float> live;  // sums of blocks that this item alone reads, 0 between items
   Extra extra;
   float q_sign;
 
@@ -47,11 +47,6 @@ struct Worker {
     tile->g_rows = HALF ? tile->q_rows + TILE * d : tile->g;
     tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
     extra.c = &c;
-  }
-  ~Worker() {
-    free(tile);
-    free(memory);
-    free(live);
   }
   bool ready() const { return blocks.ready() && tile && memory && live; }
 
@@ -241,7 +236,7 @@ int run(const headway_call& c) {
   large_pages(c.dv, size * c.kv_heads * c.keys.count * c.dim_v);
   if (!w.parts) return 2;
   Sums sums(w);
-  if (!sums.at) return 2;
+  if (!sums.ready) return 2;
   int64_t next = 0, most_live = 1;
   for (int64_t i = 0; i < c.plan.rows * w.splits; i++) most_live = w.parts[i].live > most_live ? w.parts[i].live : most_live;
   int threads = (int)(c.threads < w.items ? c.threads : w.items), failed = 0;

@@ -37,13 +37,12 @@ struct Work {
   int64_t front;    // tiles at the front of every row, which all pieces of work take, each against its share of the keys
   int64_t packed;   // blocks of keys that are kept packed
   int64_t stretch;  // blocks of keys that all tiles read before the next ones
-  Part* parts;      // [row of the plan][split]
+  Owned<Part> parts;  // [row of the plan][split]
 
   Work(const headway_call& call, bool half) : c(call), z(Sizes::of(call, half)) {
     parts = (Part*)malloc((size_t)(c.plan.rows * (ITEMS + 1)) * sizeof(Part));
     if (parts && !cut(half, far_tiles())) cut(half, 0);
   }
-  ~Work() { free(parts); }
 
   int64_t first_tile(int64_t split) const { return front + (c.plan.tiles - front) * split / splits; }
   int64_t row_size() const { return z.wide_d + z.wide_dv; }
@@ -162,11 +161,12 @@ struct Work {
 // values for each (row of the batch, split).
 struct Sums {
   const Work& w;
-  float* data;
-  int64_t *at, tables;
-  float* table;
+  Owned<float> data, table;
+  Owned<int64_t> at;
+  int64_t tables = 0;
+  bool ready;
 
-  explicit Sums(const Work& work) : w(work), data(nullptr), at(nullptr), tables(0), table(nullptr) {
+  explicit Sums(const Work& work) : w(work) {
     at = (int64_t*)malloc((size_t)(w.items + 1) * 8);
     int64_t sizes = 0;
     for (int64_t i = 0; at && i < w.items; i++) {
@@ -177,13 +177,7 @@ struct Sums {
     for (int64_t n = 0; n < w.c.score_count; n++)
       if (w.c.scores[n].gradient) tables += w.c.heads * (2 * w.c.scores[n].reach + 1);
     if (tables) table = (float*)calloc((size_t)(tables * w.c.batch * w.splits), 4);
-    if (sizes && !data) free(at), at = nullptr;
-    if (tables && !table) free(at), at = nullptr;
-  }
-  ~Sums() {
-    free(at);
-    free(data);
-    free(table);
+    ready = at && (data || !sizes) && (table || !tables);
   }
   int64_t size(int64_t head, int64_t split) const {
     return front_size() + w.part(head / w.c.kv_heads, split).kept() * w.block_size();

@@ -21,6 +21,16 @@ INLINE float* floats(int64_t count) {
   return at;
 }
 
+// Memory that is given back with its owner.
+template <class T>
+struct Owned {
+  T* at = nullptr;
+  ~Owned() { free(at); }
+  void operator=(T* x) { at = x; }
+  T* operator->() const { return at; }
+  operator T*() const { return at; }
+};
+
 // Has a result written to few large pages, where the system has them: faults on small ones can cost as much as a window.
 INLINE void large_pages(const headway_tensor& t, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
@@ -111,11 +121,11 @@ struct Blocks {
   const headway_call& c;
   Sizes z;
   int64_t capacity, places, piece_k, piece_v;
-  float *data, *rows;
-  int64_t* tags;
-  uint32_t* used;  // when the place was last handed out
+  Owned<float> data, rows;
+  Owned<int64_t> tags;
+  Owned<uint32_t> used;  // when the place was last handed out
   uint32_t now = 0;
-  uint8_t* finite;
+  Owned<uint8_t> finite;
   bool streams;  // a few queries: what counts is how fast keys and values are read
 
   Blocks(const headway_call& call, int64_t most) : c(call), z(Sizes::of(call, HALF)) {
@@ -133,13 +143,6 @@ struct Blocks {
     tags = (int64_t*)calloc((size_t)capacity, 8);
     used = (uint32_t*)calloc((size_t)capacity, 4);
     finite = (uint8_t*)calloc((size_t)capacity, 1);
-  }
-  ~Blocks() {
-    free(data);
-    free(rows);
-    free(tags);
-    free(used);
-    free(finite);
   }
   // Room for the words of a block, in the store's first place, whose block is given up.
   float* scratch() {

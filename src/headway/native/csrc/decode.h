@@ -200,16 +200,11 @@ struct Direct {
 // The same for all rows of a tile: f(Count<R>, row) with R of 1, 2, 4 or 8.
 template <class F>
 INLINE void each_few(int count, F f) {
-  for (int row = 0, left; (left = count - row) > 0;) {
-    if (left >= 8)
-      f(Count<8>(), row), row += 8;
-    else if (left >= 4)
-      f(Count<4>(), row), row += 4;
-    else if (left >= 2)
-      f(Count<2>(), row), row += 2;
-    else
-      f(Count<1>(), row), row += 1;
-  }
+  int row = 0;
+  for (; row + 8 <= count; row += 8) f(Count<8>(), row);
+  for (; row + 4 <= count; row += 4) f(Count<4>(), row);
+  for (; row + 2 <= count; row += 2) f(Count<2>(), row);
+  if (row < count) f(Count<1>(), row);
 }
 
 // Row `place` where it lies, or, when it is of another type than is computed in, its words at `to`.

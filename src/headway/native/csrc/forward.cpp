@@ -11,9 +11,9 @@ struct Worker {
   const Work& w;
   const headway_call& c;
   Blocks<HALF, false> blocks;
-  Tile<HALF>* tile;
+  Owned<Tile<HALF>> tile;
   Extra extra;
-  float* store_of_tile;
+  Owned<float> store_of_tile;
 
   explicit Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
     int64_t q = whole_units(w.z.d), v = w.z.wide_dv;
@@ -24,10 +24,6 @@ struct Worker {
     tile->out = store_of_tile;
     tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
     extra.c = &c;
-  }
-  ~Worker() {
-    free(tile);
-    free(store_of_tile);
   }
   bool ready() const { return blocks.ready() && tile && store_of_tile; }
 

@@ -19,8 +19,8 @@ struct Work {
   const headway_call& c;
   Sizes z;
   int64_t count = 0, parts = 1, usual;
-  Item* items;
-  float* partial = nullptr;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
+  Owned<Item> items;
+  Owned<float> partial;  // [item][row of the tile]: top, total, whole, out[wide_dv]; only when parts > 1
 
   int64_t partial_row() const { return 3 + z.wide_dv; }
   int64_t partial_rows() const { return (c.queries.count < TILE ? c.queries.count : TILE) * z.group; }
@@ -34,10 +34,6 @@ struct Work {
     if (few() && heads < 32 && !c.score_count && !(c.dropout > 0))
       while (parts * heads < 32 && z.blocks / (parts * 2) >= 8) parts *= 2;
     if (parts > 1) partial = floats(heads * parts * partial_rows() * partial_row());
-  }
-  ~Work() {
-    free(items);
-    free(partial);
   }
   bool ready() const { return items && (parts == 1 || partial); }
   // For the store of packed blocks; where each is read once, two are enough.

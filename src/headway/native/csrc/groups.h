@@ -34,6 +34,17 @@ INLINE void with_rows(int rows, F f) {
   }
 }
 
+// Calls f(units, first column) for pieces of `wide` columns, with their number of units known to the compiler.
+template <class F>
+INLINE void each_columns(int wide, F f) {
+  int at = 0;
+  if (WIDE == 4) {
+    for (; at + 64 <= wide; at += 64) f(Count<WIDE>(), at);
+    if (at + 32 <= wide) f(Count<WIDE == 4 ? 2 : 1>(), at), at += 32;
+  }
+  for (; at < wide; at += UNIT) f(Count<1>(), at);
+}
+
 // A group of rows that sees panels [first, first + panels) of the block; `bits` are those of its rows.
 struct Group {
   int row, rows, first, panels;

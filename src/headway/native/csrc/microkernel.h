@@ -1,5 +1,6 @@
 // The one product: acc[R rows][C units of 16] += sum over steps of A[row][step] * B[step][unit].
 #pragma once
+#include "groups.h"
 #include "pack.h"
 
 namespace {
@@ -71,16 +72,9 @@ INLINE void add_units(float* out, const float* a, int64_t row_step, int64_t step
 template <bool HALF, int R>
 INLINE void add_rows(float* out, const float* a, int64_t row_step, int64_t step_step, const float* const* b, int wide,
                      int pieces, int steps) {
-  int at = 0;
-  if (WIDE == 4) {
-    for (; at + 64 <= wide; at += 64)
-      add_units<HALF, R, WIDE>(out, a, row_step, step_step, b, at, wide, pieces, steps);
-    if (at + 32 <= wide) {
-      add_units<HALF, R, WIDE == 4 ? 2 : 1>(out, a, row_step, step_step, b, at, wide, pieces, steps);
-      at += 32;
-    }
-  }
-  for (; at < wide; at += UNIT) add_units<HALF, R, 1>(out, a, row_step, step_step, b, at, wide, pieces, steps);
+  each_columns(wide, [&](auto units, int at) __attribute__((always_inline)) {
+    add_units<HALF, R, decltype(units)::value>(out, a, row_step, step_step, b, at, wide, pieces, steps);
+  });
 }
 
 // out [keys][wide] += A^T [keys][steps] B [steps][wide] where B may hold what is no number: weights of 0 touch nothing.
@@ -115,12 +109,9 @@ INLINE void add_transposed_units(float* out, const float* a, const float* b, int
 template <bool HALF>
 __attribute__((noinline)) void add_transposed(float* out, const float* a, const float* b, int wide, int keys,
                                               int steps) {
-  int at = 0;
-  if (WIDE == 4) {
-    for (; at + 64 <= wide; at += 64) add_transposed_units<HALF, WIDE>(out, a, b, at, wide, keys, steps);
-    if (at + 32 <= wide) add_transposed_units<HALF, WIDE == 4 ? 2 : 1>(out, a, b, at, wide, keys, steps), at += 32;
-  }
-  for (; at < wide; at += UNIT) add_transposed_units<HALF, 1>(out, a, b, at, wide, keys, steps);
+  each_columns(wide, [&](auto units, int at) __attribute__((always_inline)) {
+    add_transposed_units<HALF, decltype(units)::value>(out, a, b, at, wide, keys, steps);
+  });
 }
 
 }  // namespace
