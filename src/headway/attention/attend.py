@@ -139,7 +139,8 @@ def _numbered(
     q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
 ) -> tuple[Tokens, Tokens]:
     """Tokens numbered from 0 on both sides where none are given."""
-    check_axes("attend", q, k)
+    if q.dim() != 4 or k.dim() != 4:
+        check_axes("attend", q, k)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
         raise PatternError(
             f"attend: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "

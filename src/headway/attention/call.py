@@ -164,9 +164,10 @@ def validate(
 
 def check_axes(what: str, *tensors: Tensor) -> None:
     """PatternError for a tensor that is not [batch, heads, slots, width]."""
-    if any(t.dim() != 4 for t in tensors):
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
-        raise PatternError(f"{what}: q, k and v are [batch, heads, slots, width]; got {shapes}")
+    for t in tensors:
+        if t.dim() != 4:
+            shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+            raise PatternError(f"{what}: q, k and v are [batch, heads, slots, width]; got {shapes}")
 
 
 def check_sides(what: str, q: Tensor, q_tokens: Tokens, keys: Sequence[KeyValues]) -> Heads:

@@ -11,6 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -175,14 +176,16 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
 
 
-_PROCESS = os.getpid()
+_forked = Event()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked.set)
 
 
 def threads() -> int:
     """How many threads a kernel may use: torch's number, and 1 in a forked process.
 
     GNU's OpenMP hangs in a forked child whose parent had used it: its pool's threads are not there."""
-    return torch.get_num_threads() if os.getpid() == _PROCESS else 1
+    return 1 if _forked.is_set() else torch.get_num_threads()
 
 
 def _count(given: int | None) -> int:
