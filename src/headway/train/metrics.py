@@ -139,7 +139,7 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper right")  # "best" looks at every point
     figure.savefig(path)
 
 

@@ -59,9 +59,8 @@ class Plan:
     def rows_of(self, step: int) -> list[int]:
         """The rows that step `step` (from 0) reads, in order."""
         first = step * self.rows_per_step
-        count = self.rows_per_step
-        if self.total_rows is not None:
-            count = min(count, self.total_rows - first)
+        left = self.rows_per_step if self.total_rows is None else self.total_rows - first
+        count = min(self.rows_per_step, left)
         assert count > 0, f"step {step} lies behind the last one"
         return rows_from(self.seed, first, count, self.rows)
 
