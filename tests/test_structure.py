@@ -3,13 +3,19 @@ it, but their own files, their tables and the one lowering."""
 
 import ast
 import graphlib
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from headway.attention import BACKENDS
+from headway.attention.backends.native import kernels
 from headway.models import FAMILIES
+from headway.native import library
+from headway.nn import Attention
 from headway.patterns import leaves
 from headway.patterns.base import Pattern
 from headway.train.tasks import TASKS
@@ -141,3 +147,27 @@ def test_no_code_asks_for_a_name_of_a_table(kind: str) -> None:
         if found & NAMES[kind].keys()
     ]
     assert not wrong
+
+
+@pytest.mark.skipif(library() is None, reason="the native kernels are not built")
+@pytest.mark.parametrize("gradient", [False, True])
+def test_from_a_layer_to_the_kernels_a_call_passes_six_files(
+    gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[set[str]] = []
+    run = kernels._run
+
+    def recorded(*given: Any) -> None:
+        files = {Path(frame.filename) for frame in traceback.extract_stack()}
+        passed.append({place.relative_to(SOURCE).as_posix() for place in files if SOURCE in place.parents})
+        run(*given)
+
+    monkeypatch.setattr(kernels, "_run", recorded)
+    layer, x = Attention(16, 2, backend="native"), torch.zeros(1, 3, 16)
+    with torch.set_grad_enabled(gradient):
+        layer(x)
+        assert layer(x).requires_grad == gradient
+    first, again = passed
+    assert first - again <= {"headway/attention/select.py", "headway/attention/autograd.py"}
+    assert {"headway/nn/attention.py", "headway/attention/backends/native/kernels.py"} <= again <= first
+    assert len(first) <= 6
