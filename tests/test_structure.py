@@ -14,7 +14,7 @@ import torch
 from headway.attention import BACKENDS
 from headway.attention.backends.native import kernels
 from headway.models import FAMILIES
-from headway.native import library
+from headway.native.loader import library
 from headway.nn import Attention
 from headway.patterns import leaves
 from headway.patterns.base import Pattern

@@ -307,9 +307,3 @@ def test_inspect_says_what_an_encoder_decoder_keeps(tmp_path: Path) -> None:
     text = inspect_text(found)
     assert "576 B per token of the target, 576 B per token of the source" in text
     assert "encoder        2 layers, width 48" in text
-
-
-@pytest.mark.parametrize("name", ["bert-base-chinese", "transformer-base"])
-def test_plan_is_for_decoders(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli(["plan", name]) == 1
-    assert f"{name} is an encoder" in capsys.readouterr().err
