@@ -11,9 +11,9 @@ from headway.checkpoints.storage.files import (
     atomic_folder,
     atomic_write,
     current_folder,
-    read_json,
     write_file,
 )
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
 from tests.faults import watch
 

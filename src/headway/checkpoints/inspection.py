@@ -120,7 +120,10 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
 
 def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     """(layers, pattern) for each pattern, as text."""
-    return tuple((layers, pattern) for pattern, layers in _grouped([str(p) for p in spec.patterns]))
+    where: dict[str, list[int]] = {}
+    for number, pattern in enumerate(spec.patterns):
+        where.setdefault(str(pattern), []).append(number)
+    return tuple((layer_numbers(numbers), pattern) for pattern, numbers in where.items())
 
 
 def layer_numbers(numbers: Sequence[int]) -> str:
@@ -135,13 +138,6 @@ def layer_numbers(numbers: Sequence[int]) -> str:
     if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
         return f"{runs[0][0]}, {runs[1][0]} .. {runs[-1][0]}"
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _grouped(patterns: Sequence[str]) -> list[tuple[str, str]]:
-    where: dict[str, list[int]] = {}
-    for number, pattern in enumerate(patterns):
-        where.setdefault(pattern, []).append(number)
-    return [(pattern, layer_numbers(numbers)) for pattern, numbers in where.items()]
 
 
 def _rotary(folder: Folder) -> RotaryFacts | None:

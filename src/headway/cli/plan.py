@@ -70,7 +70,7 @@ def command(
 def find_spec(model: str) -> "ModelSpec":
     """The spec of a catalog name, or of a Hugging Face folder (or its config.json)."""
     from headway.checkpoints import spec_from_config
-    from headway.checkpoints.storage.files import read_json
+    from headway.checkpoints.storage.reading import read_json
     from headway.errors import ConfigError
     from headway.models import catalog
 

@@ -22,8 +22,9 @@ import torch
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
-from headway.checkpoints.storage.files import current_folder, json_text, read_json, write_file
+from headway.checkpoints.storage.files import current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import copy_into
+from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError

@@ -62,20 +62,20 @@ class ConfigReader:
     def get(self, key: str) -> Any:
         return self.config[key] if key in self.config else self.defaults.get(key)
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def need(self, key: str, default: Any = None) -> Any:
         value = self.get(key)
-        value = default if value is None else value
-        if value is None:
+        if value is None and default is None:
             raise ConfigError(f'config.json lacks "{key}"')
+        return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.need(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
         return checked_sizes({key: value})[key]
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ConfigError(f'config.json lacks "{key}"')
+        value = self.need(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= float_info.max:
             raise ConfigError(f'config.json: "{key}" must be a number of at least 0, got {value!r}')
         return float(value)
@@ -86,11 +86,8 @@ class ConfigReader:
             raise ConfigError(f'config.json: "{key}" must be true or false, got {value!r}')
         return bool(value)
 
-    def switch(self, switch: bool | str) -> bool:
-        return self.flag(switch) if isinstance(switch, str) else switch
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.get(key) or default
+    def text(self, key: str) -> str:
+        value = self.get(key)
         if not isinstance(value, str):
             raise ConfigError(f'config.json: "{key}" must be text, got {value!r}')
         return value

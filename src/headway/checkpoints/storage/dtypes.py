@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -41,17 +42,11 @@ def choose_dtype(
     if asked is not None:
         warning = f"; {slow}" if asked == torch.float16 and device.type == "cpu" else ""
         return asked, Choice(dtype_name(asked), f"asked for; the file holds {mix}{warning}")
-    widest = next(iter(counts))
-    for dtype in counts:
-        widest = torch.promote_types(widest, dtype)
+    widest = reduce(torch.promote_types, counts)
     if widest == torch.float16 and device.type == "cpu":
         rejected = (("float16", slow), ("bfloat16", "it would round the stored weights"))
         return torch.float32, Choice(
             "float32", f"holds every float16 number exactly; the file holds {mix}", rejected=rejected
         )
-    why = (
-        f"all that the file holds: {mix}"
-        if len(counts) == 1
-        else f"the narrowest that holds all of a mix: {mix}"
-    )
-    return widest, Choice(dtype_name(widest), why)
+    why = "all that the file holds" if len(counts) == 1 else "the narrowest that holds all of a mix"
+    return widest, Choice(dtype_name(widest), f"{why}: {mix}")

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.reading import read_json as read_json
 from headway.errors import CheckpointError
 
 Put = Callable[[disk.Buffer], None]
@@ -49,7 +48,7 @@ def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
 
 
 @contextmanager
-def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] | None = None) -> Iterator[Path]:
+def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name: False) -> Iterator[Path]:
     """Fill a new folder; when the block ends without an exception it replaces `path` as a whole, in one step.
 
     Yields the temporary sibling to write into, by any means; every
@@ -131,10 +130,8 @@ def _swap(temporary: Path, path: Path) -> None:
     _discard(aside)
 
 
-def _carry(old: Path, new: Path, keep: Callable[[str], bool] | None) -> None:
-    if keep is None or not old.is_dir():
-        return
-    for entry in sorted(old.iterdir()):
+def _carry(old: Path, new: Path, keep: Callable[[str], bool]) -> None:
+    for entry in sorted(old.iterdir() if old.is_dir() else ()):
         if keep(entry.name) and not (new / entry.name).exists():
             _link_tree(entry, new / entry.name)
 
@@ -182,10 +179,8 @@ def _sweep(path: Path) -> None:
 def _alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -70,12 +70,9 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         value = json.loads(
             text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
         )
-    except RecursionError:
-        value = None
-        deep = True
-    else:
-        deep = _deeper(value, DEEPEST)
-    if deep:
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
+    if _deeper(value, DEEPEST):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     if not isinstance(value, dict):
         raise ValueError(f"it must hold a JSON object, but holds a {type(value).__name__}")
