@@ -244,13 +244,9 @@ def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, 
     """The weights in the one order of the module. Raises CheckpointError when names or shapes are not the
     spec's."""
     wanted = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
-    found = forms(state)
-    wrong = [
-        *(wanted.keys() ^ found.keys()),
-        *(n for n in wanted.keys() & found.keys() if found[n].shape != wanted[n]),
-    ]
-    if wrong:
-        raise CheckpointError(f"these weights are not those of the spec: {', '.join(sorted(wrong)[:8])}")
+    found = {name: form.shape for name, form in forms(state).items()}
+    if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
+        raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
     return renamed(state, {name: name for name in wanted})
 
 

@@ -31,7 +31,7 @@ from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.lazy import cast, forms
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError
-from headway.models import Decoder, ModelSpec
+from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary
 
 Format = Literal["auto", "hf", "llama2c", "meta", "torchtune"]
@@ -81,15 +81,21 @@ class Conversion:
 
 @dataclass(frozen=True)
 class _Source:
-    """A model and its own forward pass: logits of `ids`, computed in a dtype, from weights that were rounded to
-    another first (or not: None)."""
+    """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids."""
 
     format: str
     spec: ModelSpec
     state: Mapping[str, Tensor]
-    logits: Callable[[Tensor, torch.dtype, torch.dtype | None], Tensor]
+    weights: Mapping[str, Tensor]
+    forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
     tokenizer: SavesItself | None = None
-    generation: dict[str, Any] | None = None
+    generation: Mapping[str, Any] | None = None
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
+        """Logits of `ids`, computed in a dtype, from weights that are rounded to another first, or not: None."""
+        weights = self.weights if rounded is None else cast(self.weights, rounded)
+        return self.forward(weights, dtype, ids)
 
 
 def convert(
@@ -137,15 +143,14 @@ def convert(
         state = cast(state, dtype)
     rounded = dtype if narrowed else None
     ids = _probe(spec)
-    rounding = _rounding(found, ids, rounded)
+    exact = found.logits(ids, torch.float32, rounded)
+    rounding = None if rounded is None else _difference(found.logits(ids, torch.float32, None), exact)
     checks: list[Check] = []
 
     def compare(folder: Path) -> None:
-        def theirs(ids: Tensor, computed: torch.dtype) -> Tensor:
-            return found.logits(ids, computed, rounded)
-
-        checks.extend(_checks(theirs, lambda computed: load_model(folder, dtype=computed), ids))
-        for check in checks:
+        for dtype in (torch.float32, torch.bfloat16):
+            check = _check(found, rounded, exact, folder, dtype, ids)
+            checks.append(check)
             if not check.passed:
                 raise CheckpointError(
                     f"{source} and its conversion differ: logits by up to {check.difference:.3g} in {check.dtype} "
@@ -178,14 +183,6 @@ def convert(
     )
 
 
-@torch.no_grad()
-def _rounding(found: _Source, ids: Tensor, rounded: torch.dtype | None) -> float | None:
-    if rounded is None:
-        return None
-    exact, changed = (found.logits(ids, torch.float32, dtype) for dtype in (None, rounded))
-    return float((exact - changed).abs().max())
-
-
 def _open(
     source: Path, frm: Format, heads: int | None, norm_eps: float | None, allow_pickle: bool
 ) -> _Source:
@@ -197,27 +194,26 @@ def _open(
     if frm == "hf":
         folder = load_folder(source, allow_pickle=allow_pickle)
 
-        def own_logits(ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
-            weights = folder.tensors if rounded is None else cast(folder.tensors, rounded)
+        def forward(weights: Mapping[str, Tensor], dtype: torch.dtype, ids: Tensor) -> Tensor:
             row: Tensor = fill(folder.spec, weights, dtype=dtype)(ids[None])[0]
             return row
 
-        return _Source(
-            frm, folder.spec, folder.tensors, own_logits, TokenizerFiles(folder), dict(folder.generation)
-        )
+        files = TokenizerFiles(folder)
+        return _Source(frm, folder.spec, folder.tensors, folder.tensors, forward, files, folder.generation)
     if frm == "llama2c":
         model = llama2c.read(source)
     else:
         model = meta.read_pickled(
             source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
         )
-
-    def logits(ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
-        weights = model.weights if rounded is None else cast(model.weights, rounded)
-        return meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids)
-
-    generation = dict(llama2c.GENERATION) if frm == "llama2c" else None
-    return _Source(frm, model.spec, model.state(), logits, generation=generation)
+    return _Source(
+        frm,
+        model.spec,
+        model.state(),
+        model.weights,
+        lambda weights, dtype, ids: meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids),
+        generation=llama2c.GENERATION if frm == "llama2c" else None,
+    )
 
 
 def _detect(source: Path, allow_pickle: bool) -> Format:
@@ -245,19 +241,20 @@ def _probe(spec: ModelSpec) -> Tensor:
 
 
 @torch.no_grad()
-def _checks(
-    source: Callable[[Tensor, torch.dtype], Tensor], load: Callable[[torch.dtype], Decoder], ids: Tensor
-) -> list[Check]:
-    exact = source(ids, torch.float32)
-    checks = []
-    for dtype in (torch.float32, torch.bfloat16):
-        theirs = exact if dtype == torch.float32 else source(ids, dtype).float()
-        ours = load(dtype)(ids[None])[0].float()
-        largest = float(exact.abs().max())
-        bound = FLOAT32_BOUND * largest if dtype == torch.float32 else 2 * float((theirs - exact).abs().max())
-        difference = float((ours - (theirs if dtype == torch.float32 else exact)).abs().max())
-        checks.append(Check(str(dtype).removeprefix("torch."), len(ids), difference, largest, bound))
-    return checks
+def _check(
+    found: _Source, rounded: torch.dtype | None, exact: Tensor, folder: Path, dtype: torch.dtype, ids: Tensor
+) -> Check:
+    """The converted folder against its source, whose logits in float32 are `exact`."""
+    ours = load_model(folder, dtype=dtype)(ids[None])[0].float()
+    largest = float(exact.abs().max())
+    bound = FLOAT32_BOUND * largest
+    if dtype != torch.float32:
+        bound = 2 * _difference(found.logits(ids, dtype, rounded).float(), exact)
+    return Check(dtype_name(dtype), len(ids), _difference(ours, exact), largest, bound)
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
 
 
 def _pairing(spec: ModelSpec) -> str:

@@ -68,11 +68,14 @@ def looks_like(path: Path) -> bool:
     """Whether a file begins with a plausible header of version 0."""
     with open_regular(path) as file:
         head = file.read(HEADER.size)
-    if len(head) < HEADER.size:
-        return False
-    dim, hidden, layers, heads, kv, vocab, context = HEADER.unpack(head)
-    positive = min(dim, hidden, layers, heads, kv, context) > 0 and vocab != 0
-    return bool(positive and dim % heads == 0 and heads % kv == 0)
+    return len(head) == HEADER.size and _plausible(*HEADER.unpack(head))
+
+
+def _plausible(
+    dim: int, hidden: int, layers: int, heads: int, kv_heads: int, vocab: int, context: int
+) -> bool:
+    positive = min(dim, hidden, layers, heads, kv_heads, context) > 0 and vocab != 0
+    return positive and dim % heads == 0 and heads % kv_heads == 0
 
 
 def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
@@ -81,14 +84,7 @@ def _spec(path: Path, header: tuple[int, ...]) -> ModelSpec:
         raise CheckpointError(
             f"{path} is a llama2.c file of version {hidden}; only version 0 (float32) is read"
         )
-    positive = min(dim, hidden, layers, heads, kv_heads, context) > 0 and vocab != 0
-    if (
-        not positive
-        or dim % heads
-        or heads % kv_heads
-        or layers > MOST["layer"]
-        or dim // heads > MOST["head_dim"]
-    ):
+    if not _plausible(*header) or layers > MOST["layer"] or dim // heads > MOST["head_dim"]:
         raise CheckpointError(f"{path} is not a llama2.c file of version 0: its header is {header}")
     with naming(path):
         return ModelSpec(

@@ -26,51 +26,42 @@ from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Llama3, Rotary
 
-# ours -> Meta's; "#" is the number of a layer
-META: Mapping[str, str] = MappingProxyType(
-    {
-        "model.embed_tokens.weight": "tok_embeddings.weight",
-        "model.layers.#.input_layernorm.weight": "layers.#.attention_norm.weight",
-        "model.layers.#.self_attn.q_proj.weight": "layers.#.attention.wq.weight",
-        "model.layers.#.self_attn.k_proj.weight": "layers.#.attention.wk.weight",
-        "model.layers.#.self_attn.v_proj.weight": "layers.#.attention.wv.weight",
-        "model.layers.#.self_attn.o_proj.weight": "layers.#.attention.wo.weight",
-        "model.layers.#.post_attention_layernorm.weight": "layers.#.ffn_norm.weight",
-        "model.layers.#.mlp.gate_proj.weight": "layers.#.feed_forward.w1.weight",
-        "model.layers.#.mlp.up_proj.weight": "layers.#.feed_forward.w3.weight",
-        "model.layers.#.mlp.down_proj.weight": "layers.#.feed_forward.w2.weight",
-        "model.norm.weight": "norm.weight",
-        "lm_head.weight": "output.weight",
-    }
+_NAMES = (
+    ("model.embed_tokens.weight", "tok_embeddings.weight", "tok_embeddings.weight"),
+    ("model.layers.#.input_layernorm.weight", "layers.#.attention_norm.weight", "layers.#.sa_norm.scale"),
+    ("model.layers.#.self_attn.q_proj.weight", "layers.#.attention.wq.weight", "layers.#.attn.q_proj.weight"),
+    ("model.layers.#.self_attn.k_proj.weight", "layers.#.attention.wk.weight", "layers.#.attn.k_proj.weight"),
+    ("model.layers.#.self_attn.v_proj.weight", "layers.#.attention.wv.weight", "layers.#.attn.v_proj.weight"),
+    (
+        "model.layers.#.self_attn.o_proj.weight",
+        "layers.#.attention.wo.weight",
+        "layers.#.attn.output_proj.weight",
+    ),
+    ("model.layers.#.post_attention_layernorm.weight", "layers.#.ffn_norm.weight", "layers.#.mlp_norm.scale"),
+    ("model.layers.#.mlp.gate_proj.weight", "layers.#.feed_forward.w1.weight", "layers.#.mlp.w1.weight"),
+    ("model.layers.#.mlp.up_proj.weight", "layers.#.feed_forward.w3.weight", "layers.#.mlp.w3.weight"),
+    ("model.layers.#.mlp.down_proj.weight", "layers.#.feed_forward.w2.weight", "layers.#.mlp.w2.weight"),
+    ("model.norm.weight", "norm.weight", "norm.scale"),
+    ("lm_head.weight", "output.weight", "output.weight"),
 )
-# torchtune's -> Meta's
-TORCHTUNE: Mapping[str, str] = MappingProxyType(
-    {
-        "tok_embeddings.weight": "tok_embeddings.weight",
-        "layers.#.sa_norm.scale": "layers.#.attention_norm.weight",
-        "layers.#.attn.q_proj.weight": "layers.#.attention.wq.weight",
-        "layers.#.attn.k_proj.weight": "layers.#.attention.wk.weight",
-        "layers.#.attn.v_proj.weight": "layers.#.attention.wv.weight",
-        "layers.#.attn.output_proj.weight": "layers.#.attention.wo.weight",
-        "layers.#.mlp_norm.scale": "layers.#.ffn_norm.weight",
-        "layers.#.mlp.w1.weight": "layers.#.feed_forward.w1.weight",
-        "layers.#.mlp.w3.weight": "layers.#.feed_forward.w3.weight",
-        "layers.#.mlp.w2.weight": "layers.#.feed_forward.w2.weight",
-        "norm.scale": "norm.weight",
-        "output.weight": "output.weight",
-    }
-)
+"""Ours, Meta's, torchtune's; "#" is the number of a layer."""
+META: Mapping[str, str] = MappingProxyType({ours: theirs for ours, theirs, _ in _NAMES})
+"""Ours -> Meta's."""
+TORCHTUNE: Mapping[str, str] = MappingProxyType({tune: theirs for _, theirs, tune in _NAMES})
+"""torchtune's -> Meta's."""
 _DERIVED = ("rope.freqs",)
-# the keys of params.json; sizes are checked against the tensors
+_NUMBER = int | float
 _PARAMS: Mapping[str, Any] = MappingProxyType(
     {
         **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
         **dict.fromkeys(("max_seq_len", "max_batch_size"), int),
-        **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), int | float),
-        **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), int | float),
+        **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), _NUMBER),
+        **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), _NUMBER),
         "use_scaled_rope": bool,
     }
 )
+"""The keys of params.json; sizes are checked against the tensors."""
+_WANTED = {bool: "true or false", int: "a positive whole number", _NUMBER: "a number above 0"}
 
 
 @dataclass(frozen=True)
@@ -182,14 +173,7 @@ def _params(path: Path) -> dict[str, Any]:
         number = isinstance(value, kind) and (kind is bool) == isinstance(value, bool)
         unknown = value is None or (key == "vocab_size" and value == -1)
         if not unknown and not (number and (kind is bool or 0 < value <= float_info.max)):
-            what = (
-                "true or false"
-                if kind is bool
-                else "a positive whole number"
-                if kind is int
-                else "a number above 0"
-            )
-            raise CheckpointError(f"{path}: {key} must be {what}, got {str(value)[:80]}")
+            raise CheckpointError(f"{path}: {key} must be {_WANTED[kind]}, got {str(value)[:80]}")
     return {key: value for key, value in params.items() if value is not None}
 
 
