@@ -18,7 +18,7 @@ from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import own_shapes
-from headway.checkpoints.hf.layouts.tensors import exported, imported, left_out
+from headway.checkpoints.hf.layouts.tensors import exported, imported
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
@@ -132,7 +132,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         spec = spec.with_head(head)
     tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(config)
     with naming(folder / "config.json", but=(CheckpointError,)):
-        found = imported(names, tensors, spec, path, spec.head != saved_for)
+        found, unused = imported(names, tensors, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
     generation = folder / "generation_config.json"
     return Folder(
@@ -142,7 +142,7 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         tensors,
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
-        left_out(names, tensors, spec),
+        unused,
     )
 
 

@@ -27,16 +27,23 @@ OWN_NAMES = TensorNames(
 
 def imported(
     names: TensorNames, tensors: LazyTensors, spec: ModelSpec, path: Path, other_head: bool = False
-) -> LazyTensors:
-    """A checkpoint's tensors under our names; with `other_head`, those of the head that it was saved with are not
-    needed.
+) -> tuple[LazyTensors, tuple[str, ...]]:
+    """A checkpoint's tensors under our names, and the names there of those that are left out: what its model has and
+    this one has not. With `other_head`, those of the head that it was saved with are not needed.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
-    together with the nearest names; for tied tensors and constants that differ."""
+    together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
     _check_stored(spec, tensors, path)
-    tensors = _with_new_names(names, tensors, path)
-    found = dict(forms(tensors))
-    names_here = _Resolved.of_file(names, spec, found)
+    modern: dict[str, str] = {}
+    for old in tensors.forms:
+        new = parameter_name(old, names.renamed)
+        if new in modern:
+            raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
+        modern[new] = old
+    tensors = tensors.renamed(modern)
+    found = dict(tensors.forms)
+    prefix = not names.prefix or any(name.startswith(names.prefix) for name in found)
+    names_here = _Resolved(names, spec, prefix)
     rules, ours, pairs = names_here.rules, own_shapes(spec), names_here.pairs
     assert sorted(n for r in rules.values() for n in r.ours) == sorted(ours), "rules and module disagree"
     wanted = {name: names_here.shape(rule) for name, rule in rules.items()}
@@ -71,24 +78,17 @@ def imported(
             )
     there = {n: found[source[n]] for n in wanted if source[n] in found}
     spare = {n for n in found if n not in wanted and n not in pairs and n not in constants}
-    outputs = [r.theirs for r in rules.values() if r.ours[0] in ("lm_head.weight", "head.out.weight")]
-    lost = [n for n in outputs if n not in there and spec.head.task in ("lm", "masked-lm")]
+    outputs = {"lm_head.weight", "head.out.weight"} if spec.head.task in ("lm", "masked-lm") else set()
     tips = [
         f"\n{n} is missing: if it is the embedding itself, config.json must say tie_word_embeddings: true"
-        for n in lost
+        for n, rule in rules.items()
+        if n not in there and rule.ours[0] in outputs
     ]
     _compare(there, wanted, names_here.unexpected(spare, other_head), path, "".join(tips))
     dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
-    return _lazily(tensors, rules.values(), source, zeros, known)
-
-
-def left_out(names: TensorNames, tensors: LazyTensors, spec: ModelSpec) -> tuple[str, ...]:
-    """Names in a checkpoint that `imported` does not read: what its model has and this one has not."""
-    modern = {parameter_name(name, names.renamed): name for name in tensors.forms}
-    here = _Resolved.of_file(names, spec, modern)
-    read = {*here.rules, *here.pairs, *here.constant_shapes}
-    return tuple(old for new, old in modern.items() if new not in read)
+    unused = tuple(old for new, old in modern.items() if new in spare)
+    return _lazily(tensors, rules.values(), source, zeros, known), unused
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
@@ -118,12 +118,6 @@ class _Resolved:
     names: TensorNames
     spec: ModelSpec
     prefix: bool
-
-    @staticmethod
-    def of_file(names: TensorNames, spec: ModelSpec, there: Iterable[str]) -> _Resolved:
-        """With the prefix where a file has it."""
-        prefix = not names.prefix or any(name.startswith(names.prefix) for name in there)
-        return _Resolved(names, spec, prefix)
 
     def place(self, name: str) -> str:
         """A name of the tables as it is here."""
@@ -242,17 +236,6 @@ def _compare(
 
 def _hint(name: str, spare: set[str]) -> str:
     return did_you_mean(name, spare).replace("did you mean", "nearest there:").replace("?", "")
-
-
-def _with_new_names(names: TensorNames, tensors: LazyTensors, path: Path) -> LazyTensors:
-    """The same under today's names. Raises CheckpointError for one that is there under both."""
-    modern: dict[str, str] = {}
-    for old in tensors.forms:
-        new = parameter_name(old, names.renamed)
-        if new in modern:
-            raise CheckpointError(f"{path}: {old} and {modern[new]} are two names of one tensor; drop one")
-        modern[new] = old
-    return tensors if all(new == old for new, old in modern.items()) else tensors.renamed(modern)
 
 
 def _is_constant(found: Tensor, value: Tensor) -> bool:
