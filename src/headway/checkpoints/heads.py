@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,17 +18,15 @@ from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary, to_pairing
 
 # module -> heads of its output: a field of the spec, or 1 for what all heads share
-_MODULES: Mapping[str, str | int] = MappingProxyType(
-    {
-        "q_proj": "heads",
-        "k_proj": "kv_heads",
-        "q_global_proj": "heads",
-        "k_global_proj": "kv_heads",
-        "q_norm": 1,
-        "k_norm": 1,
-        "qkv_proj": "fused",
-    }
-)
+_MODULES: Mapping[str, str | int] = {
+    "q_proj": "heads",
+    "k_proj": "kv_heads",
+    "q_global_proj": "heads",
+    "k_global_proj": "kv_heads",
+    "q_norm": 1,
+    "k_norm": 1,
+    "qkv_proj": "fused",
+}
 # leaves whose first axis is the module's output: weights, biases, gains, adapters' second factor, scales per row
 _OUTPUT = (
     "weight",

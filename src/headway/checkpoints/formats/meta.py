@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import float_info
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,21 +44,19 @@ _NAMES = (
     ("lm_head.weight", "output.weight", "output.weight"),
 )
 """Ours, Meta's, torchtune's; "#" is the number of a layer."""
-META: Mapping[str, str] = MappingProxyType({ours: theirs for ours, theirs, _ in _NAMES})
+META: Mapping[str, str] = {ours: theirs for ours, theirs, _ in _NAMES}
 """Ours -> Meta's."""
-TORCHTUNE: Mapping[str, str] = MappingProxyType({tune: theirs for _, theirs, tune in _NAMES})
+TORCHTUNE: Mapping[str, str] = {tune: theirs for _, theirs, tune in _NAMES}
 """torchtune's -> Meta's."""
 _DERIVED = ("rope.freqs",)
 _NUMBER = int | float
-_PARAMS: Mapping[str, Any] = MappingProxyType(
-    {
-        **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
-        **dict.fromkeys(("max_seq_len", "max_batch_size"), int),
-        **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), _NUMBER),
-        **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), _NUMBER),
-        "use_scaled_rope": bool,
-    }
-)
+_PARAMS: Mapping[str, Any] = {
+    **dict.fromkeys(("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of"), int),
+    **dict.fromkeys(("max_seq_len", "max_batch_size"), int),
+    **dict.fromkeys(("norm_eps", "rope_theta", "ffn_dim_multiplier"), _NUMBER),
+    **dict.fromkeys(("rope_scaling_factor", "rope_high_freq_factor"), _NUMBER),
+    "use_scaled_rope": bool,
+}
 """The keys of params.json; sizes are checked against the tensors."""
 _WANTED = {bool: "true or false", int: "a positive whole number", _NUMBER: "a number above 0"}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from sys import float_info
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from headway.errors import ConfigError
@@ -37,7 +36,7 @@ DECODER: FieldMap = {**SIZES, "attention_dropout": "attention_dropout", "tied": 
 KINDS = {f.name: f.type for f in fields(ModelSpec)}
 ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 """Activations that have another name here."""
-MOST: Mapping[str, int] = MappingProxyType({"layer": 10_000, "head": 65_536, "head_dim": 65_536})
+MOST: Mapping[str, int] = {"layer": 10_000, "head": 65_536, "head_dim": 65_536}
 """By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
 MOST_ELSEWHERE = 2**31 - 1
 Fields = TypeVar("Fields", bound=Mapping[str, object])

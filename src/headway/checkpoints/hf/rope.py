@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from headway.checkpoints.hf.config_keys import ConfigReader
@@ -41,31 +40,27 @@ class RopeKind:
         return self.required + self.optional
 
 
-KINDS: Mapping[str, RopeKind] = MappingProxyType(
-    {
-        "default": RopeKind(None),
-        "linear": RopeKind(LinearScaling, ("factor",), (TRAINED,)),
-        "dynamic": RopeKind(DynamicNTK, ("factor",), (TRAINED,)),
-        "yarn": RopeKind(
-            YaRN,
-            (),
-            (
-                "factor",
-                TRAINED,
-                "attention_factor",
-                "beta_fast",
-                "beta_slow",
-                "mscale",
-                "mscale_all_dim",
-                "truncate",
-            ),
+KINDS: Mapping[str, RopeKind] = {
+    "default": RopeKind(None),
+    "linear": RopeKind(LinearScaling, ("factor",), (TRAINED,)),
+    "dynamic": RopeKind(DynamicNTK, ("factor",), (TRAINED,)),
+    "yarn": RopeKind(
+        YaRN,
+        (),
+        (
+            "factor",
+            TRAINED,
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
         ),
-        "llama3": RopeKind(Llama3, ("factor", "low_freq_factor", "high_freq_factor"), (TRAINED,)),
-        "longrope": RopeKind(
-            LongRope, ("short_factor", "long_factor"), ("factor", TRAINED, "attention_factor")
-        ),
-    }
-)
+    ),
+    "llama3": RopeKind(Llama3, ("factor", "low_freq_factor", "high_freq_factor"), (TRAINED,)),
+    "longrope": RopeKind(LongRope, ("short_factor", "long_factor"), ("factor", TRAINED, "attention_factor")),
+}
 _NAMES = {kind.scaling: name for name, kind in KINDS.items()}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from headway.errors import ConfigError, did_you_mean
 from headway.patterns import Causal, Pattern, Window
@@ -26,27 +25,23 @@ class Convention:
     least: int = 1
 
 
-CONVENTIONS: Mapping[str, Convention] = MappingProxyType(
-    {
-        "huggingface sliding_window": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
-        "huggingface attention_window": Convention(
-            "w others, half of them on each side (Longformer)", lambda w: (w // 2, w // 2), even=True
-        ),
-        "huggingface local_attention": Convention(
-            "others at distance at most w / 2 on each side (ModernBERT)",
-            lambda w: (w // 2, w // 2),
-            even=True,
-        ),
-        "longformer attention_window": Convention(
-            "others at distance at most w on each side (allenai/longformer's own files)", lambda w: (w, w)
-        ),
-        "gpt-neo window_size": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
-        "flash-attn left": Convention(
-            "w others before, causal: window_size = (w, 0)", lambda w: (w, 0), least=0
-        ),
-        "headway before": Convention("w others before, causal", lambda w: (w, 0), least=0),
-    }
-)
+CONVENTIONS: Mapping[str, Convention] = {
+    "huggingface sliding_window": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
+    "huggingface attention_window": Convention(
+        "w others, half of them on each side (Longformer)", lambda w: (w // 2, w // 2), even=True
+    ),
+    "huggingface local_attention": Convention(
+        "others at distance at most w / 2 on each side (ModernBERT)",
+        lambda w: (w // 2, w // 2),
+        even=True,
+    ),
+    "longformer attention_window": Convention(
+        "others at distance at most w on each side (allenai/longformer's own files)", lambda w: (w, w)
+    ),
+    "gpt-neo window_size": Convention("w keys, itself included, causal", lambda w: (w - 1, 0)),
+    "flash-attn left": Convention("w others before, causal: window_size = (w, 0)", lambda w: (w, 0), least=0),
+    "headway before": Convention("w others before, causal", lambda w: (w, 0), least=0),
+}
 
 
 def from_foreign(convention: str, value: object) -> Pattern:
