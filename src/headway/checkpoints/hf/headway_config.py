@@ -7,7 +7,7 @@ field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -18,36 +18,24 @@ from headway.checkpoints.hf.upgrade import FORMAT, upgraded_spec
 from headway.errors import ConfigError, did_you_mean
 from headway.models import Head, ModelSpec
 from headway.patterns import Pattern, parse
-from headway.positions import (
-    DynamicNTK,
-    LinearScaling,
-    Llama3,
-    LongRope,
-    PositionScheme,
-    Scaling,
-    YaRN,
-)
+from headway.positions import PositionScheme, Scaling
 
 FACTS: Mapping[str, tuple[type, ...]] = {
     "family": (str,),
     "trained_context": (int,),
     "max_context": (int, type(None)),
 }
-SCALINGS = (LinearScaling, DynamicNTK, YaRN, Llama3, LongRope)
 
 
 def _kinds() -> dict[str, type[Any]]:
-    """By the name of the class, which `kind` is: position schemes, those of other packages included once they are
-    imported, and what else a spec holds."""
-    schemes = {scheme.__name__: scheme for scheme in subclasses(PositionScheme)}
-    return schemes | {kind.__name__: kind for kind in (*SCALINGS, Head, ModelSpec, LinearAttentionSpec)}
+    """By the name of the class, which `kind` is: position schemes and scalings, those of other packages included once
+    they are imported, and what else a spec holds."""
+    found = (*_subclasses(PositionScheme), *_subclasses(Scaling), Head, ModelSpec, LinearAttentionSpec)
+    return {kind.__name__: kind for kind in found}
 
 
-def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    """All classes that inherit from `kind`."""
-    for below in kind.__subclasses__():
-        yield below
-        yield from subclasses(below)
+def _subclasses(kind: type[Any]) -> list[type[Any]]:
+    return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
 
 
 def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,11 +107,9 @@ def _write(value: Any) -> Any:
         return value
     if isinstance(value, Pattern):
         return {"pattern": str(value)}
-    if isinstance(value, PositionScheme | Scaling | Head | LinearAttentionSpec | ModelSpec):
-        kind: Any = type(value)
-        if kind not in _kinds().values():
-            raise ConfigError(f"a {kind.__name__} cannot be written to config.json: {value!r}")
-        return {"kind": kind.__name__, **{f.name: _write(getattr(value, f.name)) for f in fields(kind)}}
+    if type(value) in _kinds().values():
+        values = {f.name: _write(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **values}
     if isinstance(value, tuple | list):
         return [_write(item) for item in value]
     raise ConfigError(f"a {type(value).__name__} cannot be written to config.json: {value!r}")

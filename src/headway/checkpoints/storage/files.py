@@ -146,14 +146,9 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    for entry in sorted(folder.iterdir()):
-        if entry.is_symlink():
-            continue
-        if entry.is_dir():
-            _sync_tree(entry)
-        else:
+    for entry in (*sorted(folder.rglob("*"), reverse=True), folder):
+        if not entry.is_symlink():
             disk.sync(entry)
-    disk.sync(folder)
 
 
 def _marks(path: Path) -> str:

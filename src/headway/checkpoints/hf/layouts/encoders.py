@@ -154,18 +154,13 @@ def read_encoder(
 ) -> dict[str, Any]:
     """The head of a kind, and what goes with it; `dense` is the activation in front of a classifier, `masked` that of
     the masked-lm head, hidden_act unless given."""
-    heads = {
-        "masked-lm": lambda: Head("masked-lm", dense=masked or activation(given, "hidden_act")),
-        "classify": lambda: Head("classify", labels=labels(given), dense=dense),
-        "tag": lambda: Head("tag", labels=labels(given)),
-        "answer": lambda: Head("answer"),
-        "states": lambda: Head("states"),
-    }
+    activations = {"masked-lm": masked or activation(given, "hidden_act"), "classify": dense}
+    names = labels(given) if kind in ("classify", "tag") else ()
     words = kind == "masked-lm"
     return {
         "tied": words and given.flag("tie_word_embeddings"),
         "output_bias": words,
-        "head": heads[kind](),
+        "head": Head(kind, labels=names, dense=activations.get(kind)),
     }
 
 
