@@ -155,12 +155,14 @@ def read_encoder(
     """The head of a kind, and what goes with it; `dense` is the activation in front of a classifier, `masked` that of
     the masked-lm head, hidden_act unless given."""
     activations = {"masked-lm": masked or activation(given, "hidden_act"), "classify": dense}
-    names = labels(given) if kind in ("classify", "tag") else ()
+    head: dict[str, Any] = {"task": kind, "dense": activations.get(kind)}
+    if kind in ("classify", "tag"):
+        head["labels"] = labels(given)
     words = kind == "masked-lm"
     return {
         "tied": words and given.flag("tie_word_embeddings"),
         "output_bias": words,
-        "head": Head(kind, labels=names, dense=activations.get(kind)),
+        "head": Head(**head),
     }
 
 
