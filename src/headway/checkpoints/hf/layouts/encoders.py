@@ -101,13 +101,6 @@ def encoder_layout(
     name: what its classes begin with.   own: the fields of `Layout` that differ.
     masked, classifier: names of the parts of the masked-lm head and of a classifier of texts.
     more: further modules of a layer."""
-    usual: dict[str, Any] = {
-        "architectures": {f"{name}{ending}": kind for ending, kind in CLASSES.items()},
-        "only": ONLY,
-        "harmless": POOLER,
-        "defaults": DEFAULTS,
-    }
-    top = masked["out"].partition(".")[0]
     stack = {
         "model.embed_tokens": f"{family}.embeddings.word_embeddings",
         "model.embed_types": f"{family}.embeddings.token_type_embeddings",
@@ -127,9 +120,8 @@ def encoder_layout(
 
     def rules(spec: ModelSpec) -> list[Rule]:
         head = heads[spec.head.task]
-        if (
-            spec.tied
-        ):  # transformers has two biases of an output that is not tied, and adds that of the matrix
+        # transformers has two biases of an output that is not tied, and adds that of the matrix
+        if spec.tied:
             head = {**head, "out": masked["out"].removesuffix(".decoder")}
         return module_rules(spec, {**stack, **within("head.", "", head)})
 
@@ -143,9 +135,11 @@ def encoder_layout(
         },
         renamed=RENAMED,
         unused=(f"{family}.pooler.", "embeddings.position_ids") if unused is None else unused,
-        heads=(f"{top}.", "classifier.", "qa_outputs."),
+        heads=(f"{masked['out'].partition('.')[0]}.", "classifier.", "qa_outputs."),
         constants=constants,
     )
+    usual: dict[str, Any] = {"only": ONLY, "harmless": POOLER, "defaults": DEFAULTS}
+    usual["architectures"] = {f"{name}{ending}": kind for ending, kind in CLASSES.items()}
     return Layout(family=family, keys=KEYS, read=read, write=write, tensors=tensors, **{**usual, **own})
 
 
