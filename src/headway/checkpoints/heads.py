@@ -58,40 +58,34 @@ def change_pairing(
     rotary = spec.positions
     if not isinstance(rotary, Rotary):
         raise CheckpointError(f"there is no rotary pairing to change: positions are {type(rotary).__name__}")
-    target = rotary.with_pairing(to)
-    target.rotated_dims(spec.head_dim)
+    target, sizes = rotary.with_pairing(to), (spec.heads, spec.kv_heads, spec.kv_heads)
+    dims, new = target.rotated_dims(spec.head_dim), replace(spec, positions=target)
+    if rotary.pairing == target.pairing:
+        return state, new
     for name in state:
-        _check_leaf(name, rotary, target)
-    new = changed(state, lambda name, tensor: _turned(name, tensor, spec, rotary, target))
-    return new, replace(spec, positions=target)
-
-
-def _check_leaf(name: str, rotary: Rotary, target: Rotary) -> None:
-    found = _NAME.search(name)
-    if found is not None and rotary.pairing != target.pairing and found[2] not in (*_INPUT, *_OUTPUT):
-        raise CheckpointError(
-            f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not known"
-        )
-
-
-def _turned(name: str, tensor: Tensor, spec: ModelSpec, rotary: Rotary, target: Rotary) -> Tensor:
-    found = _NAME.search(name)
-    if found is None or rotary.pairing == target.pairing or found[2] in _INPUT:
-        return tensor
-    module = found[1]
-    dims = rotary.rotated_dims(spec.head_dim)
+        found = _NAME.search(name)
+        if found is not None and found[2] not in (*_INPUT, *_OUTPUT):
+            raise CheckpointError(
+                f"cannot change the pairing of {name}: whether {found[2]!r} lives in the basis of the heads is not "
+                "known"
+            )
 
     def turned(part: Tensor, heads: int) -> Tensor:
         return to_pairing(
             part, heads=heads, head_dim=spec.head_dim, frm=rotary.pairing, to=target.pairing, dims=dims
         )
 
-    if module == "qkv_proj":
-        sizes = [spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim]
-        q, k, v = tensor.split(sizes)
-        return torch.cat((turned(q, spec.heads), turned(k, spec.kv_heads), v))
-    heads = _MODULES[module]
-    return turned(tensor, heads if isinstance(heads, int) else int(getattr(spec, heads)))
+    def change(name: str, tensor: Tensor) -> Tensor:
+        found = _NAME.search(name)
+        if found is None or found[2] in _INPUT:
+            return tensor
+        if found[1] == "qkv_proj":
+            q, k, v = tensor.split([heads * spec.head_dim for heads in sizes])
+            return torch.cat((turned(q, spec.heads), turned(k, spec.kv_heads), v))
+        heads = _MODULES[found[1]]
+        return turned(tensor, heads if isinstance(heads, int) else int(getattr(spec, heads)))
+
+    return changed(state, change), new
 
 
 def repeat_kv_heads(

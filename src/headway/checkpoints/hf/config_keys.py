@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from sys import float_info
-from typing import Any, TypeVar
+from typing import Any
 
 from headway.errors import ConfigError
 from headway.models import ModelSpec
@@ -39,10 +39,9 @@ ACTIVATIONS = {"gelu_new": "gelu_pytorch_tanh", "swish": "silu"}
 MOST: Mapping[str, int] = {"layer": 10_000, "head": 65_536, "head_dim": 65_536}
 """By the end of a name, ours or a config's: layers, num_hidden_layers, n_layer; heads, num_attention_heads."""
 MOST_ELSEWHERE = 2**31 - 1
-Fields = TypeVar("Fields", bound=Mapping[str, object])
 
 
-def checked_sizes(fields: Fields) -> Fields:
+def checked_sizes(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same fields of a `ModelSpec`. Raises ConfigError for a whole number that is larger than any model's:
     10,000 layers, 65,536 heads, 65,536 dims of a head, 2^31 - 1 of all else."""
     for name, value in fields.items():
@@ -71,7 +70,8 @@ class ConfigReader:
         value = self.need(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f'config.json: "{key}" must be a positive whole number, got {value!r}')
-        return checked_sizes({key: value})[key]
+        checked_sizes({key: value})
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.need(key, default)
@@ -104,12 +104,14 @@ def read_fields(given: ConfigReader, keys: FieldMap) -> dict[str, Any]:
 
 
 def _value(given: ConfigReader, kind: Any, key: str | tuple[str, ...]) -> Any:
-    if not isinstance(key, str):
-        return one_number(given, *key)
     if kind == "str":
-        return activation(given, key)
+        return activation(given, str(key))
     read: Mapping[str, Callable[[str], Any]] = {"int": given.whole, "float": given.number, "bool": given.flag}
-    return read[kind](key)
+    values = {name: read[kind](name) for name in names({kind: key})}
+    if len(set(values.values())) > 1:
+        given_values = ", ".join(f"{name} {value}" for name, value in values.items())
+        raise ConfigError(f"config.json: {given_values}: headway has one number for these; make them equal")
+    return values.popitem()[1]
 
 
 def write_fields(spec: ModelSpec, keys: FieldMap) -> dict[str, Any]:
@@ -130,15 +132,6 @@ def activation(given: ConfigReader, key: str) -> str:
 def gelu_new(name: str) -> str:
     """An activation's name in the families that are older than "gelu_pytorch_tanh"."""
     return "gelu_new" if name == "gelu_pytorch_tanh" else name
-
-
-def one_number(given: ConfigReader, *keys: str) -> float:
-    """The number that all these keys have. Raises ConfigError where they differ, since a spec has one for all."""
-    values = {key: given.number(key) for key in keys}
-    if len(set(values.values())) > 1:
-        given_values = ", ".join(f"{key} {value}" for key, value in values.items())
-        raise ConfigError(f"config.json: {given_values}: headway has one number for these; make them equal")
-    return next(iter(values.values()))
 
 
 HARMLESS = (

@@ -135,10 +135,6 @@ def _read_bigcode(given: ConfigReader, kind: str) -> dict[str, Any]:
     return {**fields, "kv_heads": kv_heads}
 
 
-def _write_bigcode(spec: ModelSpec) -> dict[str, Any]:
-    return {**_write(spec), "activation_function": spec.activation, "multi_query": spec.kv_heads == 1}
-
-
 RUNNER = ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_batch_size",
           "pad_key_length")  # fmt: skip
 """How BigCode's own program ran them."""
@@ -156,6 +152,10 @@ GPT_BIGCODE = Layout(
     harmless=(*SUMMARY, *RUNNER),
     defaults={**DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
     read=_read_bigcode,
-    write=_write_bigcode,
+    write=lambda spec: {
+        **_write(spec),
+        "activation_function": spec.activation,
+        "multi_query": spec.kv_heads == 1,
+    },
     tensors=_names({**NORMS, **QKV, **MODULES}, by_group=True),
 )

@@ -11,7 +11,6 @@ from headway.checkpoints.hf.config_keys import HARMLESS, ConfigReader, FieldMap
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.errors import ConfigError, did_you_mean
-from headway.models import ModelSpec
 from headway.positions import LinearBias
 
 KEYS: FieldMap = {
@@ -79,10 +78,6 @@ def _slopes(heads: int) -> LinearBias:
     return LinearBias() if power == heads else LinearBias(tuple([*slopes[1::2], *slopes[::2]][:heads]))
 
 
-def _write(spec: ModelSpec) -> dict[str, Any]:
-    return {"attn_config": {"softmax_scale": spec.attention_scale}}
-
-
 MPT = Layout(
     family="mpt",
     architectures={"MptForCausalLM": "lm", "MPTForCausalLM": "lm"},
@@ -116,7 +111,7 @@ MPT = Layout(
         "tie_word_embeddings": True,
     },
     read=_read,
-    write=_write,
+    write=lambda spec: {"attn_config": {"softmax_scale": spec.attention_scale}},
     tensors=decoder_names(
         "transformer.", "transformer.wte", "transformer.norm_f", "transformer.blocks.#.", MODULES
     ),

@@ -183,14 +183,6 @@ def _read_marian(given: ConfigReader, kind: str) -> dict[str, Any]:
     }
 
 
-def _write_marian(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        **_write(spec),
-        "decoder_vocab_size": spec.vocab,
-        "share_encoder_decoder_embeddings": spec.shared_embedding,
-    }
-
-
 def _tables(spec: ModelSpec) -> Mapping[str, Tensor]:
     """What old files hold of positions."""
     table = POSITIONS.embedding(torch.arange(spec.trained_context), spec.width)
@@ -213,7 +205,11 @@ MARIAN = Layout(
     harmless=HARMLESS,
     defaults={**DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True},
     read=_read_marian,
-    write=_write_marian,
+    write=lambda spec: {
+        **_write(spec),
+        "decoder_vocab_size": spec.vocab,
+        "share_encoder_decoder_embeddings": spec.shared_embedding,
+    },
     tensors=TensorNames(
         rules=_rules,
         aliases=_aliases,

@@ -9,7 +9,6 @@ from headway.checkpoints.hf.config_keys import DECODER, ConfigReader, FieldMap, 
 from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names, same
 from headway.checkpoints.hf.rope import PARTIAL, ROPE, read_rope, write_rope
-from headway.models import ModelSpec
 
 KEYS: FieldMap = {
     **DECODER,
@@ -30,14 +29,6 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     return {
         "kv_heads": given.whole("num_key_value_heads", heads),
         **read_rope(given, max(width // heads, 1), share=given.number(PARTIAL)),
-    }
-
-
-def _write(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        **write_rope(spec, share=PARTIAL),
-        "num_key_value_heads": spec.kv_heads,
-        "hidden_act": gelu_new(spec.activation),
     }
 
 
@@ -64,7 +55,11 @@ PHI = Layout(
         "tie_word_embeddings": False,
     },
     read=_read,
-    write=_write,
+    write=lambda spec: {
+        **write_rope(spec, share=PARTIAL),
+        "num_key_value_heads": spec.kv_heads,
+        "hidden_act": gelu_new(spec.activation),
+    },
     tensors=decoder_names(
         *("", "model.embed_tokens", "model.final_layernorm", "model.layers.#."),
         MODULES,

@@ -10,7 +10,6 @@ from headway.checkpoints.hf.layouts.base import Layout
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.rope import ROPE, read_rope, write_rope
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
-from headway.models import ModelSpec
 
 KEYS: FieldMap = {
     **DECODER,
@@ -32,14 +31,6 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "patterns": from_foreign("huggingface sliding_window", given.get("sliding_window")),
         **read_rope(given, head_dim),
-    }
-
-
-def _write(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "head_dim": spec.head_dim,
-        "sliding_window": last_keys_if_any(spec.patterns[0]),
-        **write_rope(spec),
     }
 
 
@@ -78,6 +69,10 @@ STARCODER2 = Layout(
         "tie_word_embeddings": True,
     },
     read=_read,
-    write=_write,
+    write=lambda spec: {
+        "head_dim": spec.head_dim,
+        "sliding_window": last_keys_if_any(spec.patterns[0]),
+        **write_rope(spec),
+    },
     tensors=decoder_names("", "model.embed_tokens", "model.norm", "model.layers.#.", MODULES),
 )
