@@ -9,8 +9,8 @@ import transformers
 
 import headway
 from headway.api import Tagger
-from headway.api.batching import shortened
 from headway.api.classification import spans
+from headway.api.encoders import shortened
 from headway.errors import ConfigError
 from tests.small_bert import LABELS, TEXTS, bert, theirs
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import headway
 from headway.api import Translator
-from headway.api.bleu import bleu
+from headway.api.translator import bleu
 from headway.data.pairs import END, START, Pairs, batches, encode_pairs, read_pairs
 from headway.errors import ConfigError, DataError
 from headway.models import EncoderDecoder, build

@@ -1,10 +1,9 @@
 """Models with their tokenizers, ready to use: `headway.load(...)`."""
 
-from headway.api.classification import Classifier, Label, Span, Tagger
+from headway.api.classification import Answer, Answerer, Classifier, Label, Span, Tagger
 from headway.api.encoders import Candidate, Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel, Options
 from headway.api.loading import load
-from headway.api.question_answering import Answer, Answerer
 from headway.api.translator import Translator
 
 __all__ = [

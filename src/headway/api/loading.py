@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 
-from headway.api.classification import INDEPENDENT, Classifier, Tagger
+from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
-from headway.api.question_answering import Answerer
 from headway.api.sentence_embedding import SentenceConfig, read_sentence_config
 from headway.api.translator import Translator
 from headway.checkpoints.folder import Folder, load_folder

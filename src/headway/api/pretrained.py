@@ -11,6 +11,7 @@ from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer
 
+BATCH = 32  # texts at once
 AModel = TypeVar("AModel", bound=Model)
 ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
 

@@ -42,11 +42,13 @@ COMMANDS: dict[str, Command] = {
         "Train a language model, an encoder or a translator; resumes bit for bit", "headway.cli.train"
     ),
     "generate": Command("Continue a prompt", "headway.cli.generate"),
-    "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
-    "fill-mask": Command("Find words for masked places", "headway.cli.encoders:fill_mask"),
-    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
-    "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
-    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
+    "translate": Command(
+        "Translate texts, by beam search; BLEU against references", "headway.cli.texts:translate"
+    ),
+    "fill-mask": Command("Find words for masked places", "headway.cli.texts:fill_mask"),
+    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.texts:classify"),
+    "answer": Command("Find the answer to a question in a text", "headway.cli.texts:answer"),
+    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.texts:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
     "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.eval"),
     "convert": Command(
@@ -56,9 +58,11 @@ COMMANDS: dict[str, Command] = {
         "Change a model: fewer kv heads, windows, longer rows; before and after", "headway.cli.surgery"
     ),
     "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),
-    "models": Command("The published sizes by name, and how Chinese encoders compare", "headway.cli.models"),
+    "models": Command(
+        "The published sizes by name, and how Chinese encoders compare", "headway.cli.inspect:models"
+    ),
     "inspect": Command("What a checkpoint is: sizes, positions, pairing, patterns", "headway.cli.inspect"),
-    "tokenize": Command("The tokens of a text, with ids and offsets", "headway.cli.tokenize"),
+    "tokenize": Command("The tokens of a text, with ids and offsets", "headway.cli.inspect:tokenize"),
     "plan": Command("Does it fit, what does it move, how fast: before anything runs", "headway.cli.plan"),
     "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
 }
@@ -152,7 +156,7 @@ def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
         given = typer.main.get_command(app)
     try:
         with given.make_context(f"headway {name}", arguments) as context:
-            result = given.invoke(context)
+            result = context.command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.Abort as stop:

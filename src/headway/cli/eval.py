@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,10 +39,9 @@ def command(
 
     from headway.checkpoints.folder import load_folder
     from headway.checkpoints.restore import build_model
-    from headway.data import TokenFile, encode_corpus
     from headway.errors import ConfigError
     from headway.models import Decoder, Encoder
-    from headway.text import Tokenizer
+    from headway.surgery import Text
     from headway.train.evaluation import evaluate
     from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
     from headway.train.tasks import text_task_of, text_tasks
@@ -59,19 +56,14 @@ def command(
     task = text_tasks()[text_task_of(spec)]
     found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
-    tokenizer = Tokenizer.load(model)
-    tokenizer.require_fits(spec.vocab)
     length = context or min(spec.trained_context, 2048)
-    with tempfile.TemporaryDirectory() as folder:
-        if Path(data).suffix == ".tokens":
-            file = TokenFile(data)
-        else:
-            own, framed = Path(folder) / "data.tokens", task.in_template
-            file = encode_corpus(data, tokenizer, own, bos=framed, eos=framed)
-        file.require_tokenizer(tokenizer.fingerprint)
+    with (
+        Text.read(data, source, framed=task.in_template) as text,
+        MicrobatchPool(torch.get_num_threads()) as pool,
+    ):
         settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
-        with MicrobatchPool(torch.get_num_threads()) as pool:
-            found = evaluate(found_model, task.rows(file, settings, tokenizer, spec), limit=limit, pool=pool)
+        rows_of = task.rows(text.file, settings, text.tokenizer, spec)
+        found = evaluate(found_model, rows_of, limit=limit, pool=pool)
     report = {
         "model": model,
         "data": data,

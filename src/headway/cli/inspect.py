@@ -1,9 +1,13 @@
-"""`headway inspect FOLDER`: what a checkpoint is, before it is loaded."""
+"""`headway inspect | models | tokenize`: what a checkpoint is before it is loaded, the published sizes, a tokenizer."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from headway.cli._shared import AllowPickleOption, FolderArgument, JsonOption, print_report
-from headway.report import cell, size
+from headway.report import cell, size, table
 
 if TYPE_CHECKING:
     from headway.checkpoints import Inspection
@@ -144,3 +148,72 @@ def _biases(spec: "ModelSpec") -> str:
         "output layer": spec.output_bias,
     }
     return ", ".join(name for name, has in there.items() if has) or "none"
+
+
+def models(json: JsonOption = False) -> None:
+    """The families and the catalog: what each model is, and how many parameters it has. Nothing is loaded.
+
+    Families are what `headway train --family` takes; their folders are those of the `model_type` in transformers. Names
+    of the catalog are what `headway plan` and `headway train --model` take. One table is the comparison of Su et al.
+    2021 (RoFormer), section 4.5: unit of a token x kind of position.
+    """
+    from headway.checkpoints.hf.layouts import family_rows
+    from headway.models import catalog
+    from headway.models.overview import COMPARED, row
+
+    families = [family._asdict() for family in family_rows()]
+    compared, sizes = [row(name) for name in COMPARED], [row(name) for name in catalog.names()]
+    own = ("family", "model_type", "about")
+    paper = ("name", "family", "tokens", "positions", "vocab", "context")
+    shape = ("name", "kind", "positions", "parameters", "layers", "width", "heads", "kv_heads", "hidden", "vocab",
+             "context")  # fmt: skip
+    parts = [
+        "Families",
+        _table(families, own, about="what it is"),
+        "Chinese encoders, as the paper of RoFormer compares them",
+        _table(compared, paper, name="model"),
+        "Sizes: parameters are those of the module, a tied output layer counted once",
+        _table(sizes, shape, name="model", kv_heads="kv heads"),
+    ]
+    report = {"families": families, "compared": compared, "models": sizes}
+    print_report(report, "\n\n".join(parts), json)
+
+
+def _table(rows: Sequence[Mapping[str, object]], attributes: Sequence[str], **titles: str) -> str:
+    """A row for each of `rows`, a column for each attribute, under its name or its title."""
+    cells = [[row[name] for name in attributes] for row in rows]
+    return table([titles.get(name, name) for name in attributes], cells)
+
+
+def tokenize(
+    tokenizer: Annotated[Path, typer.Argument(help="a folder with a tokenizer, or one of its files")],
+    text: Annotated[str, typer.Argument(help="the text")],
+    pair: Annotated[
+        str | None, typer.Option("--pair", help="a second text, within the same template")
+    ] = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="the text of a special token is that token, not text")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Pieces, ids, token types and offsets of a text, within the tokenizer's own template."""
+    from headway.text import Tokenizer
+
+    read = Tokenizer.load(tokenizer)
+    texts = [text] if pair is None else [text, pair]
+    (found,) = read.inputs([(text, pair) if pair is not None else text], special=special)
+    rows, shown = [], []
+    for i, kind, place, which in zip(found.ids, found.token_types, found.offsets, found.texts, strict=True):
+        start, end = place or (None, None)
+        covers = None if which is None else texts[which][start:end]
+        row = {"id": i, "piece": read.token(i), "type": kind, "text": which, "start": start, "end": end}
+        rows.append({**row, "covers": covers})
+        where = ("", "") if covers is None else (f"{start}:{end}", repr(covers))
+        shown.append((str(i), row["piece"], kind, *where))
+    characters = sum(map(len, texts))
+    report = table(["id", "piece", "type", "place", "covers"], shown)
+    print_report(
+        {"tokenizer": str(tokenizer), "tokens": rows, "characters": characters},
+        f"{report}\n{len(rows)} tokens, {characters} characters",
+        json,
+    )

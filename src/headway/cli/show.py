@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from headway.tokens import Tokens
 
 LENGTHS = (1024, 8192, 32768)
-EXAMPLE = "such as 'Window.last(8) | (Causal() & Sink(2))'"
 
 
 def command(
-    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help=EXAMPLE)],
+    patterns: Annotated[
+        list[str],
+        typer.Argument(metavar="PATTERN...", help="such as 'Window.last(8) | (Causal() & Sink(2))'"),
+    ],
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=512, help="tokens in the picture")] = 32,
     global_tokens: Annotated[str, typer.Option("--global", help="global tokens, by index: 0,5")] = "",
     layers: Annotated[

@@ -26,37 +26,34 @@ if TYPE_CHECKING:
     from headway.train import TrainResult
 
 ENVIRONMENT = ("threads", "backend")  # HEADWAY_THREADS and HEADWAY_BACKEND, as in every command
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="YAML file of settings (those below, with _ for -)", rich_help_panel="Run"),
-]
-Resume = Annotated[
-    str,
-    typer.Option(
-        "--resume",
-        metavar="never|auto|PATH",
-        help="auto: go on from the last checkpoint in --out, or begin; PATH: from that checkpoint",
-        rich_help_panel="Run",
-    ),
-]
-PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="print model, counts, steps and memory; train nothing, write nothing"),
-]
 
 
 def run(
-    overrides: Overrides = None,
-    config: Config = None,
-    resume: Resume = "never",
-    print_config: PrintConfig = False,
-    dry_run: DryRun = False,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings, as in the YAML file")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", help="YAML file of settings (those below, with _ for -)", rich_help_panel="Run"
+        ),
+    ] = None,
+    resume: Annotated[
+        str,
+        typer.Option(
+            "--resume",
+            metavar="never|auto|PATH",
+            help="auto: go on from the last checkpoint in --out, or begin; PATH: from that checkpoint",
+            rich_help_panel="Run",
+        ),
+    ] = "never",
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="print model, counts, steps and memory; train nothing, write nothing"),
+    ] = False,
     json: JsonOption = False,
     **flags: Any,
 ) -> int:
@@ -125,10 +122,6 @@ class SettingsCommand:
                 f"{option} is an option of task {' and '.join(others)}, and this is {task or 'training on text'}; say "
                 f"--task {others[0]}, or leave it out"
             ) from error
-
-    def invoke(self, context: Any) -> Any:
-        """As click's commands do it."""
-        return context.command.invoke(context)
 
 
 def asked_task(arguments: Sequence[str]) -> str | None:

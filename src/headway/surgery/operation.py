@@ -34,12 +34,16 @@ class Text:
     """Held-out text in a model's own tokens; of these, about the first `limit` are predicted."""
 
     file: TokenFile
+    tokenizer: Tokenizer
     limit: int | None = None
 
     @staticmethod
     @contextmanager
-    def read(path: str | Path, folder: Folder, limit: int | None = None) -> Iterator[Text]:
-        """Text files are encoded by the tokenizer of `folder`, a .tokens file is opened.
+    def read(
+        path: str | Path, folder: Folder, limit: int | None = None, *, framed: bool = True
+    ) -> Iterator[Text]:
+        """Text files are encoded by the tokenizer of `folder`, with BOS and EOS around each document if `framed`; a
+        .tokens file is opened.
 
         Raises DataError or CheckpointError for a text or a tokenizer that is not there, or does not fit."""
         tokenizer = Tokenizer.load(folder.path)
@@ -47,9 +51,9 @@ class Text:
         with tempfile.TemporaryDirectory() as scratch:
             encoded = Path(path).suffix == ".tokens"
             own = Path(scratch) / "text.tokens"
-            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own)
+            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own, bos=framed, eos=framed)
             file.require_tokenizer(tokenizer.fingerprint)
-            yield Text(file, limit)
+            yield Text(file, tokenizer, limit)
 
     def evaluate(self, model: Decoder, context: int) -> Evaluation:
         """The model's loss in rows of `context` tokens, as `headway eval` measures it."""

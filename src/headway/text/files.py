@@ -65,14 +65,10 @@ def _read(file: Path, folder: Path) -> Found:
     with file.open("rb") as opened:
         refuse_impostor(file, opened.read(512))
     reader = READERS.get(file.name) or BY_SUFFIX.get(file.suffix) or _json
-    config: dict[str, Any] = {}
-    declared: dict[str, Any] = {}
-    model: dict[str, Any] = {}
     alone = reader is _llama2c  # such a file is no part of the folder's model
-    if not alone:
-        config = read_config(folder / "tokenizer_config.json")
-        declared = {**read_config(folder / "special_tokens_map.json"), **config}
-        model = read_json(folder / "config.json")
+    config = {} if alone else read_config(folder / "tokenizer_config.json")
+    declared = {} if alone else {**read_config(folder / "special_tokens_map.json"), **config}
+    model = {} if alone else read_json(folder / "config.json")
     with naming(file):
         backend, names = reader(file, config, _kind(config, model))
     if reader is not _json and not alone:
@@ -185,25 +181,9 @@ def _known(backend: Backend, value: Any) -> str | None:
     return backend.id_to_token(first) if is_id(first) else None
 
 
-def write(
-    folder: Path, tokenizer: str, config: dict[str, Any], names: dict[str, Any], template: str | None
-) -> None:
-    """Writes the files that `find` reads. A template goes to its own file, as `transformers` writes it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {k: v for k, v in config.items() if k != "chat_template"}
-    untyped = {
-        role: {k: v for k, v in name.items() if k != "__type"} if isinstance(name, dict) else name
-        for role, name in names.items()
-    }
-    texts = {
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
-        "special_tokens_map.json": json.dumps(untyped, indent=2, ensure_ascii=False) + "\n",
-    }
-    if template is not None:
-        texts["chat_template.jinja"] = template
-    for name, text in texts.items():
-        write_atomic(folder / name, text.encode())
+def to_json(value: Any) -> str:
+    """As `transformers` writes it."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

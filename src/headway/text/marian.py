@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from headway.errors import CheckpointError, DataError, did_you_mean
+from headway.errors import DataError, did_you_mean
 from headway.text import bytelevel, files, sentencepiece
 from headway.text.tokenizer_config import naming, read_config, refuse_impostor, token_names
-from headway.text.vocabulary import SPACE
+from headway.text.vocabulary import SPACE, require_rows
 
 SIDES = ("source", "target")
 
@@ -80,13 +79,10 @@ class MarianTokenizer:
         separate = self._vocabularies["source"] is not self._vocabularies["target"]
         names = {f"{role}_token": name for role, name in self._names.items()}
         config = {**self.config, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate, **names}
-        written: dict[str, Any] = {
-            "vocab.json": self._vocabularies["source"],
-            "tokenizer_config.json": config,
-        }
+        written = {"vocab.json": self._vocabularies["source"], "tokenizer_config.json": config}
         written |= {"target_vocab.json": self._vocabularies["target"]} if separate else {}
         for name, value in written.items():
-            files.write_atomic(folder / name, json.dumps(value, indent=2, ensure_ascii=False).encode())
+            files.write_atomic(folder / name, files.to_json(value).encode())
         for side in SIDES:
             files.write_atomic(folder / f"{side}.spm", self._spm[side])
 
@@ -102,11 +98,7 @@ class MarianTokenizer:
 
     def require_fits(self, embedding_rows: int) -> None:
         """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
-        if self.vocab_size > embedding_rows:
-            raise CheckpointError(
-                f"the tokenizer has ids up to {self.vocab_size - 1} but the model's embedding has {embedding_rows} "
-                "rows: this is not its tokenizer"
-            )
+        require_rows(self.vocab_size, embedding_rows)
 
     def encode(self, text: str, *, side: str = "source", eos: bool = True) -> list[int]:
         """Ids of a text of one side: "source", which is translated, or "target", the translation."""

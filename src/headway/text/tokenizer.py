@@ -81,23 +81,29 @@ class Tokenizer(Vocabulary):
     def save(self, folder: str | Path) -> None:
         """Writes `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and the chat template, each
         atomically, in the form that `transformers` reads."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         ids = {f"{role}_token": getattr(self, role) for role in ("bos", "eos", *ROLES)}
-        there = {key: self._described(i) for key, i in ids.items() if i is not None}
-        files.write(
-            Path(folder),
-            self.backend.to_str(pretty=True),
-            {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **there},
-            there,
-            self.chat_template.source if self.chat_template else None,
-        )
+        names = {key: self._described(i) for key, i in ids.items() if i is not None}
+        typed = {k: {"__type": "AddedToken", **v} if isinstance(v, dict) else v for k, v in names.items()}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.config, **typed}
+        config.pop("chat_template", None)
+        texts = {
+            "tokenizer.json": self.backend.to_str(pretty=True),
+            "tokenizer_config.json": files.to_json(config) + "\n",
+            "special_tokens_map.json": files.to_json(names) + "\n",
+        }
+        if self.chat_template is not None:
+            texts["chat_template.jinja"] = self.chat_template.source
+        for name, text in texts.items():
+            files.write_atomic(folder / name, text.encode())
 
     def _described(self, token: int) -> str | dict[str, Any]:
         """A special token's name, or an object where it absorbs a space next to it (RoBERTa's mask)."""
         added = self.backend.get_added_tokens_decoder()[token]
         if not (added.lstrip or added.rstrip):
             return self.token(token)
-        flags = {name: getattr(added, name) for name in FLAGS}
-        return {"__type": "AddedToken", "content": added.content, **flags}
+        return {"content": added.content, **{name: getattr(added, name) for name in FLAGS}}
 
     # -- text to ids -------------------------------------------------------------------------------------
 

@@ -97,12 +97,7 @@ class Vocabulary:
 
     def require_fits(self, embedding_rows: int) -> None:
         """Raises CheckpointError when an id would fall outside an embedding of that many rows."""
-        if self.vocab_size > embedding_rows:
-            raise CheckpointError(
-                f"the tokenizer has ids up to {self.vocab_size - 1} ({self.vocab_size} tokens) but the "
-                f"model's embedding has {embedding_rows} rows: this is not its tokenizer, or tokens were "
-                "added without resizing the embedding"
-            )
+        require_rows(self.vocab_size, embedding_rows)
 
     def unused_ids(self, embedding_rows: int) -> list[int]:
         """Rows of the embedding without a token (padding of the vocabulary): never to be sampled."""
@@ -190,6 +185,15 @@ class StreamDecoder:
 def _check_role(role: str, roles: Iterable[str]) -> None:
     if role not in roles:
         raise DataError(f"no special token is called {role!r}{did_you_mean(role, roles)}")
+
+
+def require_rows(vocab_size: int, embedding_rows: int) -> None:
+    """See `Vocabulary.require_fits`."""
+    if vocab_size > embedding_rows:
+        raise CheckpointError(
+            f"the tokenizer has ids up to {vocab_size - 1} ({vocab_size} tokens) but the model's embedding has "
+            f"{embedding_rows} rows: this is not its tokenizer, or tokens were added without resizing the embedding"
+        )
 
 
 def add_controls(backend: Backend, names: Iterable[str]) -> None:
