@@ -2,8 +2,8 @@
 91 and 109).
 
 Measured by `saved_tensors_hooks`: the bytes of the distinct storages that are saved, parameters aside. Beyond the
-formula are cosines and sines (8 d bytes for each position of one row, where rows are alike), ids, and a few bytes per
-row: with the few rows and small heads of these models up to 2.5 %; and the sums of linear attention.
+formula are cosines and sines (8 d bytes for each position of one row, where rows are alike), ids, a few bytes per
+row, and the sums of linear attention: in these small models up to 2 %.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ from headway.patterns import Causal
 from headway.positions import NoPositions, Relative, Rotary, SpecialOrthogonal, T5Bias
 from headway.tokens import Tokens
 
-TOLERANCE = 0.025
+TOLERANCE = 0.02
 SIZE: dict[str, Any] = {"vocab": 97, "width": 48, "layers": 2, "heads": 4, "hidden": 80}
 GROUPED = {**SIZE, "kv_heads": 2}
-TOKENS, SOURCE, ROWS = 96, 64, 2
+TOKENS, SOURCE, ROWS = 96, 64, 3
 IDS = torch.randint(97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
 
 
@@ -123,16 +123,14 @@ def measured(spec: ModelSpec, dtype: torch.dtype, fused: bool, backend: str) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    ("specs", "tolerance"), [(llamas, TOLERANCE), (linears, 0.035), (heads, TOLERANCE), (pairs, TOLERANCE)]
-)
+@pytest.mark.parametrize("specs", [llamas, linears, heads, pairs])
 def test_rows_91_and_109_kept_bytes_are_what_autograd_keeps(
-    specs: Callable[[], Iterator[ModelSpec]], tolerance: float, dtype: torch.dtype
+    specs: Callable[[], Iterator[ModelSpec]], dtype: torch.dtype
 ) -> None:
     for spec in specs():
         for fused, backend in ((True, "auto"), (False, "auto"), (False, "dense")):
             found, want = measured(spec, dtype, fused, backend)
-            assert abs(found - want) < tolerance * want, (spec, fused, backend, found / want)
+            assert abs(found - want) < TOLERANCE * want, (spec, fused, backend, found / want)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

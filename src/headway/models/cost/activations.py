@@ -183,10 +183,11 @@ def _linear_bytes(spec: ModelSpec, e: int) -> int:
 
 def _feature_numbers(feature: str, d: int, rotates: bool, summed: bool) -> int:
     """A query or key, and its features for numerator and denominator; those of keys that are `summed` at once for all
-    queries are not kept for the denominator. "cosine" has one for both; a softmax keeps its result alone, rotated and
+    queries are not kept for the denominator. "cosine" has one for both, and its length before and after
+    `eps`; a softmax keeps its result alone, rotated and
     not, and over tokens its powers and their sums, too."""
     if feature == "cosine":
-        return 2 * d + 2
+        return 2 * d + 3
     if feature.startswith("softmax"):
         return d * (1 + rotates + 2 * (feature != "softmax"))
     return d * (3 - summed)
