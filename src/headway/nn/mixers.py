@@ -1,0 +1,265 @@
+"""What an attention layer mixes values with: from keys and values to a query's result.
+
+Each mixer says once what it cannot do: with positions, scores and dropout when its layer is made (`check`), with caches
+and memory when it is called.
+
+Legend: B rows, T tokens, N global tokens of the row that has most, M width, H query heads, K kv heads, D per query and
+key, E per value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headway.attention import BACKENDS, KeyValues, attend_keys
+from headway.attention.linear_attention import (
+    LinearAttentionSpec,
+    check_form,
+    check_pattern,
+    forbid_weights,
+    prepare,
+)
+from headway.cache import KVCache, LayerCache, LinearAttentionCache
+from headway.errors import ConfigError
+from headway.nn.rotary_embedding import RotaryEmbedding, token_lengths
+from headway.nn.scores import Scores
+from headway.patterns import Full, GlobalQueries, Pattern
+from headway.patterns.primitives import Kind
+from headway.patterns.program import without
+from headway.positions import PositionScheme, Rotation
+from headway.scores import Score
+from headway.tokens import Tokens
+
+
+class Call(NamedTuple):
+    """What a layer is called with beside x, as in `AttentionLayer.forward`; `rotation` where positions rotate."""
+
+    tokens: Tokens
+    cache: LayerCache | None
+    memory: KeyValues | None
+    rotation: Rotation | None
+    score: Sequence[Score]
+
+
+class Projections(Protocol):
+    """What a mixer is given of its layer: see `AttentionLayer`."""
+
+    dropout: float
+    training: bool
+    rotary: RotaryEmbedding
+    score: Scores
+
+    def queries(self, x: Tensor, of_global: bool = False) -> Tensor: ...
+
+    def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]: ...
+
+
+class Mixer(ABC):
+    """From what a layer's tokens are made of to each query's mean of values, heads not yet joined.
+
+    pattern              which keys each query may see
+    global_projections   whether it asks for a second set of projections
+    """
+
+    pattern: Pattern
+    global_projections = False
+
+    def check(  # noqa: B027  (most mixers can have all of them)
+        self, positions: PositionScheme, score: Sequence[Score], dropout: float
+    ) -> None:
+        """Raises HeadwayError for a layer whose positions, scores or dropout of weights it cannot have."""
+
+    @abstractmethod
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        """[B, H, T, E]: attention to `call.memory`, without positions, or where there is none to the tokens of x."""
+
+
+@dataclass(frozen=True)
+class SoftmaxMixer(Mixer):
+    """softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and values where the scheme
+    says so; its cache keeps keys and values."""
+
+    pattern: Pattern
+    scale: float | None = None
+    backend: str = "auto"
+
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        q_BHTD, tokens, cache, rotation = layer.queries(x_BTM), call.tokens, call.cache, call.rotation
+        if call.memory is not None:
+            return self.softmax(layer, q_BHTD, call.memory, call)
+        if cache is not None and not isinstance(cache, KVCache):
+            raise ConfigError(
+                f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
+                "headway.cache.make_cache"
+            )
+        k_BKTD, v_BKTE = layer.keys_values(x_BTM)
+        # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
+        rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
+        if rotation is not None:
+            q_BHTD = rotation.apply(q_BHTD)
+            k_BKTD = k_BKTD if rotate_late else rotation.apply(k_BKTD)
+            v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
+        keys = KeyValues(k_BKTD, v_BKTE, tokens) if cache is None else cache.update(k_BKTD, v_BKTE, tokens)
+        if rotate_late:
+            keys = keys.dequantized(q_BHTD.dtype)
+            late = layer.rotary(keys.tokens, q_BHTD.dtype)
+            keys = replace(keys, k=late.apply(keys.k))
+        return self.softmax(layer, q_BHTD, keys, call)
+
+    def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
+        """`attend` with the scores and the dropout of a layer."""
+        own = layer.score() if layer.score.steps else ()
+        return attend_keys(
+            q,
+            call.tokens,
+            [keys],
+            self.pattern,
+            score=(*call.score, *own),
+            scale=self.scale,
+            dropout=layer.dropout if layer.training else 0.0,
+            backend=self.backend,
+            lse=False,
+        ).out
+
+
+@dataclass(frozen=True)
+class GlobalMixer(SoftmaxMixer):
+    """Global queries attend to all tokens by a second set of projections.
+
+        local query    attend(x Wq, x Wk, x Wv, pattern)             pattern says whether it sees global keys
+        global query   attend(x Wq', x Wk', x Wv', Full())
+
+    (Beltagy et al. 2020, section 3.1, "Linear Projections for Global Attention".) That is a choice of rows, not
+    a merge: no query mixes the two sets. A local query reads global keys by its own projections, as in the
+    published code. There is no cache, which keeps one key per token, and no memory.
+    """
+
+    global_projections = True
+
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        if call.cache is not None or call.memory is not None:
+            raise ConfigError(
+                "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
+                "no memory here; drop cache= and memory="
+            )
+        tokens, rotation = call.tokens, call.rotation
+        out_BHTE = self.local.attend(layer, x_BTM, call)
+        if tokens.is_global is None or not bool(tokens.is_global.any()):
+            return out_BHTE
+        at_BN, chosen = _global_slots(tokens, x_BTM.shape[0])
+        x_BNM = x_BTM.gather(1, at_BN.unsqueeze(-1).expand(-1, -1, x_BTM.shape[2]))
+        q_BHND = layer.queries(x_BNM, of_global=True)
+        k_BKTD, v_BKTE = layer.keys_values(x_BTM, of_global=True)
+        if rotation is not None:
+            length = None
+            if layer.rotary.positions.length_dependent:
+                length = token_lengths(tokens).expand(*x_BTM.shape[:2]).gather(1, at_BN)
+            at_queries = layer.rotary(chosen, q_BHND.dtype, length)
+            assert at_queries is not None
+            q_BHND, k_BKTD = at_queries.apply(q_BHND), rotation.apply(k_BKTD)
+            v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
+        keys, index = KeyValues(k_BKTD, v_BKTE, tokens), at_BN[:, None, :, None]
+        backend = BACKENDS.get(self.backend)
+        if backend is not None and not backend.capabilities.any_queries:
+            q = q_BHND.new_zeros(*q_BHND.shape[:2], tokens.count, q_BHND.shape[3])
+            q = q.scatter(2, index.expand(q_BHND.shape), q_BHND)
+            out = replace(self.local, pattern=GlobalQueries()).softmax(layer, q, keys, call)
+            out_BHNE = out.gather(2, index.expand(-1, out.shape[1], -1, out.shape[3]))
+        else:
+            every = replace(self.local, pattern=Full())
+            out_BHNE = every.softmax(layer, q_BHND, keys, call._replace(tokens=chosen))
+        index = index.expand(out_BHNE.shape)
+        there = chosen.valid[:, None, :, None]
+        return out_BHTE.scatter(2, index, torch.where(there, out_BHNE, out_BHTE.gather(2, index)))
+
+    @cached_property
+    def local(self) -> SoftmaxMixer:
+        """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
+        return SoftmaxMixer(without(self.pattern, Kind.GLOBAL_QUERIES), self.scale, self.backend)
+
+
+def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:
+    """Slots [B, N] of the global tokens, row by row, and their tokens; a row with fewer ends in empty tokens on
+    slots that are not global."""
+    assert tokens.is_global is not None
+    wanted = (tokens.is_global & tokens.valid).expand(rows, -1)
+    most = int(wanted.sum(1).max())
+    at = wanted.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    chosen = replace(tokens.gather(at), is_global=None)
+    return at, replace(chosen, index=torch.where(wanted.gather(1, at), chosen.index, -1))
+
+
+@dataclass(frozen=True)
+class LinearMixer(Mixer):
+    """The sums of linear attention in place of a softmax: `linear_attend`. Positions rotate features, not queries and
+    keys: `linear.rotary` says where. Its cache keeps the sums.
+
+    Raises PatternError for a pattern other than Causal() and Full(), ConfigError for a form that cannot be under it.
+    """
+
+    pattern: Pattern
+    linear: LinearAttentionSpec = LinearAttentionSpec()  # noqa: RUF009  (a frozen value)
+    form: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_pattern(self.linear, self.pattern)
+        check_form(self.form, self.pattern)
+
+    def check(self, positions: PositionScheme, score: Sequence[Score], dropout: float) -> None:
+        """There are no weights that scores or dropout could act on, and not all rotations fit all features."""
+        forbid_weights(score, dropout)
+        forbid_weights(positions.scores(1, 2, True), 0.0)
+        if positions.marks != "queries and keys":
+            return
+        if self.linear.rotary == "none":
+            raise ConfigError(
+                f'LinearAttention: positions are {positions}, but LinearAttentionSpec(rotary="none") rotates nothing'
+            )
+        if self.linear.is_cosine and positions.amplitude != 1:
+            raise ConfigError(
+                'LinearAttention: "cosine" is a distribution because rotations keep lengths, but '
+                f"{positions} multiplies them by {positions.amplitude:.4g}; use a scaling without an amplitude, or "
+                "another feature"
+            )
+
+    def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
+        tokens, cache, memory, rotation, score = call
+        forbid_weights(score, 0.0)
+        if cache is not None:
+            self._check_cache(cache, layer.rotary.positions)
+        q_BHTD = layer.queries(x_BTM)
+        if memory is not None:
+            across = prepare(
+                q_BHTD, memory.k, memory.v, self.linear, self.pattern, tokens, memory.tokens, None
+            )
+            return across.attend(None, self.form)
+        k_BKTD, v_BKTE = layer.keys_values(x_BTM)
+        if rotation is not None and rotation.rotates_values:
+            v_BKTE = rotation.apply(v_BKTE)
+        own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
+        past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
+        return own.attend(past, self.form)
+
+    def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
+        if not isinstance(cache, LinearAttentionCache) or cache.linear != self.linear:
+            given = f"of {cache.linear}" if isinstance(cache, LinearAttentionCache) else "of keys"
+            raise ConfigError(
+                f"LinearAttention: cache must be a LinearAttentionCache of {self.linear}, got a {type(cache).__name__} "
+                f"{given}; make it: LinearAttentionCache(linear, CacheSpec(...))"
+            )
+        if not self.pattern.is_causal:
+            raise ConfigError(
+                f"LinearAttention: under {self.pattern} queries see later tokens, so there is no cache; drop cache="
+            )
+        if positions.length_dependent:
+            raise ConfigError(
+                f"LinearAttention: under {positions} earlier keys are rotated anew as a row grows, but they have been "
+                "summed and cannot; decode without a cache, or use a scaling that does not depend on the length"
+            )
