@@ -159,10 +159,10 @@ def models(json: JsonOption = False) -> None:
     """
     from headway.checkpoints.hf.layouts import family_rows
     from headway.models import catalog
-    from headway.models.overview import COMPARED, row
 
     families = [family._asdict() for family in family_rows()]
-    compared, sizes = [row(name) for name in COMPARED], [row(name) for name in catalog.names()]
+    compared = [catalog.row(name) for name in catalog.COMPARED]
+    sizes = [catalog.row(name) for name in catalog.names()]
     own = ("family", "model_type", "about")
     paper = ("name", "family", "tokens", "positions", "vocab", "context")
     shape = ("name", "kind", "positions", "parameters", "layers", "width", "heads", "kv_heads", "hidden", "vocab",

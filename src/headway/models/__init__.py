@@ -6,8 +6,7 @@ from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder, Memory
 from headway.models.families import FAMILIES, Family
-from headway.models.global_tokens import mark_global
-from headway.models.head import Head
+from headway.models.head import Head, mark_global
 from headway.models.spec import ModelSpec
 
 __all__ = [

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headway.errors import ConfigError, did_you_mean
+from headway.models import cost
 from headway.models.spec import ModelSpec
 from headway.patterns import Causal, Window
-from headway.positions import Learned, Llama3, Rotary
+from headway.positions import (
+    Learned,
+    LinearBias,
+    Llama3,
+    NoPositions,
+    PerLayer,
+    PositionScheme,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+)
 
 Fields = Mapping[str, Any]
 
@@ -135,6 +148,36 @@ _CATALOG: Mapping[str, Fields] = {
 }
 
 
+POSITIONS: Mapping[type[PositionScheme], str] = MappingProxyType(
+    {
+        NoPositions: "none",
+        Learned: "absolute",
+        Sinusoidal: "absolute, fixed",
+        Relative: "classic relative",
+        T5Bias: "bias by bucket",
+        LinearBias: "ALiBi",
+        Rotary: "RoPE",
+        PerLayer: "by layer",
+    }
+)
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "bert-base-chinese": "char",
+        "nezha-cn-base": "char",
+        "nezha-cn-large": "char",
+        "wobert-chinese-base": "word",
+        "wobert-chinese-plus-base": "word",
+        "roformer-chinese-base": "word",
+        "roformer-chinese-small": "word",
+        "roformer-chinese-char-base": "char",
+        "roformer-chinese-char-small": "char",
+    }
+)
+"""What a token of the published Chinese vocabs is, most often."""
+COMPARED = ("bert-base-chinese", "wobert-chinese-base", "nezha-cn-base", "roformer-chinese-base")
+"""The four that Su et al. 2021, section 4.5, compare."""
+
+
 def names() -> tuple[str, ...]:
     """All names of the catalog."""
     return tuple(_CATALOG)
@@ -151,3 +194,25 @@ def spec(name: str) -> ModelSpec:
     rest = dict(fields)
     family = rest.pop("family")
     return ModelSpec.of_pair(family, **rest) if "encoder" in rest else ModelSpec.of(family, **rest)
+
+
+def row(name: str) -> dict[str, str | int]:
+    """One model of the catalog. Raises ConfigError as `spec` does.
+
+    tokens      "char" or "word", "" where it is neither
+    parameters  of all stacks; the other sizes are the decoder's where there are two
+    context     the trained one
+    """
+    found = spec(name)
+    return {
+        "name": name,
+        "family": found.family,
+        "kind": found.kind,
+        "tokens": UNITS.get(name, ""),
+        "positions": POSITIONS.get(type(found.positions), type(found.positions).__name__),
+        "parameters": cost.parameter_count(found),
+        **{
+            size: getattr(found, size) for size in ("layers", "width", "heads", "kv_heads", "hidden", "vocab")
+        },
+        "context": found.trained_context,
+    }

@@ -75,8 +75,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The states [B, T, M] that logits are computed from; arguments as in `forward`."""
         tokens = checked_tokens(self.spec, ids, tokens, cache)
-        redo = self.gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
-        hidden: Tensor = self.model(ids, tokens, cache=cache, gradient_checkpointing=redo)
+        hidden: Tensor = self.model(
+            ids, tokens, cache=cache, gradient_checkpointing=self.gradient_checkpointing
+        )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -88,8 +88,9 @@ class Encoder(nn.Module):
     def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
         """The last states [B, T, M]; arguments as in `forward`."""
         tokens = checked_tokens(self.spec, ids, tokens)
-        redo = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        states: Tensor = self.model(ids, tokens, types=types, gradient_checkpointing=redo)
+        states: Tensor = self.model(
+            ids, tokens, types=types, gradient_checkpointing=self.gradient_checkpointing
+        )
         return states
 
 

@@ -104,7 +104,9 @@ class EncoderDecoder(nn.Module):
         assert self.spec.encoder is not None
         tokens = checked_tokens(self.spec.encoder, source, tokens)
         table = self.decoder.embed_tokens if self.spec.shared_embedding else None
-        states = self.encoder(source, tokens, embedding=table, gradient_checkpointing=self._redo)
+        states = self.encoder(
+            source, tokens, embedding=table, gradient_checkpointing=self.gradient_checkpointing
+        )
         return Memory(states, tokens)
 
     def memory_keys(self, memory: Memory) -> list[KeyValues]:
@@ -140,10 +142,6 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         tokens = checked_tokens(self.spec, ids, tokens, cache)
         states: Tensor = self.decoder(
-            ids, tokens, cache=cache, memory=memory, gradient_checkpointing=self._redo and cache is None
+            ids, tokens, cache=cache, memory=memory, gradient_checkpointing=self.gradient_checkpointing
         )
         return states
-
-    @property
-    def _redo(self) -> bool:
-        return self.gradient_checkpointing and self.training and torch.is_grad_enabled()

@@ -105,10 +105,12 @@ class TransformerStack(nn.Module):
             cache: past keys and values, one cache per layer.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
-            gradient_checkpointing: keep only each block's input and compute the rest again in the backward.
+            gradient_checkpointing: in training and without a cache, keep only each block's input and compute the rest
+                again in the backward.
         """
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores() if self.scores.steps else ()
+        redo = gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
         rotations: dict[int | None, Rotation | None] = {None: None}
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
@@ -117,7 +119,7 @@ class TransformerStack(nn.Module):
             given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared], "score": score}
             if memory is not None:
                 given["memory"] = memory[i]
-            if gradient_checkpointing:
+            if redo:
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
                 x_BTM = block(x_BTM, cache=None if cache is None else cache[i], **given)

@@ -6,9 +6,8 @@ from headway.positions.biases import LinearBias, Relative, T5Bias
 from headway.positions.layers import PerLayer
 from headway.positions.orthogonal import SpecialOrthogonal
 from headway.positions.pairing import Pairing, coordinate_pairs, to_pairing
-from headway.positions.rotary import Rotary
+from headway.positions.rotary import Rotary, Schedule
 from headway.positions.scaling import DynamicNTK, LinearScaling, Llama3, LongRope, Scaling, YaRN
-from headway.positions.schedules import Schedule
 from headway.positions.schemes import Learned, NoPositions, PositionScheme, Sinusoidal
 from headway.positions.tables import MatrixTable, RotaryTable, Rotation
 

@@ -5,17 +5,40 @@ Axes: B batch, H heads, T tokens, D per head, d <= D rotated dims.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, did_you_mean
 from headway.positions.pairing import Pairing, checked_pairing, coordinate_pairs
 from headway.positions.scaling import Scaling
-from headway.positions.schedules import Schedule, checked_schedule, scheduled
-from headway.positions.schemes import PositionScheme, checked_theta, exact_positions
+from headway.positions.schemes import PositionScheme, checked_theta, exact_positions, powers
 from headway.positions.tables import RotaryTable
+
+Schedule = Literal["powers", "linear", "quadratic", "cosine", "equal"] | tuple[float, ...]
+"""
+f_i of pair i, 0 <= i < d/2, with x = 2i/d                                decay(256), d = 128
+"powers"      theta^-x               (Su et al. 2021, section 3.2.2)               6.54
+"linear"      1 - x                                                                0.70
+"quadratic"   (1 - x)^2                                                            5.50
+"cosine"      (1 + cos(pi x)) / 2                                                  6.80
+"equal"       1: a distance and the same plus 2 pi cannot be told apart           32.50, as at 0
+numbers       d/2 radians per position, one for each pair
+
+Almost any smooth monotone f makes products fade with distance (Su et al. 2021, section 3.4.3, whose figure is
+`decay`); equal ones do not.
+"""
+
+_OF_X: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda x: 1 - x,
+    "quadratic": lambda x: (1 - x).square(),
+    "cosine": lambda x: (1 + torch.cos(math.pi * x)) / 2,
+    "equal": torch.ones_like,
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +79,10 @@ class Rotary(PositionScheme):
     def __post_init__(self) -> None:
         object.__setattr__(self, "theta", checked_theta(self.theta, "Rotary"))
         object.__setattr__(self, "pairing", checked_pairing(self.pairing))
-        object.__setattr__(self, "schedule", checked_schedule(self.schedule))
+        object.__setattr__(self, "schedule", _checked_schedule(self.schedule))
         if self.dims is not None:
             coordinate_pairs(self.pairing, self.dims)
-            scheduled(self.schedule, self.theta, self.dims)
+            _scheduled(self.schedule, self.theta, self.dims)
         if self.schedule != "powers" and self.theta != 10000.0:
             raise ConfigError(
                 f'Rotary: theta={self.theta:g} is the base of schedule "powers", but the schedule is '
@@ -133,7 +156,7 @@ class Rotary(PositionScheme):
             raise ConfigError(f"Rotary: dims={dims} does not fit heads of {head_dim}")
         if not isinstance(self.pairing, str):
             coordinate_pairs(self.pairing, dims)
-        scheduled(self.schedule, self.theta, dims)
+        _scheduled(self.schedule, self.theta, dims)
         return dims
 
     def frequencies(self, head_dim: int, length: int | Tensor | None = None) -> Tensor:
@@ -146,7 +169,7 @@ class Rotary(PositionScheme):
         length = torch.tensor(length) if isinstance(length, int) else length
         if self.scaling is None:
             device = None if length is None else length.device
-            return scheduled(self.schedule, self.theta, dims, device)
+            return _scheduled(self.schedule, self.theta, dims, device)
         return self.scaling.frequencies(self.theta, dims, length)
 
     def check_head_dim(self, head_dim: int) -> None:
@@ -219,3 +242,39 @@ class Rotary(PositionScheme):
         offset        [d/2], what is trained of the frequencies where they are
         """
         return self.rotation(position_BT, x_BHTD.shape[-1], x_BHTD.dtype, length, offset).apply(x_BHTD)
+
+
+def _checked_schedule(schedule: object) -> Schedule:
+    """`schedule` in hashable form. Raises ConfigError when it is no schedule."""
+    names = ("powers", *_OF_X)
+    if isinstance(schedule, str) and schedule in names:
+        return cast(Schedule, schedule)
+    if isinstance(schedule, str):
+        raise ConfigError(
+            f"Rotary: schedule must be one of {', '.join(names)}, or the frequencies themselves, "
+            f'got "{schedule}"{did_you_mean(schedule, names)}'
+        )
+    if not isinstance(schedule, Sequence) or not schedule or not all(map(_is_number, schedule)):
+        raise ConfigError(
+            f"Rotary: schedule must be one of {', '.join(names)}, or d/2 finite numbers, got {schedule!r}"
+        )
+    return tuple(float(f) for f in schedule)
+
+
+def _scheduled(schedule: Schedule, theta: float, dims: int, device: torch.device | None = None) -> Tensor:
+    """Radians per position of each pair, float64 [dims/2]. Raises ConfigError for another number of
+    frequencies.
+    """
+    if schedule == "powers":
+        return powers(theta, dims, device)
+    if isinstance(schedule, str):
+        return _OF_X[schedule](torch.arange(0, dims, 2, dtype=torch.float64, device=device) / dims)
+    if len(schedule) != dims // 2:
+        raise ConfigError(
+            f"Rotary: schedule lists {len(schedule)} frequencies, but {dims} rotated dims are {dims // 2} pairs"
+        )
+    return torch.tensor(schedule, dtype=torch.float64, device=device)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -30,7 +30,6 @@ POOLS: Mapping[Pool, str] = MappingProxyType(
     }
 )
 _PROJECTION = re.compile(r"\.[kv]_proj\.(weight|bias)$")
-EXPECTED: tuple[Pool, ...] = ("mean", "first", "random")
 
 
 def pool_heads(
@@ -149,10 +148,10 @@ def compare_pools(
 
 def verdict(rows: Sequence[Pooled]) -> str:
     """Whether mean < first < random in loss, for every seed; if not, the order in the table."""
-    spans = {pool: [r.loss for r in rows if r.pool == pool] for pool in EXPECTED}
-    if all(max(spans[a]) < min(spans[b]) for a, b in pairwise(EXPECTED)):
+    spans = {pool: [r.loss for r in rows if r.pool == pool] for pool in POOLS}
+    if all(max(spans[a]) < min(spans[b]) for a, b in pairwise(POOLS)):
         return "mean < first < random, for every seed"
-    order = sorted(EXPECTED, key=lambda pool: sum(spans[pool]) / len(spans[pool]))
+    order = sorted(POOLS, key=lambda pool: sum(spans[pool]) / len(spans[pool]))
     apart = all(max(spans[a]) < min(spans[b]) for a, b in pairwise(order))
     ranks = " < ".join(order)
     return f"the table says otherwise: {ranks}" + ("" if apart else ", with losses that overlap or are equal")

@@ -14,16 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints import Folder, choose_dtype, load_folder, save_state
-from headway.checkpoints.folder import TokenizerFiles, check_target
-from headway.checkpoints.hf.config import transformers_verdict
+from headway.checkpoints import Folder, load_folder
+from headway.checkpoints.folder import check_target
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec, cost
 from headway.patterns import Global
 from headway.positions import Learned
-from headway.surgery.operation import changes
+from headway.surgery.operation import Written, write
 from headway.text import Tokenizer
 from headway.tokens import Tokens
 
@@ -108,12 +107,10 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengthened:
+class Lengthened(Written):
     """What `lengthen` did, and the evidence.
 
     Attributes:
-        changed: fields of the spec that differ, as text: (name, before, after).
-        transformers: whether transformers reads the new folder, and what keeps it from that.
         parameters: before and after.
         context: the longest row, before and after; `unchanged` is up to which length rows see what they saw.
         pairs: scores of one row of the new context in all layers and heads, if all saw all, and as it is.
@@ -121,11 +118,6 @@ class Lengthened:
             that the old model takes, where windows are narrower than that.
     """
 
-    source: Path
-    target: Path
-    changed: tuple[tuple[str, str, str], ...]
-    transformers: str
-    dtype: str
     parameters: tuple[int, int]
     context: tuple[int, int]
     unchanged: int
@@ -161,29 +153,14 @@ def lengthen(
     old = restore(folder.spec, folder.tensors)
     before = [_outputs(old, row[:n]) for n, _ in asked]
     del old
-    after: list[Tensor] = []
 
-    def measure(path: Path) -> None:
+    def measure(path: Path) -> list[Tensor]:
         new = build_model(load_folder(path), dtype=torch.float32)
-        after.extend(_outputs(new, row[:n], mark) for n, mark in asked)
+        return [_outputs(new, row[:n], mark) for n, mark in asked]
 
-    save_state(
-        target,
-        spec,
-        state,
-        tokenizer=TokenizerFiles(folder, context),
-        generation=folder.generation,
-        keep_pairing=True,
-        overwrite=overwrite,
-        before_publishing=measure,
-    )
-    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    written, after = write(folder, target, spec, state, measure, context=context, overwrite=overwrite)
     return Lengthened(
-        source=folder.path,
-        target=target,
-        changed=changes(folder.spec, spec),
-        transformers=transformers_verdict(spec),
-        dtype=str(dtype).removeprefix("torch."),
+        **vars(written),
         parameters=(cost.parameter_count(folder.spec), cost.parameter_count(spec)),
         context=(known, context),
         unchanged=unchanged,

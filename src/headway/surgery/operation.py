@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from headway.train.evaluation import Evaluation, evaluate
 from headway.train.microbatch_pool import MicrobatchPool
 
 Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
+T = TypeVar("T")
 LONGEST_ROW = 2048
 PROBED = 64
 
@@ -98,12 +100,27 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
-    """What was done, and the evidence.
+class Written:
+    """A folder that was made of another one.
 
     Attributes:
         changed: fields of the spec that differ, as text: (name, before, after).
         transformers: whether transformers reads the new folder, and what keeps it from that.
+        dtype: that the weights are run in.
+    """
+
+    source: Path
+    target: Path
+    changed: tuple[tuple[str, str, str], ...]
+    transformers: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation(Written):
+    """What was done, and the evidence.
+
+    Attributes:
         choices: what was chosen, with reasons.
         context: tokens of a row in all measurements. tokens: predictions that the losses are means of.
         probe, probed: tokens of the row whose logits were compared, and how many of its last slots; `difference`
@@ -111,12 +128,7 @@ class Operation:
         positions: the loss by how far a prediction could look back.
     """
 
-    source: Path
-    target: Path
-    changed: tuple[tuple[str, str, str], ...]
-    transformers: str
     choices: tuple[Choice, ...]
-    dtype: str
     context: int
     tokens: int
     before: Measurement
@@ -158,28 +170,18 @@ def operate(
     old = fill(replace(folder.spec, max_context=None), folder.tensors)
     was, logits_before = _measure(old, text, context, ids)
     del old
-    found: list[tuple[Evaluation | None, Tensor]] = []
-    save_state(
+    written, (now, logits_after) = write(
+        folder,
         target,
         spec,
         state,
-        tokenizer=TokenizerFiles(folder),
-        generation=folder.generation,
-        keep_pairing=True,
+        lambda path: _measure(load_model(path, dtype=torch.float32), text, context, ids),
         overwrite=overwrite,
-        before_publishing=lambda path: found.append(
-            _measure(load_model(path, dtype=torch.float32), text, context, ids)
-        ),
     )
-    ((now, logits_after),) = found
-    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    dtype = getattr(torch, written.dtype)
     return Operation(
-        source=folder.path,
-        target=target,
-        changed=changes(folder.spec, spec),
-        transformers=transformers_verdict(spec),
+        **vars(written),
         choices=choices,
-        dtype=str(dtype).removeprefix("torch."),
         context=context,
         tokens=0 if was is None else was.tokens,
         before=_measurement(folder.spec, was, context, dtype),
@@ -188,8 +190,47 @@ def operate(
         probed=logits_before.shape[0],
         difference=float((logits_after - logits_before).abs().max()),
         largest_logit=float(logits_before.abs().max()),
-        positions=_positions(was, now),
+        positions=()
+        if was is None or now is None
+        else tuple(
+            Position(first=a.first, last=a.last, tokens=a.tokens, before=a.loss, after=b.loss)
+            for a, b in zip(was.positions, now.positions, strict=True)
+        ),
     )
+
+
+def write(
+    folder: Folder,
+    target: Path,
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
+    measure: Callable[[Path], T],
+    *,
+    context: int | None = None,
+    overwrite: bool = False,
+) -> tuple[Written, T]:
+    """Writes `folder`, changed, at `target`, with its tokenizer (for rows of `context` tokens, where given) and
+    generation settings; and what `measure` finds in the new folder before it takes its name."""
+    found: list[T] = []
+    save_state(
+        target,
+        spec,
+        state,
+        tokenizer=TokenizerFiles(folder, context),
+        generation=folder.generation,
+        keep_pairing=True,
+        overwrite=overwrite,
+        before_publishing=lambda path: found.append(measure(path)),
+    )
+    dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    written = Written(
+        source=folder.path,
+        target=target,
+        changed=changes(folder.spec, spec),
+        transformers=transformers_verdict(spec),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    return written, found[0]
 
 
 def changes(before: ModelSpec, after: ModelSpec) -> tuple[tuple[str, str, str], ...]:
@@ -255,13 +296,4 @@ def _measurement(spec: ModelSpec, found: Evaluation | None, context: int, dtype:
         loss=None if found is None else found.loss,
         bits_per_byte=None if found is None else found.bits_per_byte,
         perplexity=None if found is None else found.perplexity,
-    )
-
-
-def _positions(was: Evaluation | None, now: Evaluation | None) -> tuple[Position, ...]:
-    if was is None or now is None:
-        return ()
-    return tuple(
-        Position(first=a.first, last=a.last, tokens=a.tokens, before=a.loss, after=b.loss)
-        for a, b in zip(was.positions, now.positions, strict=True)
     )

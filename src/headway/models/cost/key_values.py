@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 
 from headway.cache import slot_policy
-from headway.models.cost.operations import last_row
+from headway.models.cost.operations import keys_read
 from headway.models.cost.weights import must_decode
 from headway.models.spec import ModelSpec
 from headway.patterns import Pattern
@@ -58,7 +58,7 @@ def kv_bytes_read(spec: ModelSpec, context: int, dtype: torch.dtype = torch.bflo
     must_decode(spec, "kv_bytes_read")
     if spec.linear is not None:
         return batch * spec.layers * _sums(spec, dtype)
-    read = sum(sum(_read_by_last(p, context, spec.heads, spec.kv_heads)) for p in spec.patterns)
+    read = sum(keys_read(p, context, spec.kv_heads) for p in spec.patterns)
     return 2 * row_bytes(spec.head_dim, dtype) * batch * read
 
 
@@ -67,15 +67,6 @@ def _sums(spec: ModelSpec, dtype: torch.dtype) -> int:
     assert spec.linear is not None
     features = spec.linear.features(spec.head_dim)
     return spec.kv_heads * features * (spec.head_dim + 1) * max(4, dtype.itemsize)
-
-
-@lru_cache(maxsize=512)
-def _read_by_last(pattern: Pattern, n: int, heads: int, kv_heads: int) -> tuple[int, ...]:
-    """Keys that the last of n tokens makes each kv head read."""
-    row = last_row(pattern, n)
-    if row.shape[0] == 1:
-        return tuple(row.sum(-1).tolist() * kv_heads)
-    return tuple(row.unflatten(0, (kv_heads, heads // kv_heads)).any(1).sum(-1).tolist())
 
 
 @lru_cache(maxsize=512)

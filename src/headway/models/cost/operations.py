@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import torch
-
 from headway.attention.linear_attention import choose_form
 from headway.errors import ConfigError
 from headway.models.cost.weights import matrix_weights, memory_weights, must_decode
@@ -86,7 +84,7 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
     if spec.encoder is not None:
         across = 4.0 * spec.head_dim * spec.heads * spec.layers * (context if source is None else source)
     if spec.linear is None:
-        own = 4.0 * spec.head_dim * sum(sum(_seen_by_last(p, context, spec.heads)) for p in spec.patterns)
+        own = 4.0 * spec.head_dim * sum(keys_read(p, context, spec.heads) for p in spec.patterns)
     else:
         own = _attention_flops(spec, 1)
     return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
@@ -107,15 +105,13 @@ def _pairs(pattern: Pattern, n: int, heads: int) -> int:
 
 
 @lru_cache(maxsize=512)
-def _seen_by_last(pattern: Pattern, n: int, heads: int) -> tuple[int, ...]:
-    """Keys that the last of n tokens sees, per query head."""
-    seen = last_row(pattern, n).sum(-1).tolist()
-    return tuple(seen) if len(seen) == heads else tuple(seen * heads)
-
-
-def last_row(pattern: Pattern, n: int) -> torch.Tensor:
-    """bool [H|1, n]: what the last of n tokens sees."""
-    return visible(pattern, Tokens.range(1, start=n - 1), Tokens.range(n))[0, :, 0]
+def keys_read(pattern: Pattern, n: int, heads: int) -> int:
+    """Keys that the last of n tokens sees, all `heads` together; where they are kv heads, a key that one query head of
+    the group or more sees counts once."""
+    seen = visible(pattern, Tokens.range(1, start=n - 1), Tokens.range(n))[0, :, 0]
+    if len(seen) == 1:
+        return int(seen.sum()) * heads
+    return int(seen.unflatten(0, (heads, -1)).any(1).sum())
 
 
 def reach(spec: ModelSpec) -> tuple[int | None, int | None]:
