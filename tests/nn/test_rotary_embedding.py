@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from headway.errors import ConfigError
 from headway.nn import RotaryEmbedding
-from headway.nn.rotary_embedding import token_lengths
+from headway.nn.positions import token_lengths
 from headway.positions import (
     DynamicNTK,
     Learned,

@@ -38,7 +38,8 @@ def command(
     """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
     from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
-    from headway.models.cost.planning import DTYPES, parse_patterns, plan
+    from headway.models.cost.planning import DTYPES, plan
+    from headway.patterns import parse
 
     if dtype not in DTYPES:
         raise ConfigError(
@@ -53,7 +54,7 @@ def command(
     set_threads(threads)
     spec = find_spec(model)
     if patterns is not None:
-        spec = spec.with_patterns(parse_patterns(patterns))
+        spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
     note("measuring this machine's memory and matrix product ...")
     report = plan(
         spec,

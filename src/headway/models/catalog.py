@@ -23,8 +23,6 @@ from headway.positions import (
     T5Bias,
 )
 
-Fields = Mapping[str, Any]
-
 
 def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
     return {**dict(zip(("width", "layers", "heads", "kv_heads", "hidden"), sizes, strict=True)), **more}
@@ -74,7 +72,7 @@ _STARCODER_2 = {
     "patterns": Window.last(4096),
 }
 
-_CATALOG: Mapping[str, Fields] = {
+_CATALOG: Mapping[str, Mapping[str, Any]] = {
     "transformer-base": {**_2017, **_sizes(512, 6, 8, 8, 2048)},
     "transformer-big": {**_2017, **_sizes(1024, 6, 16, 16, 4096, dropout=0.3)},
     "llama-1-7b": {**_LLAMA_1, **_sizes(4096, 32, 32, 32, 11008)},

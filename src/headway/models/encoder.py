@@ -99,12 +99,11 @@ class HeadLayer(nn.Module):
 
     def __init__(self, spec: ModelSpec, below: TransformerStack) -> None:
         super().__init__()
-        head, inner = spec.head, spec.width
+        head = spec.head
         self.task, self.pool, self.unit = head.task, head.pool, head.unit
         self.vocab, self.logit_scale = spec.vocab, spec.logit_scale
         masked = head.task == "masked-lm"
-        if head.dense is not None:
-            inner = spec.columns if masked else spec.width
+        inner = spec.columns if masked and head.dense is not None else spec.width
         self.dense = Linear(spec.width, inner) if head.dense is not None else None
         self.act = torch.tanh if head.dense == "tanh" else named_activation(head.dense or "relu")
         has_norm = masked and head.dense is not None

@@ -27,6 +27,7 @@ NUMBERS: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     ),
 }
 """What must hold for fields that are numbers, where they are not None."""
+CHOICES: Mapping[str, Sequence[str]] = {"activation": [*ACTIVATIONS], "order": ORDERS, "norm": NORMS}
 
 
 def check_sizes(spec: Any) -> None:
@@ -51,31 +52,22 @@ def check(spec: Any) -> None:
                 f"ModelSpec: the pattern of layer {i} names {len(pattern.heads)} heads, "
                 f"but there are {spec.heads}"
             )
-    _check_numbers(spec)
-    _check_choices(spec)
-    _check_positions(spec)
-    _check_head(spec)
-    _check_attention(spec)
-    _check_encoder(spec)
-
-
-def _check_numbers(spec: Any) -> None:
     for what, (names, holds) in NUMBERS.items():
         for name in names:
             value = getattr(spec, name)
             if value is not None and not holds(value):
                 raise ConfigError(f"ModelSpec: {name} {what}, got {value!r}")
-
-
-def _check_choices(spec: Any) -> None:
-    known: dict[str, Sequence[str]] = {"activation": [*ACTIVATIONS], "order": ORDERS, "norm": NORMS}
-    for name, choices in known.items():
+    for name, choices in CHOICES.items():
         value = getattr(spec, name)
         if value not in choices:
             raise ConfigError(
                 f"ModelSpec: there is no {name} {value!r}{did_you_mean(str(value), choices)}; "
                 f"there are {', '.join(choices)}"
             )
+    _check_positions(spec)
+    _check_head(spec)
+    _check_attention(spec)
+    _check_encoder(spec)
 
 
 def _check_head(spec: Any) -> None:

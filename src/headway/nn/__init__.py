@@ -14,8 +14,7 @@ from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, n
 from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
-from headway.nn.rotary_embedding import RotaryEmbedding
-from headway.nn.scores import Scores
+from headway.nn.positions import RotaryEmbedding, Scores
 
 __all__ = [
     "ACTIVATIONS",

@@ -19,8 +19,7 @@ from headway.heads import Heads
 from headway.nn.linear import Linear
 from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
-from headway.nn.rotary_embedding import RotaryEmbedding
-from headway.nn.scores import Scores
+from headway.nn.positions import RotaryEmbedding, Scores
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score

@@ -14,9 +14,6 @@ from headway.tokens import Tokens
 class TokenEmbedding(nn.Embedding):
     """Row `id` of a trained table of `vocab` rows. Ids of empty slots are not looked at."""
 
-    def __init__(self, vocab: int, width: int) -> None:
-        super().__init__(vocab, width)
-
     def forward(self, ids: Tensor, tokens: Tokens | None = None) -> Tensor:
         """ids [B, T] -> [B, T, M].
 

@@ -28,8 +28,7 @@ from headway.attention.linear_attention import (
 )
 from headway.cache import KVCache, LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
-from headway.nn.rotary_embedding import RotaryEmbedding, token_lengths
-from headway.nn.scores import Scores
+from headway.nn.positions import RotaryEmbedding, Scores, token_lengths
 from headway.patterns import Full, GlobalQueries, Pattern
 from headway.patterns.primitives import Kind
 from headway.patterns.program import without

@@ -1,17 +1,15 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes, training_bytes
-from headway.models.cost.key_values import (
+from headway.models.cost.operations import (
+    attention_pairs,
     cache_slots,
+    decode_flops,
+    head_flops,
     kv_bytes_per_token,
     kv_bytes_read,
     kv_bytes_stored,
     memory_bytes,
-)
-from headway.models.cost.operations import (
-    attention_pairs,
-    decode_flops,
-    head_flops,
     prefill_flops,
     reach,
     receptive_field,

@@ -5,7 +5,6 @@ Legend: n tokens of a row, B rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,12 +14,19 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores, training_bytes
-from headway.models.cost.key_values import cache_slots, kv_bytes_read, kv_bytes_stored, memory_bytes
-from headway.models.cost.operations import decode_flops, prefill_flops, receptive_field
+from headway.models.cost.operations import (
+    cache_slots,
+    decode_flops,
+    kv_bytes_read,
+    kv_bytes_stored,
+    memory_bytes,
+    prefill_flops,
+    receptive_field,
+)
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
-from headway.patterns import Pattern, parse
+from headway.patterns import Pattern
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -80,7 +86,8 @@ def plan(
         for again in (False, True)
     )
     first = 1 if spec.encoder is not None else context
-    prefill = batch * prefill_flops(spec, first, _outputs(spec, first), source)
+    logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
+    prefill = batch * prefill_flops(spec, first, logits, source)
     moved = step_flops = step = bound = rate = None
     if spec.kind != "encoder":
         moved = weight_bytes_read(spec, dtype, batch) + memory + sum(layer.kv_read for layer in layers)
@@ -117,11 +124,6 @@ def plan(
         prefill_seconds=prefill / machine.peak,
         notes=_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
     )
-
-
-def _outputs(spec: ModelSpec, tokens: int) -> int:
-    """Slots that the head is computed for in the first pass."""
-    return tokens if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
 
 
 def _working(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> int:
@@ -226,8 +228,3 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: 
         "speeds are roofs (the measured bandwidth and matrix product of this machine); real runs stay below"
     )
     return tuple(notes)
-
-
-def parse_patterns(text: str) -> Sequence[Pattern]:
-    """Patterns from text, separated by `;`, to be repeated over the layers."""
-    return [parse(part) for part in text.split(";")]
