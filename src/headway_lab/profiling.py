@@ -2,6 +2,7 @@
 and the line or power law through measured points."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,9 +82,7 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
 
 def line(x: Sequence[float], y: Sequence[float]) -> float:
     """The slope of the least-squares line through the points."""
-    middle, level = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - middle) ** 2 for a in x)
-    return sum((a - middle) * (b - level) for a, b in zip(x, y, strict=True)) / spread
+    return statistics.linear_regression(x, y).slope
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> float:

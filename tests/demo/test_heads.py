@@ -55,7 +55,7 @@ def test_looks_measure_where_the_weight_lies() -> None:
     itself, previous, first = torch.eye(6), torch.eye(6).roll(-1, 1).tril(), torch.zeros(6, 6)
     first[:, 0] = 1.0
     found = heads.looks([torch.stack([itself, previous, first])])
-    assert [(one.itself, one.previous, one.first, one.back) for one in found] == [
+    assert [(one["itself"], one["previous"], one["first"], one["back"]) for one in found] == [
         (1.0, 0.0, 0.0, 0.0),
         (0.0, 1.0, 0.0, 1.0),
         (0.0, 0.0, 1.0, 3.5),  # queries 2..5 look 2..5 back

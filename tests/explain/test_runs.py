@@ -22,7 +22,7 @@ from headway_lab.explain import (
     runs,
 )
 from headway_lab.explain.contests import CONTESTS, Gap, gap, gaps, position_schemes, rows
-from headway_lab.explain.report import Report
+from headway_lab.explain.report import Report, Row
 from headway_lab.explain.runs import Budget, BytePrediction, Run, batch_of, contend, mean_loss, small, train
 
 MODULES = (extrapolation, rotary_trained, blocks, linear_training)
@@ -378,22 +378,26 @@ def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
 def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[str, Report]) -> None:
     """Row 82."""
     costs = linear_training.measure()
-    (_, linear), (_, dense) = (linear_training.slopes(costs[name]) for name in ("linear", "softmax, dense"))
+    (_, linear), (_, dense) = (linear_training.slopes(costs, name) for name in ("linear", "softmax, dense"))
     assert linear == pytest.approx(1, abs=linear_training.SLOPE)
     assert dense > 1.2
     found = reports["linear-training"]
     kept = [row["MiB kept"] for row in found.rows if row.get("attention") == "linear"]
-    assert kept == [cost.bytes / 2**20 for cost in costs["linear"]], "bytes are counted, not sampled"
+    again = [row["MiB kept"] for row in costs if row["attention"] == "linear"]
+    assert kept == again, "bytes are counted, not sampled"
 
 
 def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
-    cost = linear_training.Cost
-    costs = {name: [cost(64, 1.0, 100), cost(128, 2.0, 200)] for name in linear_training.COLOURS}
+    def cost(name: str, tokens: int, ms: float, size: float) -> Row:
+        return {"attention": name, "tokens": tokens, "ms a step": ms, "MiB kept": size}
+
+    costs = [cost(name, n, n / 64, n) for name in linear_training.COLOURS for n in (64, 128)]
     good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
     assert linear_training.judge(good, costs, 3.0).seen
     assert not linear_training.judge(good, costs, 2.05).seen
     for most in (400, 100):
-        other = {**costs, "linear": [cost(64, 1.0, 100), cost(128, 4.0, most)]}
+        other = [row for row in costs if row["attention"] != "linear"]
+        other += [cost("linear", 64, 1.0, 100), cost("linear", 128, 4.0, most)]
         found = linear_training.judge(good, other, 3.0)
         assert not found.seen, "bytes by pairs, and bytes that do not grow, are not bytes by length"
         assert "bytes kept grow linearly: not seen" in found.finding

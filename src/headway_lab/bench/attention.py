@@ -115,8 +115,8 @@ def _row(case: Case, dtype: str, direction: str, request: Request, tuned: Subpro
     if tuned is None or row.ours_ms is None:
         return row
     other = tuned.call(measure, case, dtype, direction, request.backend, request.effort)
-    where = {**row.machine, "tuned_peers": other.peers}
-    return replace(row, ratio_best_tuned=other.ratio_best_peer, machine=where)
+    row.machine["tuned_peers"] = other.peers
+    return replace(row, ratio_best_tuned=other.ratio_best_peer)
 
 
 def _forced(case: Case, dtype: str, direction: str, request: Request) -> Row:
@@ -171,12 +171,8 @@ def compiler() -> str | None:
 
 def full_path(folder: Path) -> dict[str, str]:
     """Compile the one line into `folder`; the variables of a process that loads it first."""
-    found = compiler()
+    found, library = compiler(), folder / "shim.so"
     assert found is not None, "ask no_full_path() first"
-    source, library = folder / "shim.c", folder / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run(
-        [found, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True, capture_output=True
-    )
-    before = os.environ.get("LD_PRELOAD")
-    return {"LD_PRELOAD": f"{library} {before}" if before else str(library)}
+    command = [found, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=SHIM.encode(), check=True, capture_output=True)
+    return {"LD_PRELOAD": f"{library} {os.environ.get('LD_PRELOAD', '')}".strip()}

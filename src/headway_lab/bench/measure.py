@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_high
@@ -61,8 +62,7 @@ class Samples:
 
     def share(self, side: str, work: float) -> float:
         """`work` (FLOPs or bytes) over the time of `side`, as a share of the limit of the same turn."""
-        pairs = zip(self.seconds[side], self.limit, strict=True)
-        return median(work / seconds / limit for seconds, limit in pairs)
+        return median(work / a / limit for a, limit in zip(self.seconds[side], self.limit, strict=True))
 
 
 def interleave(
@@ -78,12 +78,12 @@ def interleave(
     limit()
     turns = max(effort.least, min(effort.repeats, int(effort.seconds / length)))
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    limits, names = [], list(sides)
-    for turn in range(turns):
+    limits, names = [], deque(sides)
+    for _ in range(turns):
         limits.append(limit())
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in names:
             seconds[name].append(_timed(sides[name], counts[name]))
+        names.rotate(-1)
     return Samples(seconds, limits)
 
 
@@ -128,9 +128,8 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, 
                 f"{side} is below its floor ({share:.1%} of the limit, not {least:.1%}): this machine is busy or of "
                 "another kind, and the row does not count"
             )
-    ours_ms, turns = samples.milliseconds(OURS), len(samples.limit)
-    rate = median_high(samples.limit) / 1e9
-    where = {"limit": limit_name, "limit_rate": rate, "turns": turns, "notes": notes}
+    ours_ms, rate = samples.milliseconds(OURS), median_high(samples.limit) / 1e9
+    where = {"limit": limit_name, "limit_rate": rate, "turns": len(samples.limit), "notes": notes}
     return replace(
         blank,
         bound=problem.bound,

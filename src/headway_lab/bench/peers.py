@@ -87,21 +87,19 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
     cuts = dict.fromkeys((*range(0, first * size, size), *range(last * size, count, size)))
     ends = [(at, min(at + size, count)) for at in cuts if at < count]
     places = [(a, b, max(0, a - before), min(count, b + after)) for a, b in ends]
-    masks = [bias(*place) for place in places]
+    masks = {place: bias(*place) for place in places}
     span = size + before + after
     shared = bias(before, before + size, 0, span) if inside else None
 
     def stacked(t: Tensor, chunks: int) -> Tensor:
         """[B, H, chunks * C, D] as [B K, chunks, G C, D]."""
-        parts = t.unflatten(1, (kv_heads, group)).unflatten(3, (chunks, t.shape[2] // chunks))
-        out: Tensor = parts.transpose(2, 3).flatten(3, 4).flatten(0, 1)
-        return out
+        parts = t.reshape(rows * kv_heads, group, chunks, -1, t.shape[-1])
+        return parts.transpose(1, 2).flatten(2, 3)
 
     def unstacked(t: Tensor) -> Tensor:
         """[B K, chunks, G C, D] as [B, H, chunks * C, D]."""
-        parts = t.unflatten(2, (group, -1)).unflatten(0, (rows, kv_heads))
-        out: Tensor = parts.transpose(2, 3).flatten(1, 2).flatten(2, 3)
-        return out
+        parts = t.view(rows * kv_heads, t.shape[1], group, -1, t.shape[-1])
+        return parts.transpose(1, 2).reshape(rows, heads, -1, t.shape[-1])
 
     def overlapping(t: Tensor) -> Tensor:
         """[B, K, N, D] as [B K, chunks, C + before + after, D]."""
@@ -118,7 +116,7 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, window: Pattern, size: int, joined:
 
     def call() -> Tensor:
         outs = {}
-        for (begin, end, low, high), own in zip(places, masks, strict=True):
+        for (begin, end, low, high), own in masks.items():
             some_k, some_v = (t[:, :, low:high].flatten(0, 1).unsqueeze(1) for t in (k, v))
             queries = stacked(q[:, :, begin:end], 1)
             outs[begin] = unstacked(F.scaled_dot_product_attention(queries, some_k, some_v, attn_mask=own))

@@ -141,8 +141,7 @@ def _attention(at: Inputs, side: str, kind: str, backend: str) -> Callable[[], o
     if side == "stored":
         return at.run(lambda: _stored(at.q, at.k, at.v))
     if kind == "linear" and side == OURS:
-        spec = LinearAttentionSpec()
-        places = torch.arange(at.case.tokens)
+        spec, places = LinearAttentionSpec(), torch.arange(at.case.tokens)
         rotation = Rotary(pairing="halves").rotation(places, at.case.width, dtype=at.q.dtype)
         return at.run(lambda: linear_attend(at.q, at.k, at.v, spec, pattern, rotation=rotation))
     if side in (OURS, "attend"):

@@ -146,10 +146,9 @@ def mistral(case: Case, dtype: str, backend: str) -> Problem:
     """A training step (forward, loss, backward, AdamW) of transformers' Mistral, with our attention and with torch's.
 
     The learning rate is 0, so that every step is the same step. Results: the loss, a gradient."""
-    kind = getattr(torch, dtype)
-    model = _mistral(case, kind, "sdpa")
-    weights = sum(p.numel() for name, p in model.named_parameters() if "embed_tokens" not in name)
-    seen = pairs(case.pattern, case.tokens, heads=case.heads)
+    kind, seen = getattr(torch, dtype), pairs(case.pattern, case.tokens, heads=case.heads)
+    named = _mistral(case, kind, "sdpa").named_parameters()
+    weights = sum(p.numel() for name, p in named if "embed_tokens" not in name)
     problem = Problem(
         {OURS: mistral_step(case, kind, "headway"), "transformers": mistral_step(case, kind, "sdpa")},
         work=6.0 * weights * case.tokens + 3.5 * 4 * case.width * seen * case.layers,
@@ -180,8 +179,7 @@ def mistral_step(case: Case, dtype: torch.dtype, attention: str) -> Callable[...
 def _mistral(case: Case, dtype: torch.dtype, attention: str) -> Any:
     hf = transformers()
     importlib.import_module("headway.integrations.transformers")
-    model = case.heads * case.width
-    before = case.pattern.reach[0]
+    model, before = case.heads * case.width, case.pattern.reach[0]
     assert before is not None
     config = hf.MistralConfig(
         vocab_size=512,

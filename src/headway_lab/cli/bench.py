@@ -67,7 +67,7 @@ class Run:
             if done and out is not None:
                 note("written: " + ", ".join(map(str, draw(done, out))))
         wrong = mismatches(done)
-        if not any(row.ours_ms is not None for row in done):
+        if all(row.ours_ms is None for row in done):
             wrong.append("nothing could be measured; each row says why")
         for line in wrong:
             report_error(line)
@@ -149,8 +149,7 @@ def linear(
     most = tokens or (8192 if run.quick else 131072)
     lengths = doublings(min(2048, most // 4), most)
     effort = QUICK if run.quick else growth.USUAL
-    spec = LinearAttentionSpec(feature)
-    return run.show(growth.linear(spec, lengths, passes(direction), effort, say=note))
+    return run.show(growth.linear(LinearAttentionSpec(feature), lengths, passes(direction), effort, say=note))
 
 
 @app.command()

@@ -55,8 +55,7 @@ def kv_bytes() -> dict[str, list[int]]:
     """Bytes of one row's keys and values in bf16 at each of `CONTEXTS`: as many kv heads as query heads, fewer of them,
     and windows."""
     mha = catalog.spec(SHAPE)
-    gqa = replace(mha, kv_heads=8)
-    window = Window.last(WINDOW)
+    gqa, window = replace(mha, kv_heads=8), Window.last(WINDOW)
     specs = {
         f"MHA, {mha.kv_heads} kv heads": mha,
         f"GQA, {gqa.kv_heads} kv heads": gqa,
@@ -99,10 +98,8 @@ def cached_equals_full(model: Decoder, ids: Tensor, dtype: torch.dtype) -> Equal
     """Feed ids [1, T] once as a whole, and once through the caches: half of it in uneven chunks, then token
     by token."""
     model = copy.deepcopy(model).to(dtype).eval()
-    full = model(ids)
-    count = ids.shape[1]
+    full, cache, count = model(ids), model.make_cache(1), ids.shape[1]
     cuts = [0, count // 7, count // 5, count // 2, *range(count // 2 + 1, count + 1)]
-    cache = model.make_cache(1)
     parts = [model(ids[:, a:b], cache=cache) for a, b in pairwise(cuts) if b > a]
     difference = float((torch.cat(parts, 1) - full).abs().max())
     return Equality(count, dtype, difference, float(full.abs().max()))
@@ -134,8 +131,7 @@ def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) ->
         done = count
         rings = [layer.slots for layer in cache.layers if layer.bound is not None]
         rest = [layer.slots for layer in cache.layers if layer.bound is None]
-        nbytes = element * (sum(rings) + sum(rest))
-        whole = element * spec.layers * count
+        nbytes, whole = element * (sum(rings) + sum(rest)), element * spec.layers * count
         sizes.append(CacheSize(count, max(rings), max(rest, default=None), nbytes, whole))
     return sizes
 

@@ -3,8 +3,7 @@
 Legend: B rows, H query heads, K kv heads, T tokens, D per head.
 """
 
-from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -18,18 +17,6 @@ from headway.report import table
 from headway.tokens import Tokens
 
 LABELLED = 24  # tokens up to which their text is legible
-
-
-@dataclass(frozen=True)
-class Look:
-    """Where one head looks, averaged over the tokens of a text: shares of its weight, and how far back it goes."""
-
-    layer: int
-    head: int
-    itself: float
-    previous: float
-    first: float
-    back: float
 
 
 @torch.inference_mode()
@@ -69,20 +56,26 @@ def weights_of(layer: Attention, x_BTM: Tensor) -> Tensor:
     )[0]
 
 
-def looks(maps: list[Tensor]) -> list[Look]:
-    """Where each head looks, over the queries that have a previous token and a first one that is neither."""
+def looks(maps: list[Tensor]) -> list[dict[str, float]]:
+    """Where each head looks: shares of its weight on the token itself, the previous and the first one, and how far back
+    it goes, averaged over the queries that have a previous token and a first one that is neither."""
     found = []
     for layer, weights in enumerate(maps):
         count = weights.shape[-1]
         distance = torch.arange(2, count)[:, None] - torch.arange(count)
         for head, later in enumerate(weights[:, 2:].double()):
-            itself, previous = (float(later[distance == away].mean()) for away in (0, 1))
-            back = float((later * distance).sum(-1).mean())
-            found.append(Look(layer, head, itself, previous, float(later[:, 0].mean()), back))
+            shares = {
+                "itself": later[distance == 0],
+                "previous": later[distance == 1],
+                "first": later[:, 0],
+                "back": (later * distance).sum(-1),
+            }
+            means = {name: float(values.mean()) for name, values in shares.items()}
+            found.append({"layer": layer, "head": head, **means})
     return found
 
 
-def striking(found: list[Look]) -> str:
+def striking(found: list[dict[str, float]]) -> str:
     """One line for the most extreme head in each way of looking."""
     rows = []
     for what, name, form in (
@@ -91,8 +84,8 @@ def striking(found: list[Look]) -> str:
         ("looks most at the first token", "first", "{:.0%} of its weight"),
         ("looks furthest back", "back", "{:.1f} tokens on average"),
     ):
-        one = max(found, key=attrgetter(name))
-        rows.append((what, f"layer {one.layer}, head {one.head}", form.format(getattr(one, name))))
+        one = max(found, key=itemgetter(name))
+        rows.append((what, f"layer {one['layer']}, head {one['head']}", form.format(one[name])))
     return table(("", "which", "how much"), rows)
 
 

@@ -146,11 +146,12 @@ def sample(context: CallbackContext, tokenizer: Tokenizer, prompt: str) -> Sampl
     """Continue the prompt with the model as it is; the same noise every time."""
     room = context.model.spec.trained_context
     ids = tokenizer.encode(prompt)[: room // 2]
-    end = () if tokenizer.eos is None else (tokenizer.eos,)
     how = GenerationConfig(
-        max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)), sampling=Sampling(temperature=0.7), eos=end
+        max_new_tokens=min(SAMPLE_TOKENS, room - len(ids)),
+        sampling=Sampling(temperature=0.7),
+        eos=() if tokenizer.eos is None else (tokenizer.eos,),
     )
-    made = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)[0]
+    (made,) = generate(as_decoder(context.model), [ids], how, tokenizer=tokenizer)
     return Sample(context.seconds, context.step, context.record.get("bits_per_byte"), made.text)
 
 
@@ -200,9 +201,9 @@ def draw_bits(learned: Learned, path: Path) -> None:
         axes.bar_label(bars, [f"{value:.3f}" for value in bits], padding=4)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.set_xlim(right=max(bits) * 1.12)
-        axes.set_xlabel("bits per byte of held-out text (less is better)")
-        axes.set_title(f"{learned.result.trained_tokens:,} tokens trained in {learned.seconds:.0f} s")
+        title = f"{learned.result.trained_tokens:,} tokens trained in {learned.seconds:.0f} s"
+        label = "bits per byte of held-out text (less is better)"
+        axes.set(title=title, xlabel=label, xlim=(None, max(bits) * 1.12))
 
 
 def smaller(corpus: Corpus, most: int) -> Corpus:

@@ -31,7 +31,6 @@ each rung is what stands above it with one change; its gap is to that"""
 
 def ladder() -> dict[str, ModelSpec]:
     """Rungs from 2017 to LLaMA, at equal width, depth and parameters of the feed-forward; without dropout."""
-    start = small(family="transformer", hidden=3 * HIDDEN // 2, dropout=0.0)
     changes: dict[str, dict[str, Any]] = {
         "pre-norm": {"order": "pre", "final_norm": True},
         "RMSNorm": {"norm": "rms", "norm_bias": False},
@@ -39,7 +38,7 @@ def ladder() -> dict[str, ModelSpec]:
         "SwiGLU": {"activation": "silu", "gated": True, "hidden": HIDDEN, "mlp_bias": False},
         "GQA = LLaMA": {"kv_heads": KV_HEADS},
     }
-    found = {"2017": start}
+    found = {"2017": small(family="transformer", hidden=3 * HIDDEN // 2, dropout=0.0)}
     for name, change in changes.items():
         found[f"+ {name}"] = replace(list(found.values())[-1], **change)
     return found

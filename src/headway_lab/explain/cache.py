@@ -50,17 +50,14 @@ def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], flo
     growing, ring = full.make_cache(1), window.make_cache(1)
     rows: list[Row] = []
     logits: tuple[list[Tensor], list[Tensor]] = [], []
-    for at in range(ids.shape[1]):
-        new, length = ids[:, at : at + 1], at + 1
-        if length not in LENGTHS:
-            logits[0].append(full(new, cache=growing))
-            logits[1].append(window(new, cache=ring))
-            continue
+    for length, new in enumerate(ids.split(1, 1), start=1):
         cached, seen = counted(full, new, cache=growing)
         ringed, seen_ring = counted(window, new, cache=ring)
         logits[0].append(seen)
         logits[1].append(seen_ring)
-        row, last = ids[:, :length], slice(at, length)
+        if length not in LENGTHS:
+            continue
+        row, last = ids[:, :length], slice(length - 1, length)
         whole, _ = counted(full, row, logits_for=last)
         rows.append(
             {
@@ -125,6 +122,5 @@ def draw(figure: Figure, report: Report) -> None:
         "ring": ("ring (FLOPs)", "o-", GREEN),
     }
     time = {"no cache": ("no cache (ms)", "o-", RED), "cache": ("cache (ms)", "o-", BLUE)}
-    title = "attention in step T"
-    curves(left, report, "T", work, title=title, xlabel="T", ylabel="operations", **LOG_LOG)
-    curves(right, report, "T", time, title="time of step T", xlabel="T", ylabel="ms", **LOG_LOG)
+    curves(left, report, "T", work, "attention in step T", "T", "operations", **LOG_LOG)
+    curves(right, report, "T", time, "time of step T", "T", "ms", **LOG_LOG)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 
 LENGTHS, WIDTHS, KERNEL, NEAR, SEED = (16, 32, 64), (32, 64), 3, 8, 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
@@ -30,8 +30,7 @@ def attention(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     """softmax(x x^T / sqrt(d), causal) x: the two products of attention alone."""
     scores = (x @ x.T) * x.shape[-1] ** -0.5
     future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-    out: Tensor = scores.masked_fill(future, -torch.inf).softmax(-1) @ x
-    return out
+    return torch.mm(scores.masked_fill(future, -torch.inf).softmax(-1), x)
 
 
 def recurrent(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
@@ -60,8 +59,7 @@ def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     keys = F.pad(x, (0, 0, NEAR - 1, 0)).unfold(0, NEAR, 1)  # [n, d, r]
     inside = torch.arange(len(x))[:, None] + torch.arange(NEAR) >= NEAR - 1
     scores = torch.bmm(x[:, None], keys)[:, 0] * x.shape[-1] ** -0.5
-    weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
-    return torch.bmm(weights[:, None], keys.mT)[:, 0]
+    return torch.bmm(scores.masked_fill(~inside, -torch.inf).softmax(-1)[:, None], keys.mT)[:, 0]
 
 
 # The layer, what one step of it connects, and the formulas: multiply-adds, sequential steps, path.
@@ -132,8 +130,7 @@ def hops(layer: Layer, n: int) -> int:
 def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:
     noise = torch.Generator().manual_seed(SEED)
     x = torch.randn(n, d, generator=noise, dtype=torch.float64)
-    w = torch.randn(KERNEL, d, d, generator=noise, dtype=torch.float64) * d**-0.5
-    return x, list(w)
+    return x, list(torch.randn(KERNEL, d, d, generator=noise, dtype=torch.float64) * d**-0.5)
 
 
 def judge(rows: Rows) -> Report:
@@ -176,12 +173,8 @@ def draw(figure: Figure, report: Report) -> None:
         found = [row["path by gradient"] for row in report.rows if row["layer"] == name]
         right.plot(LENGTHS, [hop for hop in found if hop is not None], "o", color=colour, markersize=5)
     left.axvline(width, color=GREY, linestyle=":", linewidth=1)
-    left.set(title=f"operations of one layer, d = {width}", xlabel="tokens n", ylabel="multiply-adds")
+    legend = {"fontsize": 8, "loc": "upper left"}
+    label_axes(left, f"operations of one layer, d = {width}", "tokens n", "multiply-adds", legend)
     left.text(width * 1.1, left.get_ylim()[0] * 2, "n = d", fontsize=8, color=GREY)
-    right.set(
-        title="path from the first token to the last",
-        xlabel="tokens n",
-        ylabel="layers or steps (dots: gradient)",
-    )
-    for axes in (left, right):
-        axes.legend(fontsize=8, loc="upper left")
+    y = "layers or steps (dots: gradient)"
+    label_axes(right, "path from the first token to the last", "tokens n", y, legend)

@@ -117,8 +117,9 @@ def draw_losses(axes: Axes, table: Rows, budget: Budget, title: str) -> None:
         axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
     axes.set_yticks(range(len(table)), [row["contender"] for row in table])
     axes.invert_yaxis()
-    label = "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen"
-    axes.set_xlabel(label, fontsize=9)
+    axes.set_xlabel(
+        "held-out loss (nats per byte); dots: seeds, orange: gap seen, grey: not seen", fontsize=9
+    )
     axes.set_title(title)
     axes.grid(visible=False, axis="y")
 
@@ -162,15 +163,13 @@ class Contest:
         table = rows(runs, self.budget, base)
         apart = gaps(table)
         claims = {claim: holds(apart) for claim, holds in self.claims.items()}
-        ranking = ""
-        if self.ranked:
-            by_loss = sorted((row["loss"], row["contender"]) for row in table)
-            ranking = f" From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}."
+        by_loss = sorted((row["loss"], row["contender"]) for row in table)
+        ranking = f" From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}."
         return Report(
             rows=tuple(table),
             seen=all(list(claims.values())[: self.needed]),
             setting=f"{self.layers} layers of width 64, {self.detail}{self.budget}",
-            finding=f"{stated(claims)}.{ranking} Against {base}: {listed(apart)}",
+            finding=f"{stated(claims)}.{ranking if self.ranked else ''} Against {base}: {listed(apart)}",
         )
 
     def draw(self, figure: Figure, report: Report) -> None:

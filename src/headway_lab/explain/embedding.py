@@ -93,7 +93,6 @@ def draw(figure: Figure, report: Report) -> None:
         "e + PE": ("share of the token", "o-", RED),
         "√M e + PE": ("share, scaled", "o-", GREEN),
     }
-    sums = {"title": "lengths of what is added", "xlabel": "width M", "ylabel": "length"}
-    parts = {"title": "share of the token in the sum", "xlabel": "width M", "ylabel": "share"}
-    curves(left, report, "M", lengths, **sums, **LOG_LOG)
-    curves(right, report, "M", shares, **parts, xscale="log", ylim=(0, 1))
+    curves(left, report, "M", lengths, "lengths of what is added", "width M", "length", **LOG_LOG)
+    labels = ("share of the token in the sum", "width M", "share")
+    curves(right, report, "M", shares, *labels, xscale="log", ylim=(0, 1))

@@ -11,7 +11,7 @@ from headway.nn import IGNORE_INDEX
 from headway.patterns import Window
 from headway.positions import DynamicNTK, LinearScaling, Rotary, YaRN
 from headway_lab.explain.contests import gap, position_schemes, stated
-from headway_lab.explain.report import Figure, Report, Row, panels
+from headway_lab.explain.report import Figure, Report, Row, label_axes, panels
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_rows, mean_loss, small
 from headway_lab.profiling import one_thread
 
@@ -30,12 +30,8 @@ def variants(name: str, spec: ModelSpec, times: int) -> dict[str, ModelSpec]:
     found = {name: spec}
     if isinstance(spec.positions, Rotary):
         length, rotary = BUDGET.tokens, spec.positions
-        scalings = {
-            "linear": LinearScaling(times),
-            "NTK": DynamicNTK(1.0, length),
-            "YaRN": YaRN(times, length),
-        }
-        for rule, scaling in scalings.items():
+        rules = {"linear": LinearScaling(times), "NTK": DynamicNTK(1.0, length), "YaRN": YaRN(times, length)}
+        for rule, scaling in rules.items():
             scaled = rotary if times == 1 else replace(rotary, scaling=scaling)
             found[f"{name}, {rule}"] = replace(spec, positions=scaled)
         found[f"{name}, window L"] = spec.with_patterns(Window.last(length))
@@ -127,6 +123,5 @@ def draw(figure: Figure, report: Report) -> None:
     for axes, title in ((left, "as trained"), (right, "rotary, rescaled or windowed")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{k} L" for k in TIMES])
-        axes.set(title=title, xlabel=f"context (L = {BUDGET.tokens} bytes, as in training)")
-        axes.legend(fontsize=8)
-    left.set_ylabel("loss of the same bytes (nats)")
+        x, y = f"context (L = {BUDGET.tokens} bytes, as in training)", "loss of the same bytes (nats)"
+        label_axes(axes, title, x, y if axes is left else "", {"fontsize": 8})

@@ -1,7 +1,5 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -35,7 +33,9 @@ def run() -> Report:
     with one_thread():
         full = measure(first)
         rows = [full, *(measure(layout, full) for layout in others)]
-    return judge(rows, all(torch.equal(reads(layout), expected(layout)) for layout in found))
+    # [H, K]: query head h reads h // G and no other.
+    groups = [torch.eye(one.kv_heads, dtype=torch.bool).repeat_interleave(one.group, 0) for one in found]
+    return judge(rows, all(map(torch.equal, map(reads, found), groups)))
 
 
 def measure(layout: Heads, full: Row | None = None) -> Row:
@@ -77,15 +77,9 @@ def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
     """One more token of a small decoder with `context` tokens in its cache: operations and bytes counted from the spec,
     seconds of the fastest of some steps, in float32, on a cache of random keys."""
     h, k = layout.query_heads, layout.kv_heads
-    sizes: dict[str, Any] = {
-        "vocab": 256,
-        "width": 64 * h,
-        "layers": 2,
-        "heads": h,
-        "kv_heads": k,
-        "hidden": 128 * h,
-    }
-    spec = ModelSpec.of("llama", **sizes, tied=True)
+    spec = ModelSpec.of(
+        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
+    )
     model = as_decoder(build(spec, dtype=torch.float32, seed=SEED).eval())
     cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
     cache.reserve(context)
@@ -93,8 +87,8 @@ def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
     with torch.inference_mode():
         for layer in cache.layers:
             assert isinstance(layer, KVCache)
-            past = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
-            layer.update(past[0], past[1], Tokens.range(context - 1))
+            keys, values = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
+            layer.update(keys, values, Tokens.range(context - 1))
         model(new, cache=cache)
         seconds = min(again(model, new, cache) for _ in range(REPEATS))
     moved = cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
@@ -105,8 +99,7 @@ def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
     """The formula as one of the documents prints it, softmax(sum_j q_(i,j) k_i) v_i: all heads of a group get the
     same weights, those of the sum of their queries. Not grouped-query attention."""
     total = q.unflatten(1, (layout.kv_heads, layout.group)).sum(2)
-    weights = attention_weights(total, k, Causal())
-    return (weights @ v).repeat_interleave(layout.group, 1)
+    return (attention_weights(total, k, Causal()) @ v).repeat_interleave(layout.group, 1)
 
 
 def reads(layout: Heads) -> Tensor:
@@ -120,11 +113,6 @@ def reads(layout: Heads) -> Tensor:
         dk, dv = torch.autograd.grad(out[0, h].pow(2).sum(), (k, v), retain_graph=True)
         rows.append((dk.abs() + dv.abs())[0].sum((1, 2)) > 0)
     return torch.stack(rows)
-
-
-def expected(layout: Heads) -> Tensor:
-    """bool [H, K]: h // G."""
-    return torch.eye(layout.kv_heads, dtype=torch.bool).repeat_interleave(layout.group, 0)
 
 
 def judge(rows: Rows, reads_right: bool) -> Report:
@@ -166,11 +154,8 @@ def picture(layout: Heads) -> str:
     """Query heads above the key/value heads that they read."""
     cell, group = 4, layout.group
     top = "".join(f"q{h}".ljust(cell) for h in range(layout.query_heads))
-    if group == 1:
-        joint = "|".ljust(cell) * layout.kv_heads
-    else:
-        one = "+" + "-" * (cell * (group - 1) - 1) + "+"
-        joint = one.ljust(cell * group) * layout.kv_heads
+    one = "|" if group == 1 else "+" + "-" * (cell * (group - 1) - 1) + "+"
+    joint = one.ljust(cell * group) * layout.kv_heads
     below = "".join(f"kv{k}".ljust(cell * group) for k in range(layout.kv_heads))
     title = f"{layout.kind}: {layout.query_heads} query heads, {layout.kv_heads} kv heads"
     return "\n".join(line.rstrip() for line in (title, top, joint, below))
@@ -202,6 +187,5 @@ def draw_layout(axes: Axes, layout: Heads) -> None:
         axes.plot([h], [1], "s", color=colour, markersize=7)
         axes.plot([centre], [0], "o", color=colour, markersize=9)
     axes.set_title(f"{layout.kind}: {heads} on {layout.kv_heads}", fontsize=9)
-    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), xticks=[])
-    axes.set_yticks([0, 1], ["k, v", "q"])
+    axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), xticks=[], yticks=[0, 1], yticklabels=["k, v", "q"])
     axes.grid(visible=False)

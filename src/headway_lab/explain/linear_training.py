@@ -2,8 +2,6 @@
 figure 3, right; Katharopoulos et al. 2020.)"""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, gap, losses, rows, stated
-from headway_lab.explain.report import Figure, Report, label_ticks, panels
+from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, panels
 from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, held_out_rows, small
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
 
@@ -28,14 +26,6 @@ FORMULA = """linear          sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j p
 linear, cosine  s_ij = 1 + (R_i q/|q|) . (R_j k/|k|) above and below
 masked language model: 15 % of the bytes are hidden, and guessed from both sides
 slope           of log(time, or bytes kept for the backward) over log(length), between the two longest rows"""
-
-
-class Cost(NamedTuple):
-    """Of one training step on one row of `tokens`: seconds of one core, bytes kept for the backward."""
-
-    tokens: int
-    seconds: float
-    bytes: int
 
 
 def contenders() -> dict[str, ModelSpec]:
@@ -58,8 +48,8 @@ def unigram() -> float:
     return float(-(share * share.log()).sum())
 
 
-def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
-    """Seconds of one core for a training step on one row (the fastest of some), and bytes that its forward keeps."""
+def step_cost(name: str, spec: ModelSpec, length: int, backend: str = "auto") -> Row:
+    """Of a training step on one row: time of one core (the fastest of some), and what its forward keeps."""
     model = build(spec, seed=0, backend=backend)
     inputs, targets = batch_of(held_out_rows(length, 1), spec.causal, torch.Generator().manual_seed(0))
     hidden = targets != IGNORE_INDEX
@@ -73,22 +63,19 @@ def step_cost(spec: ModelSpec, length: int, backend: str) -> Cost:
         loss.backward()
         sizes.add(size)
 
-    seconds = fastest(step, REPEATS, time.process_time)
+    ms = 1e3 * fastest(step, REPEATS, time.process_time)
     (size,) = sizes
-    return Cost(length, seconds, size)
+    return {"attention": name, "tokens": length, "ms a step": ms, "MiB kept": size / 2**20}
 
 
-def measure() -> dict[str, list[Cost]]:
+def measure() -> list[Row]:
     """Cost of a step at each of `LENGTHS`; "softmax, dense" keeps the weights of all pairs, so it ends at `PAIRS`."""
     specs = contenders()
     with one_thread():
-        return {
-            "softmax, dense": [step_cost(specs["softmax"], n, "dense") for n in LENGTHS if n * n <= PAIRS],
-            **{
-                name: [step_cost(specs[name], n, "auto") for n in LENGTHS]
-                for name in ("softmax", "linear", "linear, cosine")
-            },
-        }
+        short = [n for n in LENGTHS if n * n <= PAIRS]
+        dense = [step_cost("softmax, dense", specs["softmax"], n, "dense") for n in short]
+        others = ("softmax", "linear", "linear, cosine")
+        return dense + [step_cost(name, specs[name], n) for name in others for n in LENGTHS]
 
 
 def run() -> Report:
@@ -96,18 +83,18 @@ def run() -> Report:
     return judge(contend(contenders(), BUDGET), measure(), unigram())
 
 
-def slopes(costs: Sequence[Cost]) -> tuple[float, float]:
-    """Of time and of bytes, between the two longest rows."""
-    tokens, seconds, sizes = zip(*costs[-2:], strict=True)
-    return power(tokens, seconds), power(tokens, sizes)
+def slopes(costs: Rows, name: str) -> tuple[float, float]:
+    """Of time and of bytes, between the two longest rows of `name`."""
+    _, tokens, times, sizes = zip(*(row.values() for row in costs if row["attention"] == name), strict=True)
+    return power(tokens[-2:], times[-2:]), power(tokens[-2:], sizes[-2:])
 
 
-def judge(runs: Runs, costs: Mapping[str, Sequence[Cost]], blind: float) -> Report:
+def judge(runs: Runs, costs: Rows, blind: float) -> Report:
     """The verdict: linear attention with rotary learns more than frequencies of bytes, and keeps n bytes for n."""
     table = rows(runs, BUDGET, "softmax")
     own = {name: losses(found) for name, found in runs.items()}
     below = {name: gap(loss, [blind] * len(loss)) for name, loss in own.items()}
-    slope = {name: slopes(cost) for name, cost in costs.items()}
+    slope = {name: slopes(costs, name) for name in COLOURS}
     turned = gap(own["linear"], own["linear, no positions"])
     claims = {
         "its loss falls below that of guessing without context": below["linear"].lower,
@@ -115,15 +102,10 @@ def judge(runs: Runs, costs: Mapping[str, Sequence[Cost]], blind: float) -> Repo
         "bytes kept grow linearly": abs(slope["linear"][1] - 1) < SLOPE,
         "it ends higher than softmax": gap(own["linear"], own["softmax"]).higher,
     }
-    cost_rows: list[dict[str, Any]] = [
-        {"attention": name, "tokens": n, "ms a step": 1e3 * seconds, "MiB kept": size / 2**20}
-        for name, own_costs in costs.items()
-        for n, seconds, size in own_costs
-    ]
     return Report(
-        rows=(*table, *({"contender": "", **row} for row in cost_rows)),
+        rows=(*table, *({"contender": "", **row} for row in costs)),
         highlight=tuple(range(len(table))),
-        picture=text_table(tuple(cost_rows[0]), [tuple(row.values()) for row in cost_rows]),
+        picture=text_table(tuple(costs[0]), [tuple(row.values()) for row in costs]),
         seen=below["linear"].lower and abs(slope["linear"][1] - 1) < SLOPE,
         setting=f"RoFormer's block, 2 layers of width 64, {BUDGET}; costs: one row, fp32, one thread",
         finding=(
@@ -139,14 +121,13 @@ def draw(figure: Figure, report: Report) -> None:
     left, middle, right = panels(figure, 13, 3.8, 3, width_ratios=(1.5, 1, 1))
     draw_losses(left, [row for row in report.rows if row["contender"]], BUDGET, "masked language model")
     for name, colour in COLOURS.items():
-        cost = [row for row in report.rows if row.get("attention") == name]
+        costs = [row for row in report.rows if row.get("attention") == name]
         for axes, column in ((middle, "ms a step"), (right, "MiB kept")):
-            lengths = [row["tokens"] for row in cost]
-            axes.loglog(lengths, [row[column] for row in cost], "o-", color=colour, label=name)
+            points = [(row["tokens"], row[column]) for row in costs]
+            axes.loglog(*zip(*points, strict=True), "o-", color=colour, label=name)
             axes.tick_params(labelsize=8)
             label_ticks(axes, LENGTHS)
-    middle.set(title="a step, time of one core (rough)", xlabel="tokens of the row", ylabel="ms")
-    right.set(title="kept for the backward", xlabel="tokens of the row", ylabel="MiB")
+    label_axes(middle, "a step, time of one core (rough)", "tokens of the row", "ms")
+    label_axes(right, "kept for the backward", "tokens of the row", "MiB", {"fontsize": 8})
     for axes, ticks in ((middle, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
         label_ticks(axes, ticks, "y")
-    right.legend(fontsize=8)

@@ -77,7 +77,7 @@ def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
     def layer(x: Tensor) -> Tensor:
         k, v = _heads(x @ to_k / WIDTH), _heads(x @ to_v)
         y = attend(q, k, v, pattern, q_tokens=TOKENS, k_tokens=TOKENS)
-        return y[0].transpose(0, 1).reshape(COUNT, -1)
+        return y[0].transpose(0, 1).flatten(1)
 
     along = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     source = x.clone().requires_grad_()
@@ -100,8 +100,7 @@ def draw(figure: Figure, report: Report) -> None:
         top, column = 2 * (number // 4), number % 4
         draw_pattern(axes[top][column], pattern, TOKENS, f"{name}: declared", legend=False)
         below, gradient = axes[top + 1][column], measure(pattern)[0]
-        shown = np.ma.masked_equal(gradient.numpy(), 0.0)
-        below.imshow(np.ma.log10(shown), cmap="viridis", interpolation="nearest")
+        below.imshow(np.ma.log10(gradient.numpy()), cmap="viridis", interpolation="nearest")
         below.set_facecolor(PALE)
         below.set_title(f"{name}: measured", fontsize=9, loc="left")
         found = f"log10 |d out / d in|, {int((gradient > 0).sum())} pairs not 0"

@@ -3,7 +3,7 @@
 (Beltagy et al. 2020, section 1, for the claim; the causes are counted in `headway.models.cost.activation_bytes`.)
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from headway.attention import BACKENDS
 from headway.models import Model, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
-from headway_lab.explain.report import Figure, Report, Row, Rows, label_ticks, panels
+from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, panels
 from headway_lab.profiling import one_thread, saved_bytes
 
 LENGTHS = (512, 1024, 2048)
@@ -76,8 +76,9 @@ def parameter_bytes() -> set[int]:
 def predicted(pattern: Pattern, backend: str, length: int) -> dict[str, int]:
     """Bytes kept, by cause."""
     stored = BACKENDS[backend].capabilities.stores_scores
-    scores: Literal["stored", "recomputed"] = "stored" if stored else "recomputed"
-    by_cause = cost.activation_bytes(spec_of(pattern), length, scores=scores, loss="logits")
+    by_cause = cost.activation_bytes(
+        spec_of(pattern), length, scores="stored" if stored else "recomputed", loss="logits"
+    )
     return {
         **{f"{name} (B)": by_cause[name] for name in ("scores", "attention", "norms")},
         "ffn (B)": by_cause["feed-forward"],
@@ -155,11 +156,9 @@ def draw(figure: Figure, report: Report) -> None:
         sizes = np.array([row[f"{name} (B)"] / 2**20 for row in last])
         left.bar([row["kind"] for row in last], sizes, bottom=below, label=name)
         below += sizes
-    left.set(title=f"kept for the backward, {LENGTHS[-1]} tokens", ylabel="MiB")
-    left.legend()
+    label_axes(left, f"kept for the backward, {LENGTHS[-1]} tokens", y="MiB", legend={})
     for kind, _, _ in KINDS:
         peak = [row["peak (B)"] / 2**20 for row in report.rows if row["kind"] == kind]
         right.loglog(LENGTHS, peak, "o-", label=kind)
-    right.set(title="measured peak of a training step", xlabel="tokens", ylabel="MiB")
+    label_axes(right, "measured peak of a training step", "tokens", "MiB", {})
     label_ticks(right, LENGTHS)
-    right.legend()

@@ -48,9 +48,9 @@ def fit(heads: int, seed: int) -> Trained:
 @torch.no_grad()
 def looks(trained: Trained) -> list[int]:
     """For each head: how far back it looks most."""
-    weights = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))
     far = max(OFFSETS) + 4
-    shares = [weights[:, :, far:].diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
+    late = trained.layer.weights(sample(16, torch.Generator().manual_seed(20_000)))[:, :, far:]
+    shares = [late.diagonal(far - back, 2, 3).mean((0, 2)) for back in range(far)]
     return torch.stack(shares).argmax(0).tolist()
 
 

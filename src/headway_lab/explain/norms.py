@@ -51,10 +51,9 @@ NORMS: dict[str, Any] = {
 def measure(name: str, seed: int) -> dict[str, float]:
     """Largest |mean| and |variance - 1| over a token's features and over a feature's tokens; then the largest change
     of row 0 when the other rows change, when x is scaled by 10, and when 1 is added to it."""
-    spread = torch.linspace(0.5, 3, WIDTH, dtype=torch.float64)
-    mean = torch.linspace(-1, 2, WIDTH, dtype=torch.float64)
+    spread, mean = (torch.linspace(a, b, WIDTH, dtype=torch.float64) for a, b in ((0.5, 3), (-1, 2)))
     x = normal(ROWS, TOKENS, WIDTH, seed=seed) * spread + mean
-    other = torch.cat((x[:1], 3 * x[1:] + 1))
+    changes = {"other rows": torch.cat((x[:1], 3 * x[1:] + 1)), "10 x": 10 * x, "x + 1": x + 1}
     norm = NORMS[name]().double().train()
     with torch.no_grad():
         y = norm(x)
@@ -62,7 +61,7 @@ def measure(name: str, seed: int) -> dict[str, float]:
         for over, axes in (("features", (2,)), ("batch", (0, 1))):
             found[f"|mean|, {over}"] = float(y.mean(axes).abs().max())
             found[f"|var - 1|, {over}"] = float((y.var(axes, unbiased=False) - 1).abs().max())
-        for change, z in (("other rows", other), ("10 x", 10 * x), ("x + 1", x + 1)):
+        for change, z in changes.items():
             found[f"change: {change}"] = float((norm(z)[0] - y[0]).abs().max())
     return found
 
@@ -114,15 +113,14 @@ def draw(figure: Figure, report: Report) -> None:
 
 def cube(axes: Axes, name: str, side: int = 5) -> None:
     """B x T x M numbers as boxes; those that one mean is taken over are blue."""
-    filled = torch.ones(side, side, side, dtype=torch.bool)
-    chosen = torch.zeros_like(filled)
+    colours = np.full((side, side, side), PALE)
     if name == "BatchNorm":
-        chosen[:, :, -1] = True  # one feature: all rows, all tokens
+        colours[:, :, -1], over = BLUE, "batch and tokens"  # of one feature
     else:
-        chosen[-1, 0, :] = True  # one token: all its features
-    colours = np.where(chosen.numpy(), BLUE, PALE)
-    axes.voxels(filled.numpy(), facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
-    axes.set_title(f"{name}: over {'batch and tokens' if name == 'BatchNorm' else 'features'}", fontsize=10)
+        colours[-1, 0, :], over = BLUE, "features"  # of one token
+    filled = np.ones_like(colours, dtype=bool)
+    axes.voxels(filled, facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
+    axes.set_title(f"{name}: over {over}", fontsize=10)
     axes.set_xlabel("row", fontsize=8, labelpad=-12)
     axes.set_ylabel("token", fontsize=8, labelpad=-12)
     axes.set_zlabel("feature", fontsize=8, labelpad=-12)

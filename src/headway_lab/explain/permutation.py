@@ -8,7 +8,7 @@ from headway.nn import Attention, PositionEmbedding
 from headway.patterns import Causal, Full, Pattern
 from headway.positions import Learned, NoPositions, PositionScheme, Rotary, Sinusoidal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, log_bars, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, log_bars, panels
 
 TOKENS, WIDTH, HEADS, SEEDS = 24, 32, 4, (0, 1, 2)
 EQUAL = 1e-6
@@ -84,5 +84,5 @@ def draw(figure: Figure, report: Report) -> None:
     colours = [BLUE if seen else GREEN for seen in report.column("order is seen")]
     log_bars(axes, names, report.column("largest difference"), colours)
     axes.axvline(EQUAL, color=GREY, linestyle="--", linewidth=1.2)
-    axes.set(xlim=(1e-17, 10), xlabel="largest |f(P x) - P f(x)| / |f(x)|")
-    axes.set_title("does a shuffle of the tokens change the outputs?")
+    x = "largest |f(P x) - P f(x)| / |f(x)|"
+    label_axes(axes, "does a shuffle of the tokens change the outputs?", x, xlim=(1e-17, 10))

@@ -56,9 +56,8 @@ def run() -> Report:
 
 def reach(patterns: Sequence[Pattern]) -> int | None:
     """How far back the stack sees: the layers' reaches added up; None is no bound."""
-    bounds = [pattern.reach[0] for pattern in patterns]
-    found = [before for before in bounds if before is not None]
-    return sum(found) if len(found) == len(bounds) else None
+    found = [pattern.reach[0] for pattern in patterns if pattern.reach[0] is not None]
+    return sum(found) if len(found) == len(patterns) else None
 
 
 def predicted(patterns: Sequence[Pattern]) -> Tensor:
@@ -123,7 +122,6 @@ def draw(figure: Figure, report: Report) -> None:
         axes.invert_yaxis()
         axes.margins(y=0.25)
         bare(axes)
+    x = "token that the output sees (blue: predicted, green: by gradient)"
     for axes in panels[-2:]:
-        axes.set_xlabel(
-            "token that the output sees (blue: predicted, green: by gradient)", fontsize=8, color=GREY
-        )
+        axes.set_xlabel(x, fontsize=8, color=GREY)

@@ -90,16 +90,38 @@ def panels(figure: Figure, width: float, height: float, count: int = 2, **rest: 
 
 
 def curves(
-    axes: Axes, report: Report, x: str, columns: Mapping[str, tuple[str, str, str]], **properties: Any
+    axes: Axes,
+    report: Report,
+    column: str,
+    columns: Mapping[str, tuple[str, str, str]],
+    title: str,
+    x: str,
+    y: str,
+    **properties: Any,
 ) -> None:
-    """Columns of a report over its column `x`, with a legend: by label, each column's name, its format and colour.
-    `properties` as in `Axes.set`; a logarithmic x axis has a tick at each value."""
+    """Columns of a report over one of them, with a legend: by label, each column's name, its format and colour.
+    `title`, `x`, `y`, `properties` as in `label_axes`; a logarithmic x axis has a tick at each value."""
+    values = report.column(column)
     for label, (name, form, colour) in columns.items():
-        axes.plot(report.column(x), report.column(name), form, color=colour, label=label)
-    axes.set(**properties)
-    axes.legend()
+        axes.plot(values, report.column(name), form, color=colour, label=label)
+    label_axes(axes, title, x, y, {}, **properties)
     if properties.get("xscale") == "log":
-        label_ticks(axes, report.column(x))
+        label_ticks(axes, values)
+
+
+def label_axes(
+    axes: Axes,
+    title: str,
+    x: str = "",
+    y: str = "",
+    legend: Mapping[str, Any] | None = None,
+    **properties: Any,
+) -> None:
+    """The title of a panel and the names of its axes; with `legend`, as in `Axes.legend`, a legend. `properties` as in
+    `Axes.set`."""
+    axes.set(title=title, xlabel=x, ylabel=y, **properties)
+    if legend is not None:
+        axes.legend(**legend)
 
 
 def label_ticks(axes: Axes, values: Sequence[float], axis: str = "x") -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from headway.draw import BLUE, GREY, RED
 from headway.nn import Attention, Block, FeedForward, LayerNorm
 from headway.nn.block import Order
-from headway_lab.explain.report import Figure, Report, Rows, label_ticks, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
 from headway_lab.profiling import normal
 
 DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
@@ -120,12 +120,11 @@ def judge(rows: Rows) -> Report:
 def draw(figure: Figure, report: Report) -> None:
     """Left: gradients by layer in the deepest stack. Right: the last layer's gradient, by depth."""
     left, right = panels(figure, 9.5, 3.8)
-    deepest = DEPTHS[-1]
+    deepest, layers = DEPTHS[-1], range(1, DEPTHS[-1] + 1)
     for order, colour, name in zip(
         ORDERS, (BLUE, RED), ("norm before (pre)", "norm after (post)"), strict=True
     ):
         norms = torch.stack([measure(deepest, order, seed)[0] for seed in SEEDS])
-        layers = range(1, deepest + 1)
         left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
         left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
         last = [row["|dL/dW|, last layer"] for row in report.rows if row["order"] == order]
@@ -134,9 +133,9 @@ def draw(figure: Figure, report: Report) -> None:
             right.loglog(
                 DEPTHS, [last[0] * (DEPTHS[0] / d) ** 0.5 for d in DEPTHS], "--", color=GREY, label="1 / √L"
             )
-    left.set(title=f"{deepest} layers, untrained", xlabel="layer", ylabel="|dL/dW| (band: seeds)")
-    right.set(title="the last layer", xlabel="layers L", ylabel="|dL/dW|")
+    legend = {"fontsize": 9}
+    label_axes(left, f"{deepest} layers, untrained", "layer", "|dL/dW| (band: seeds)", legend)
+    label_axes(right, "the last layer", "layers L", "|dL/dW|", legend)
     label_ticks(right, DEPTHS)
     for axes in (left, right):
         label_ticks(axes, (1, 2, 4, 8), "y")
-        axes.legend(fontsize=9)

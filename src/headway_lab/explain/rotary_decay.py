@@ -5,7 +5,7 @@ from torch import Tensor
 
 from headway.draw import GREY, RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Figure, Report, panels
+from headway_lab.explain.report import Figure, Report, label_axes, panels
 
 HEAD_DIM, FARTHEST = 128, 256
 PAIRS, AT_ONCE, SEEDS = 1024, 64, (0, 1, 2)
@@ -100,10 +100,8 @@ def draw(figure: Figure, report: Report) -> None:
     left.plot(m, report.column("f, equal theta"), "--", color=GREY, label="all θ equal")
     left.plot(m, curve, label="θ = 10000^(-2i/d)")
     left.plot(rises, [curve[i] for i in rises], ".", color=RED, markersize=3, label="rises")
-    left.set(title="upper trend of rotary products", xlabel="distance m", ylabel="f(m)", ylim=(0, None))
-    left.legend()
+    label_axes(left, "upper trend of rotary products", "distance m", "f(m)", {}, ylim=(0, None))
     right.plot(m, report.column("|score| / bound, max"), label="largest |score| / bound")
     right.plot(m[1:], report.column("share above m = 0")[1:], label="share with |score(m)| > |score(0)|")
     right.plot(m, report.column("q = k: score / score(0)"), label="score(m) / score(0), q = k")
-    right.set(title="random queries and keys", xlabel="distance m", ylim=(0, 1))
-    right.legend()
+    label_axes(right, "random queries and keys", "distance m", legend={}, ylim=(0, 1))

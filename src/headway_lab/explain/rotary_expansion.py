@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headway.draw import GREY, INK, RED
 from headway.positions import Rotary
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 
 FARTHEST, STEP = 12, 0.25
 _NOISE = random.Random(0)
@@ -96,13 +96,12 @@ def draw(figure: Figure, report: Report) -> None:
     left.plot(fine, right_sign, label="with sin(m - n)")
     left.plot(fine, printed, "--", label="with sin(n - m), as printed")
     left.plot(report.column("D = m - n"), report.column("score"), "o", color=INK, markersize=4, label="score")
-    left.set(title="one pair: score against distance", xlabel="m - n", ylabel="score", ylim=(None, 2.6))
-    left.legend(loc="upper center", ncols=3, fontsize=8, columnspacing=1)
+    title, legend = "one pair: score against distance", {"loc": "upper center", "ncols": 3, "fontsize": 8}
+    label_axes(left, title, "m - n", "score", {**legend, "columnspacing": 1}, ylim=(None, 2.6))
     right.plot(fine, [math.cos(d) for d in fine], color=GREY, label="cos(m - n)")
     distance, alone = report.column("D = m - n"), report.column(EVEN)
     rises = [i for i, d in enumerate(distance) if d > 0 and alone[i] > alone[i - 1]]
     right.plot(distance, alone, "o", markersize=4, label="score")
     x, y = [distance[i] for i in rises], [alone[i] for i in rises]
     right.plot(x, y, "o", color=RED, markersize=4, label="farther back, yet higher")
-    right.set(title="q = [½, ½], k = [1, 1]", xlabel="m - n", ylabel="score", ylim=(None, 1.5))
-    right.legend(loc="upper center", ncols=3, fontsize=8)
+    label_axes(right, "q = [½, ½], k = [1, 1]", "m - n", "score", legend, ylim=(None, 1.5))

@@ -79,8 +79,7 @@ def half_split_form(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tens
     """
     half = angles(position, x.shape[-1], theta)
     twice = torch.cat((half, half), -1)
-    first, second = x.chunk(2, -1)
-    return x * twice.cos().to(x.dtype) + torch.cat((-second, first), -1) * twice.sin().to(x.dtype)
+    return x * twice.cos().to(x.dtype) + rotate_half(x) * twice.sin().to(x.dtype)
 
 
 def rotate_half(x: Tensor) -> Tensor:

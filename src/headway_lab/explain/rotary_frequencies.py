@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.draw import BLUE, GREY, RED
 from headway.positions import Rotary, Schedule
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
-from headway_lab.explain.report import Figure, Report, Rows, error_bars, panels
+from headway_lab.explain.report import Figure, Report, Rows, error_bars, label_axes, panels
 from headway_lab.explain.rotary_decay import decay
 from headway_lab.profiling import normal
 
@@ -95,19 +95,16 @@ def draw(figure: Figure, report: Report) -> None:
         style = {"color": "#c3cbd3", "zorder": 1} if name == "equal" else {"zorder": 2}
         left.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3, **style)
         middle.plot(m[:129], turned_score(rotary, 64)[:129], label=name, linewidth=1.2, **style)
-    left.set(title="upper trend of products", xlabel="distance m", ylabel="f(m)", ylim=(0, None))
-    left.legend(fontsize=8, loc="center right", bbox_to_anchor=(1, 0.6))
-    middle.set(title="a key sought 64 places away", xlabel="distance m", ylabel="score / largest score")
+    legend = {"fontsize": 8, "loc": "center right", "bbox_to_anchor": (1, 0.6)}
+    label_axes(left, "upper trend of products", "distance m", "f(m)", legend, ylim=(0, None))
+    label_axes(middle, "a key sought 64 places away", "distance m", "score / largest score")
     names = report.column("frequencies")[::-1]
     mean, least, most = (report.column(column)[::-1] for column in ("right, mean", "least", "most"))
     colours = [GREY if name.startswith("equal") else BLUE for name in names]
     right.barh(names, mean, color=colours, xerr=error_bars(mean, least, most))
     right.axvline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1.2)
-    right.set(
-        title=f"token {OFFSET} back named right",
-        xlabel="share of tokens (bar: seeds; dashed: chance)",
-        xlim=(0, 1.05),
-    )
+    x = "share of tokens (bar: seeds; dashed: chance)"
+    label_axes(right, f"token {OFFSET} back named right", x, xlim=(0, 1.05))
     right.grid(visible=False, axis="y")
 
 

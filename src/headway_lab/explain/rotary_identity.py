@@ -9,7 +9,7 @@ from headway.draw import GREY
 from headway.nn import RotaryEmbedding
 from headway.positions import Rotary, SpecialOrthogonal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 from headway_lab.explain.rotary_forms import complex_form, matrix_form, rotation_matrix
 from headway_lab.profiling import normal
 
@@ -34,17 +34,13 @@ def run() -> Report:
     m, n = torch.randint(0, FARTHEST, (2, CASES), generator=noise)
     size = q.norm(dim=-1) * k.norm(dim=-1)
     score = (turn(q, m) * turn(k, n)).sum(-1)
-    flat = q[:, :2]  # one pair: the two-dimensional case, theta = 1
+    flat = q[:50, :2]  # one pair: the two-dimensional case, theta = 1
     some = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
     eye = torch.eye(HEAD_DIM, dtype=torch.float64)
     one_based = 10000.0 ** (-2 * (torch.arange(1, HEAD_DIM // 2 + 1, dtype=torch.float64) - 1) / HEAD_DIM)
     laws: list[tuple[str, int, Tensor]] = [
         ("f(q, 0) = q", CASES, turn(q, torch.zeros_like(m)) - q),
-        (
-            "d = 2: q e^(i m theta) = R_m q",
-            50,
-            complex_form(flat[:50], m[:50]) - matrix_form(flat[:50], m[:50]),
-        ),
+        ("d = 2: q e^(i m theta) = R_m q", 50, complex_form(flat, m[:50]) - matrix_form(flat, m[:50])),
         ("f(q, m) = R_m q", 50, turn(q, m)[:50] - matrix_form(q[:50], m[:50])),
         ("|f(q, m)| = |q|", CASES, turn(q, m).norm(dim=-1) / q.norm(dim=-1) - 1),
         (
@@ -138,19 +134,14 @@ def draw(figure: Figure, report: Report) -> None:
         left.plot(
             range(1, DRAWN + 1), gained[:, pair], label=f"pair {pair}: θ = {ROTARY.frequencies(64)[pair]:.3g}"
         )
-    left.set(
-        title="angle of f(q, m) minus angle of q", xlabel="position m", ylabel="φ(m), radians, unwrapped"
-    )
-    left.legend(loc="upper left")
+    y = "φ(m), radians, unwrapped"
+    label_axes(left, "angle of f(q, m) minus angle of q", "position m", y, {"loc": "upper left"})
     q, k = normal(2, HEAD_DIM, seed=SEED)
     places = torch.arange(DRAWN)
     scores = turn(q.expand(DRAWN, -1), places) @ turn(k.expand(DRAWN, -1), places).T
     most = float(scores.abs().max())
     shown = right.imshow(scores.numpy(), cmap="RdBu", vmin=-most, vmax=most)
-    right.set(
-        title="one q, one k: the score at (m, n)",
-        xlabel="position n of the key",
-        ylabel="position m of the query",
-    )
+    x, y = "position n of the key", "position m of the query"
+    label_axes(right, "one q, one k: the score at (m, n)", x, y)
     right.grid(visible=False)
     figure.colorbar(shown, ax=right, label="score", shrink=0.85).outline.set_edgecolor(GREY)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headway.draw import BLUE, GREEN, GREY, RED
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 from headway_lab.explain.rotary_identity import turn
 from headway_lab.profiling import normal
 
@@ -64,8 +64,8 @@ def measure(form: str) -> dict[str, float]:
 
 def outputs(weights: Tensor) -> Tensor:
     """|out| over the largest |v| for random values [CONTEXTS]."""
-    v = normal(CONTEXTS, KEYS, 1, seed=SEEDS[0] + 1)
-    return ((weights[..., None] * v).sum(1).abs() / v.abs().amax(1))[:, 0]
+    v = normal(CONTEXTS, KEYS, seed=SEEDS[0] + 1)
+    return (weights * v).sum(1).abs() / v.abs().amax(1)
 
 
 def context_weights(form: str) -> tuple[Tensor, Tensor]:
@@ -132,19 +132,12 @@ def draw(figure: Figure, report: Report) -> None:
     left.scatter(apart[~below], share[~below], s=9, color=BLUE, label=f"positive ({int((~below).sum())})")
     left.scatter(apart[below], share[below], s=9, color=RED, label=f"negative ({int(below.sum())})")
     left.axhline(0, color=GREY, linewidth=1)
-    left.set(
-        title=f"{PAIRS} products of turned features", xlabel="distance (tokens)", ylabel="turned / not turned"
-    )
-    left.set_ylim(None, float(share.max()) * 1.25)
-    left.legend(ncols=2, loc="upper right", fontsize=8)
+    title, legend = f"{PAIRS} products of turned features", {"loc": "upper right", "fontsize": 8}
+    y, ylim = "turned / not turned", (None, float(share.max()) * 1.25)
+    label_axes(left, title, "distance (tokens)", y, {**legend, "ncols": 2}, ylim=ylim)
     rank = torch.arange(1, CONTEXTS + 1)
     for form, colour in zip((*FORMS[1:], FORMS[0]), (RED, BLUE, GREEN, GREY), strict=True):
         out = outputs(context_weights(form)[0]).sort(descending=True).values
         right.loglog(rank, out, "--" if colour == GREY else "-", color=colour, label=form)
-    right.set(
-        title=f"output over largest value, {KEYS} keys",
-        xlabel="context, from the largest on",
-        ylabel="|out| / max |v|",
-    )
-    right.set_ylim(1e-3, None)
-    right.legend(fontsize=8, loc="upper right")
+    title, x = f"output over largest value, {KEYS} keys", "context, from the largest on"
+    label_axes(right, title, x, "|out| / max |v|", legend, ylim=(1e-3, None))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headway.draw import BLUE, GREEN, ORANGE, RED, VIOLET
 from headway.positions import Rotary, RotaryTable
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 
 LAYERS, TOKENS, HEADS, HEAD_DIM, SEED = 4, 48, 2, 64, 0
 SHIFTS = (1, 10, 100, 1000, 10_000, 100_000)
@@ -36,8 +36,8 @@ def run() -> Report:
     for name, angles in CASES:
         dtype = getattr(torch, name)
         before = stack(here, dtype, angles)
-        size = before.abs().max()
-        moved = [float((stack(here + s, dtype, angles) - before).abs().max() / size) for s in SHIFTS]
+        apart = [stack(here + s, dtype, angles) - before for s in SHIFTS]
+        moved = [float(x.abs().max() / before.abs().max()) for x in apart]
         change = {f"s = {s}": x if math.isfinite(x) else None for s, x in zip(SHIFTS, moved, strict=True)}
         rows.append({"numbers": name, "angles": angles, "eps": torch.finfo(dtype).eps, **change})
     return judge(rows)
@@ -112,6 +112,6 @@ def draw(figure: Figure, report: Report) -> None:
             hollow = {"markersize": 5, "markerfacecolor": "white", "label": f"{name}, angles in {angles}"}
             axes.loglog(SHIFTS, change, "s--", color=colour, **hollow)
     axes.axvline(1000, color=RED, linewidth=0.8, linestyle=":")
-    axes.set(title="all positions moved by s", xlabel="s", ylabel="largest change / largest output")
-    axes.set_xlim(SHIFTS[0] * 0.6, SHIFTS[-1] * 1.6)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.02, 0.36))
+    legend = {"fontsize": 8, "loc": "center left", "bbox_to_anchor": (0.02, 0.36)}
+    y, xlim = "largest change / largest output", (SHIFTS[0] * 0.6, SHIFTS[-1] * 1.6)
+    label_axes(axes, "all positions moved by s", "s", y, legend, xlim=xlim)

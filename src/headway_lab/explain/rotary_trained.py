@@ -14,7 +14,7 @@ from headway.draw import BLUE, GREY, ORANGE
 from headway.models import Model
 from headway.positions import Rotary
 from headway_lab.explain.contests import gap, losses, stated
-from headway_lab.explain.report import Figure, Report, curves, panels
+from headway_lab.explain.report import Figure, Report, curves, label_axes, panels
 from headway_lab.explain.runs import Budget, Run, Runs, contend, held_out_loss, small
 from headway_lab.profiling import one_thread
 
@@ -61,8 +61,7 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float]) -> Report:
     """The verdict: neither the loss nor the frequencies changed noticeably. `drift` [seeds, layers, d/2]."""
     fixed, trained = losses(runs["fixed"]), losses(runs["trained"])
     apart, kept = gap(trained, fixed), gap(trained, back)
-    head_dim = 2 * drift.shape[-1]
-    start = Rotary(pairing="halves").frequencies(head_dim)
+    start = Rotary(pairing="halves").frequencies(2 * drift.shape[-1])
     rows = []
     for i, frequency in enumerate(start.tolist()):
         own = drift[..., i].flatten().double()
@@ -113,15 +112,10 @@ def draw(figure: Figure, report: Report) -> None:
         "theta at the start": ("start (rad)", "o-", GREY),
         "|drift|, mean of seeds and layers": ("|drift|", "o-", ORANGE),
     }
-    title = "frequencies, and how far they moved"
-    curves(
-        left, report, "pair", sizes, title=title, xlabel="pair i", ylabel="radians per position", yscale="log"
-    )
+    labels = ("frequencies, and how far they moved", "pair i", "radians per position")
+    curves(left, report, "pair", sizes, *labels, yscale="log")
     colours = [ORANGE if noticed else BLUE for noticed in report.column("noticed")]
     right.bar(report.column("pair"), report.column("over a row (rad)"), color=colours)
     right.axhline(NOTICED, color=GREY, linestyle="--", linewidth=1.2)
-    right.set(
-        title=f"angle gained over {BUDGET.tokens} positions",
-        xlabel=f"pair i (dashed: {NOTICED} radians)",
-        ylabel="radians",
-    )
+    title = f"angle gained over {BUDGET.tokens} positions"
+    label_axes(right, title, f"pair i (dashed: {NOTICED} radians)", "radians")

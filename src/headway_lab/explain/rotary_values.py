@@ -11,7 +11,7 @@ from headway.patterns import Causal
 from headway.positions import Rotary
 from headway_lab.explain.offset_task import TOKENS as ROW
 from headway_lab.explain.offset_task import train
-from headway_lab.explain.report import Figure, Report, Row, Rows, error_bars, panels
+from headway_lab.explain.report import Figure, Report, Row, Rows, error_bars, label_axes, panels
 from headway_lab.profiling import normal
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
@@ -88,8 +88,7 @@ def moved(values: str, shift: int) -> tuple[float, float]:
     q, k, v = normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=SEEDS[0])
     here = torch.arange(TOKENS)
     before, after = (layer(q, k, v, at, values) for at in (here, here + shift))
-    whole = ROTARY.rotate(before, torch.full_like(here, shift))
-    size = before.norm(dim=-1).max()
+    whole, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
     return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, whole))  # type: ignore[return-value]
 
 
@@ -107,15 +106,15 @@ def draw(figure: Figure, report: Report) -> None:
     colours, marks = (BLUE, ORANGE, GREEN), ("o", "s", "^")
     for row, colour, mark in zip(report.rows, colours, marks, strict=True):
         left.loglog(SHIFTS, changes(row), mark + "-", color=colour, label=row["values"], alpha=0.8)
-    left.set(title="change of the output", xlabel="all positions moved by s", ylabel="|out(s) - out| / |out|")
-    left.set_ylim(1e-17, 1e3)
-    left.legend(title="values", loc="upper left", ncols=3, fontsize=8)
+    x, y = "all positions moved by s", "|out(s) - out| / |out|"
+    legend = {"title": "values", "loc": "upper left", "ncols": 3, "fontsize": 8}
+    label_axes(left, "change of the output", x, y, legend, ylim=(1e-17, 1e3))
     at, away = torch.arange(len(report.rows)), report.column(AWAY)
     error = error_bars(away, report.column("least"), report.column("most"))
     right.bar(at - 0.2, report.column("right, s = 0"), 0.38, color="#b9c4d0")
     right.bar(at + 0.2, away, 0.38, color=colours, yerr=error)
     right.set_xticks(at, report.column("values"))
     right.set(title=f"token {OFFSET} back named right", ylabel="share of tokens", ylim=(0, 1.05))
-    told = f"values (grey: positions as trained, colour: moved by {SHIFTS[-1]}, line: seeds)"
-    right.set_xlabel(told, fontsize=9)
+    x = f"values (grey: positions as trained, colour: moved by {SHIFTS[-1]}, line: seeds)"
+    right.set_xlabel(x, fontsize=9)
     right.grid(visible=False, axis="x")

@@ -95,16 +95,11 @@ def text() -> tuple[Tensor, Tensor]:
     return train, rest
 
 
-def rows_at(data: Tensor, start: Tensor, tokens: int) -> Tensor:
-    """[B, tokens] bytes of `data` from each start [B]."""
-    return data[start[:, None] + torch.arange(tokens)]
-
-
 def held_out_rows(tokens: int, rows: int | None = None) -> Tensor:
     """[rows, tokens + 1] bytes, evenly spread over the held-out text; the same for every seed and contender."""
     data = text()[1]
     starts = torch.linspace(0, len(data) - tokens - 1, rows or HELD_OUT_ROWS).long()
-    return rows_at(data, starts, tokens + 1)
+    return data.unfold(0, tokens + 1, 1)[starts]
 
 
 def batch_of(ids: Tensor, causal: bool, noise: torch.Generator) -> Batch:
@@ -128,7 +123,7 @@ class BytePrediction(Objective[Model]):
     def batches(self, step: int) -> list[Batch]:
         data, tokens = text()[0], self.budget.tokens
         start = torch.randint(len(data) - tokens - 1, (self.budget.rows,), generator=self.noise)
-        ids = rows_at(data, start, tokens + 1)
+        ids = data.unfold(0, tokens + 1, 1)[start]
         self.digest = zlib.crc32(ids.numpy().tobytes(), self.digest)
         return [batch_of(ids, self.causal, self.noise)]
 

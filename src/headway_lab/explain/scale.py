@@ -1,7 +1,6 @@
 """Why scores are divided by the square root of the head's width. (Vaswani et al. 2017, section 3.2.1.)"""
 
 from statistics import fmean
-from typing import Any
 
 from torch import Tensor
 
@@ -65,12 +64,11 @@ def jacobian_norm(p: Tensor) -> Tensor:
 def draw(figure: Figure, report: Report) -> None:
     """Left: the variance against d. Right: the Jacobian's norm with and without the scale."""
     left, right = panels(figure, 9, 3.8)
-    common: dict[str, Any] = {"xlabel": "head width d", **LOG_LOG}
     variance = {"d": ("d", "--", GREY), "measured": ("Var(q.k)", "o", BLUE)}
-    curves(left, report, "d", variance, title="variance of q · k", ylabel="Var(q · k)", **common)
+    curves(left, report, "d", variance, "variance of q · k", "head width d", "Var(q · k)", **LOG_LOG)
     gradient = {
         "softmax(q · k)": ("|J| without scale", "o-", RED),
         "softmax(q · k / √d)": ("|J| with scale", "o-", GREEN),
     }
-    title = "gradient through the softmax"
-    curves(right, report, "d", gradient, title=title, ylabel="median |dp/ds|", **common)
+    labels = ("gradient through the softmax", "head width d", "median |dp/ds|")
+    curves(right, report, "d", gradient, *labels, **LOG_LOG)

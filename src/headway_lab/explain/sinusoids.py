@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headway.positions import Sinusoidal
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 from headway_lab.profiling import normal
 
 WIDTH, COUNT, SEED = 512, 2048, 0
@@ -21,18 +21,16 @@ between projected rows, PE(p)^T W_q W_k^T PE(p + k), p does not cancel: absolute
 
 def run() -> Report:
     """For distances k: how far PE(p + k) is from T_k PE(p), and how products of rows vary with p."""
-    table = positions()
+    table, rows = positions(), []
     projected = table @ projection()
-    rows = []
     for k in APART:
-        off = float((table[k:] - shifted(table, k)[:-k]).abs().max())
         plain = (table[:-k] * table[k:]).sum(-1) / (WIDTH / 2)
         mixed = (projected[:-k] * table[k:]).sum(-1)
         mean = float(plain.mean())
         rows.append(
             {
                 "k": k,
-                "|PE(p+k) - T_k PE(p)|": off,
+                "|PE(p+k) - T_k PE(p)|": float((table[k:] - shifted(table, k)[:-k]).abs().max()),
                 "PE(p).PE(p+k) / (M/2)": mean,
                 "from sum of cos": mean - float((k * frequencies()).cos().mean()),
                 "spread over p": float(plain.std()),
@@ -106,7 +104,7 @@ def draw(figure: Figure, report: Report) -> None:
     shown = left.imshow(
         table[:128].numpy(), aspect="auto", cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest"
     )
-    left.set(title="PE", xlabel="feature (even: sine, odd: cosine)", ylabel="position p")
+    label_axes(left, "PE", "feature (even: sine, odd: cosine)", "position p")
     left.grid(visible=False)
     figure.colorbar(shown, ax=left, shrink=0.85)
     middle, reach = COUNT // 2, 200
@@ -116,10 +114,6 @@ def draw(figure: Figure, report: Report) -> None:
     for at, width in ((middle, 1.2), (middle + 300, 0.8)):
         scores = table[at - reach : at + reach + 1] @ (table[at] @ mix)
         right.plot(around, scores / 10, linewidth=width, label=f"projected, p = {at} (/ 10)")
-    right.set(
-        title="product of two rows",
-        xlabel="distance k",
-        ylabel="PE(p) · PE(p + k) / (M/2)",
-        ylim=(None, 1.45),
-    )
-    right.legend(fontsize=8, loc="upper left")
+    legend = {"fontsize": 8, "loc": "upper left"}
+    y, ylim = "PE(p) · PE(p + k) / (M/2)", (None, 1.45)
+    label_axes(right, "product of two rows", "distance k", y, legend, ylim=ylim)

@@ -4,7 +4,7 @@ import torch
 
 from headway.draw import GREY, INK
 from headway.nn import ACTIVATIONS, swish
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
 
 BETAS = (0.0, 0.1, 1.0, 10.0, 100.0)
 LOW, HIGH, COUNT = -6.0, 6.0, 1201
@@ -67,10 +67,8 @@ def draw(figure: Figure, report: Report) -> None:
         axes.plot(line, ACTIVATIONS["relu"](line), "--", color=INK, linewidth=1.0, zorder=3, label="ReLU")
         for beta in BETAS:
             axes.plot(line, swish(line, beta), label=f"β = {beta:g}", linewidth=1.4)
-        axes.set(xlabel="x", ylabel="Swish(x)")
-    left.set(title="x · sigmoid(β x)")
-    left.legend(fontsize=9)
-    right.set(title="the dip of β = 1", ylim=(-0.6, 0.4))
+    label_axes(left, "x · sigmoid(β x)", "x", "Swish(x)", {"fontsize": 9})
+    label_axes(right, "the dip of β = 1", "x", "Swish(x)", ylim=(-0.6, 0.4))
     one = report.rows[BETAS.index(1.0)]
     x, y = one["lowest at x"], one["lowest"]
     right.plot([x], [y], "o", color=INK, markersize=5)
