@@ -27,8 +27,9 @@ def checked_pairing(pairing: object) -> Pairing:
     names = ("adjacent", "halves")
     if isinstance(pairing, str):
         if pairing not in names:
-            hint = did_you_mean(pairing, names)
-            raise ConfigError(f'rotary pairing must be "adjacent", "halves" or pairs, got "{pairing}"{hint}')
+            raise ConfigError(
+                f'rotary pairing must be "adjacent", "halves" or pairs, got "{pairing}"{did_you_mean(pairing, names)}'
+            )
         return "adjacent" if pairing == "adjacent" else "halves"
     if not isinstance(pairing, Sequence):
         raise ConfigError(f'rotary pairing must be "adjacent", "halves" or a tuple of pairs, got {pairing!r}')

@@ -159,9 +159,9 @@ class YaRN(Scaling):
         low, high = max(low, 0), min(high, dims - 1)
         # transformers widens an empty ramp by this much; so does every checkpoint trained with it
         high = high + 0.001 if low == high else high
-        pair = torch.arange(dims // 2, dtype=torch.float64, device=_device(length))
-        ramp = ((pair - low) / (high - low)).clamp(0, 1)
         kept = powers(theta, dims, _device(length))
+        pair = torch.arange(dims // 2, dtype=kept.dtype, device=kept.device)
+        ramp = ((pair - low) / (high - low)).clamp(0, 1)
         return (1 - ramp) * kept + ramp * kept / self.factor
 
 
@@ -239,12 +239,10 @@ class LongRope(Scaling):
                 f"LongRope: {dims} rotated dims are {dims // 2} pairs, "
                 f"but short_factor and long_factor hold {len(self.short_factor)} numbers"
             )
-        device = _device(length)
-        kept = powers(theta, dims, device)
-        short = kept / torch.tensor(self.short_factor, dtype=torch.float64, device=device)
+        kept = powers(theta, dims, _device(length))
+        short, long = (kept / kept.new_tensor(divisors) for divisors in (self.short_factor, self.long_factor))
         if length is None:
             return short
-        long = kept / torch.tensor(self.long_factor, dtype=torch.float64, device=device)
         return torch.where((length > self.trained_context)[..., None], long, short)
 
 

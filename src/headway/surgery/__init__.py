@@ -5,11 +5,17 @@ Operations are pure: (spec, state) -> (spec, state), where `state` has the names
 encoder.
 """
 
-from headway.surgery.context import METHODS, Method, stretch_context
+from headway.surgery.context import (
+    METHODS,
+    Method,
+    open_layers,
+    parse_layers,
+    put_window,
+    stretch_context,
+)
 from headway.surgery.heads import POOLS, Pool, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
 from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
 from headway.surgery.operation import Measurement, Operation, Position, Text, operate, row_length
-from headway.surgery.windows import open_layers, parse_layers, put_window
 
 __all__ = [
     "METHODS",

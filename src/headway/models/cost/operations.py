@@ -49,11 +49,9 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
             f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
         )
     own = 2.0 * n * matrix_weights(spec) + _attention_flops(spec, n) + head_flops(spec) * logits
+    if spec.encoder is None and source is not None:
+        raise ConfigError(f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s")
     if spec.encoder is None:
-        if source is not None:
-            raise ConfigError(
-                f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s"
-            )
         return own
     source = n if source is None else source
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * source

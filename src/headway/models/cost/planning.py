@@ -164,8 +164,7 @@ def _stores_scores(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype
     """Whether training builds whole score matrices in a layer: the choice then says their bytes."""
     if spec.linear is not None:
         return False
-    kinds = dict.fromkeys(spec.patterns)
-    made = [_backend(spec, p, context, context, batch, dtype, gradient=True) for p in kinds]
+    made = (_backend(spec, p, context, context, batch, dtype, gradient=True) for p in set(spec.patterns))
     return any(choice.bytes is not None for choice in made)
 
 
@@ -173,8 +172,10 @@ def _layer_plans(
     spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> tuple[LayerPlan, ...]:
     """One for each distinct pattern."""
-    kinds = dict.fromkeys(spec.patterns)
-    return tuple(_layer_plan(spec, pattern, context, batch, dtype, kv_dtype) for pattern in kinds)
+    return tuple(
+        _layer_plan(spec, pattern, context, batch, dtype, kv_dtype)
+        for pattern in dict.fromkeys(spec.patterns)
+    )
 
 
 def _layer_plan(
