@@ -7,9 +7,9 @@ Legend: N texts, or in an `Answerer` the tokens of the context over all windows;
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -56,11 +56,7 @@ class Classifier(TextEncoder):
     ) -> None:
         super().__init__(model, tokenizer)
         self.independent = independent
-
-    @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """Whether labels are independent."""
-        return {"problem_type": INDEPENDENT} if self.independent else {}
+        self.config_keys = {"problem_type": INDEPENDENT} if independent else {}
 
     @overload  # a str is a Sequence[str], too
     def classify(  # type: ignore[overload-overlap]

@@ -1,25 +1,42 @@
 """Encoders with their tokenizers, one class for each thing that they are trained for.
 
+Folders of sentence-transformers say how a text's vector is made of its tokens' states:
+
+modules.json               the steps: Transformer, Pooling, Normalize
+1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
+sentence_bert_config.json  max_seq_length, do_lower_case
+
 Legend: N texts, B rows, T slots, M width, V vocab.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
+from pathlib import Path
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headway.api.pretrained import BATCH, Pretrained
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, ModelSpec, mark_global
+from headway.models import Encoder, Head, ModelSpec, mark_global
 from headway.patterns.program import reads_globals
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.tokens import Tokens
+
+MODULES = "modules.json"
+POOLS: dict[str, Literal["first", "mean"]] = {
+    "pooling_mode_cls_token": "first",
+    "cls": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "mean": "mean",
+}
 
 
 @dataclass(frozen=True)
@@ -220,3 +237,64 @@ def select(text: Encoded, slots: Sequence[int]) -> Encoded:
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+
+
+@dataclass(frozen=True)
+class SentenceConfig:
+    """head: pools and normalizes.   model: the encoder's folder.   longest: most tokens of a text, None if open."""
+
+    head: Head
+    model: Path
+    longest: int | None
+
+
+def read_sentence_config(folder: Path) -> SentenceConfig | None:
+    """The configuration of a folder; None where it is not of sentence-transformers.
+
+    Raises ConfigError for an unknown step or pooling, which would give other vectors.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    steps = [
+        (str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in _steps(folder)
+    ]
+    kinds = [kind for kind, _ in steps]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ConfigError(
+            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; supported are Transformer and Pooling, "
+            "optionally with Normalize behind"
+        )
+    pooling = folder / steps[1][1] / "config.json"
+    model = folder / steps[0][1]
+    limits = model / "sentence_bert_config.json"
+    more = read_json(limits) if limits.is_file() else {}
+    if more.get("do_lower_case"):
+        raise ConfigError(
+            f"{limits}: do_lower_case is unsupported here; put it into the tokenizer's own normalizer"
+        )
+    return SentenceConfig(
+        Head("embed", pool=_pool(read_json(pooling), pooling), unit="Normalize" in kinds),
+        model,
+        more.get("max_seq_length"),
+    )
+
+
+def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
+    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if isinstance(config.get("pooling_mode"), str):
+        chosen.append(config["pooling_mode"])
+    if len(chosen) != 1 or chosen[0] not in POOLS:
+        raise ConfigError(
+            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; supported is one of {', '.join(POOLS)}"
+        )
+    return POOLS[chosen[0]]
+
+
+def _steps(folder: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{folder / MODULES}: not JSON: {error}") from None
+    if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
+        raise ConfigError(f"{folder / MODULES}: a list of steps is expected")
+    return found

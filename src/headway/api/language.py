@@ -73,8 +73,6 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             return () if own is None else (own,)
         return tuple(given) if isinstance(given, (list, tuple)) else (int(given),)
 
-    # -- text ---------------------------------------------------------------------------------------------
-
     @overload  # a str is a Sequence[str], too
     def generate(  # type: ignore[overload-overlap]
         self,
@@ -133,8 +131,6 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         """`chat`, token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **options)
 
-    # -- numbers ------------------------------------------------------------------------------------------
-
     def __call__(
         self,
         ids: Tensor,
@@ -146,8 +142,6 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         """Logits [B, T, V] of the token after each slot of `ids` [B, T]: `Decoder.forward`."""
         logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=logits_for)
         return logits
-
-    # -- inside -------------------------------------------------------------------------------------------
 
     def _ids(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
         """The prompts as ids, and whether it was one."""

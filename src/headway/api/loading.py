@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import torch
 
 from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
-from headway.api.encoders import Embedder, MaskedLM, TextEncoder
+from headway.api.encoders import Embedder, MaskedLM, SentenceConfig, TextEncoder, read_sentence_config
 from headway.api.language import LanguageModel
-from headway.api.sentence_embedding import SentenceConfig, read_sentence_config
 from headway.api.translator import Translator
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.restore import build_model
@@ -45,6 +44,13 @@ TASKS: Mapping[str, Kind] = {
     "states": Kind("an encoder", "embed"),
 }
 HEADS = {"masked-lm": "fill-mask"}
+ENCODERS = {
+    "fill-mask": MaskedLM,
+    "tag": Tagger,
+    "answer": Answerer,
+    "embed": Embedder,
+    "states": TextEncoder,
+}
 DTYPES = {
     **dict.fromkeys(("float32", "fp32"), torch.float32),
     **dict.fromkeys(("bfloat16", "bf16"), torch.bfloat16),
@@ -191,10 +197,7 @@ def _head(spec: ModelSpec, task: str, sentences: SentenceConfig | None) -> Head:
 
 
 def _wrapped(
-    task: str,
-    model: Model,
-    tokenizer: Tokenizer | MarianTokenizer | None,
-    folder: Folder,
+    task: str, model: Model, tokenizer: Tokenizer | MarianTokenizer | None, folder: Folder
 ) -> AnyModel:
     if isinstance(model, EncoderDecoder):
         starts = {name: folder.config[name] for name in STARTS if folder.config.get(name) is not None}
@@ -206,10 +209,7 @@ def _wrapped(
     if task == "classify":
         several = folder.config.get("problem_type") == INDEPENDENT
         return Classifier(model, tokenizer, independent=several)
-    if task == "embed":
-        return Embedder(model, tokenizer)
-    classes: dict[str, type[TextEncoder]] = {"fill-mask": MaskedLM, "tag": Tagger, "answer": Answerer}
-    return classes.get(task, TextEncoder)(model, tokenizer)
+    return ENCODERS[task](model, tokenizer)
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

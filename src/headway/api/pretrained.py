@@ -17,7 +17,7 @@ ATokenizer = TypeVar("ATokenizer", bound=Tokenizer | MarianTokenizer)
 
 
 class Pretrained(Generic[AModel, ATokenizer]):
-    """A model with its tokenizer, None where its folder has none.
+    """A model with its tokenizer, None where its folder has none; `config_keys`: of config.json, not in the spec.
 
     Raises CheckpointError when the tokenizer has ids that the model lacks."""
 
@@ -31,15 +31,11 @@ class Pretrained(Generic[AModel, ATokenizer]):
         if tokenizer is not None:
             tokenizer.require_fits(model.spec.vocab)
         self.model, self.tokenizer, self.generation = model, tokenizer, dict(generation or {})
+        self.config_keys: dict[str, Any] = {}
 
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
-
-    @property
-    def config_keys(self) -> Mapping[str, Any]:
-        """Keys of config.json that are not in the spec."""
-        return {}
 
     def need_tokenizer(self) -> ATokenizer:
         """The tokenizer. Raises DataError when there is none."""

@@ -50,7 +50,7 @@ COMMANDS: dict[str, Command] = {
     "answer": Command("Find the answer to a question in a text", "headway.cli.texts:answer"),
     "embed": Command("One vector for each text, or how similar texts are", "headway.cli.texts:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
-    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.eval"),
+    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.texts:evaluate"),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),

@@ -129,12 +129,11 @@ def command(
     )  # fmt: skip
     asked = prompt if ids is None else ids
     live = search is None and stream is not False and not json
-    if search is None:
+    if live:
         deltas = []
         for delta in lm.stream(asked, **options):
             deltas.append(delta)
-            if live:
-                print(delta.text, end="", flush=True)
+            print(delta.text, end="", flush=True)
         found = collect(deltas, len(ids or ()))
     else:
         found = lm.generate(asked, **options)

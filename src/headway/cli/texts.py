@@ -1,4 +1,4 @@
-"""`headway fill-mask | classify | answer | embed | translate MODEL ...`: what models make of texts."""
+"""`headway fill-mask | classify | answer | embed | translate | eval MODEL ...`: what models make of texts."""
 
 import time
 from pathlib import Path
@@ -7,16 +7,22 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli._shared import (
+    BackendOption,
     BatchRun,
+    JsonOption,
+    LimitOption,
+    RowOption,
     TextsRun,
+    ThreadsOption,
     TruncateOption,
     attributes,
     note,
     print_report,
     read_prompt,
+    set_threads,
     with_options,
 )
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.report import table
 
 
@@ -149,12 +155,11 @@ def embed(
             (i, *(f"{c:.4f}" for c in row), text)
             for i, (row, text) in enumerate(zip(cosines, given, strict=True), 1)
         ]
-        numbers = [str(i) for i, *_ in rows]
-        print_report({"texts": given, "cosines": cosines}, table(("", *numbers, "text"), rows), run.json)
+        columns = ("", *map(str, range(1, len(given) + 1)), "text")
+        print_report({"texts": given, "cosines": cosines}, table(columns, rows), run.json)
         return
-    found = vectors.tolist()
-    lines = [" ".join(f"{x:.6g}" for x in vector) for vector in found]
-    print_report({"texts": given, "head": embedder.spec.head, "vectors": found}, "\n".join(lines), run.json)
+    lines = [" ".join(f"{x:.6g}" for x in vector) for vector in vectors.tolist()]
+    print_report({"texts": given, "head": embedder.spec.head, "vectors": vectors}, "\n".join(lines), run.json)
 
 
 @with_options
@@ -215,13 +220,73 @@ def translate(
         }
         for text, one in zip(given, found, strict=True)
     ]
-    measured = None if score is None else attributes(score, "score", "signature")
-    report = {"translations": rows, "mean_score": mean, "bleu": measured, "seconds": seconds}
-    every = "\n".join(f"{text.score:.4f}\t{text.text}" for one in found for text in one.hypotheses)
-    shown = "\n".join(best) if n_best == 1 else every
-    print_report(report, shown if score is None else str(score), run.json)
+    report = {"translations": rows, "mean_score": mean, "bleu": score, "seconds": seconds}
+    shown = best if n_best == 1 else [f"{t.score:.4f}\t{t.text}" for one in found for t in one.hypotheses]
+    print_report(report, "\n".join(shown) if score is None else str(score), run.json)
     if not run.json:
         note(f"{len(given)} texts, {beams} beams, mean score {mean:.4f}, {seconds:.1f} s")
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Hugging Face folder")],
+    data: Annotated[
+        str, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
+    ],
+    context: RowOption = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto | bf16 | fp32: number format of weights and products")
+    ] = "auto",
+    limit: LimitOption = None,
+    threads: ThreadsOption = None,
+    backend: BackendOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
+    tokens, under one mask for good."""
+    import torch
+
+    from headway.checkpoints.folder import load_folder
+    from headway.checkpoints.restore import build_model
+    from headway.models import Decoder, Encoder
+    from headway.surgery import Text
+    from headway.train import evaluation
+    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+    from headway.train.tasks import text_task_of, text_tasks
+    from headway.train.text_config import TextConfig
+
+    if dtype not in ("auto", "bf16", "fp32", "fp16"):
+        raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
+    set_threads(threads)
+    precision = choose_precision(dtype)
+    source = load_folder(model)
+    spec, task = source.spec, text_tasks()[text_task_of(source.spec)]
+    found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    assert isinstance(found_model, (Decoder, Encoder))
+    length = context or min(spec.trained_context, 2048)
+    with (
+        Text.read(data, source, framed=task.in_template) as text,
+        MicrobatchPool(torch.get_num_threads()) as pool,
+    ):
+        settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
+        rows_of = task.rows(text.file, settings, text.tokenizer, spec)
+        found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool)
+    report = {
+        "model": model,
+        "data": data,
+        "dtype": precision.what,
+        "context": length,
+        **attributes(found, "tokens", "text_bytes", "loss", "perplexity", "bits_per_byte", "accuracy"),
+        "tokens_per_s": found.tokens / found.seconds,
+        "positions": [attributes(b, "first", "last", "tokens", "loss", "accuracy") for b in found.positions],
+    }
+    hidden = {"model", "data", "positions", "accuracy" if spec.causal else "bits_per_byte"}
+    facts = [(name.replace("_", " "), value) for name, value in report.items() if name not in hidden]
+    before, more = ("tokens to look back on", ()) if spec.causal else ("tokens before it", ("accuracy",))
+    rows = [
+        (f"{b.first}-{b.last}", *attributes(b, "tokens", "loss", *more).values()) for b in found.positions
+    ]
+    columns = (before, "predictions", "nats per token", *more)
+    print_report(report, f"{table(('what', 'value'), facts)}\n\n{table(columns, rows)}", json)
 
 
 def _by_text(texts: list[str], name: str, found: list[list[Any]]) -> list[dict[str, Any]]:

@@ -143,14 +143,10 @@ def resolve(config: Path | None, overrides: list[str] | None, flags: Mapping[str
 
 def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:
     """The same function with an option for each field of `kind` instead of its `**flags`."""
-
-    def command(**given: Any) -> int:
-        return function(**given)
-
     own = inspect.signature(function, eval_str=True)
     fixed = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     both = [*fixed, *(_flag(name, field) for name, field in kind.grouped().items())]
-    return with_parameters(command, both, function)
+    return with_parameters(lambda **given: function(**given), both, function)
 
 
 def _flag(name: str, field: FieldInfo) -> inspect.Parameter:

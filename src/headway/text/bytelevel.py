@@ -140,8 +140,7 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
             if piece not in vocabulary:
                 raise DataError(
                     f"{path}: line {number} merges {short(pair[0])} and {short(pair[1])}, but {short(piece)} is not in "
-                    "vocab.json: "
-                    "the two files are not of one tokenizer"
+                    "vocab.json: the two files are not of one tokenizer"
                 )
         merges.append((pair[0], pair[1]))
     return merges

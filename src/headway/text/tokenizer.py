@@ -67,8 +67,6 @@ class Tokenizer(Vocabulary):
         self.config = dict(config or {})
         self.chat_template = ChatTemplate(chat_template) if chat_template is not None else None
 
-    # -- what it is --------------------------------------------------------------------------------------
-
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
         """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
@@ -104,8 +102,6 @@ class Tokenizer(Vocabulary):
         if not (added.lstrip or added.rstrip):
             return self.token(token)
         return {"content": added.content, **{name: getattr(added, name) for name in FLAGS}}
-
-    # -- text to ids -------------------------------------------------------------------------------------
 
     def encode(
         self,
