@@ -124,10 +124,8 @@ def memory_row(
     ours = peers.pop(OURS, None)
     if ours is None:
         return blank
-    work = None
-    if growth.kind == "attention":
-        case = replace(named("causal"), pattern=growth.pattern, tokens=n)
-        work = flops(case, True, tokens_of(case))
+    case = replace(named("causal"), pattern=growth.pattern, tokens=n)
+    work = flops(case, True, tokens_of(case)) if growth.kind == "attention" else None
     return replace(
         blank,
         ours_ms=ours.seconds * 1e3,

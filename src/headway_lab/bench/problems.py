@@ -85,8 +85,7 @@ def decode(case: Case, dtype: str, backend: str) -> Problem:
     last, all_keys = Tokens.range(1, start=past - 1), Tokens.range(past)
 
     def cache() -> KeyValues:
-        shape = (1, case.kv_heads, past, width)
-        k, v = (torch.empty(shape, dtype=kind).normal_(generator=noise) for _ in range(2))
+        k, v = (torch.empty(1, case.kv_heads, past, width, dtype=kind).normal_(generator=noise) for _ in "kv")
         return KeyValues(k, v, all_keys).quantized() if int8 else KeyValues(k, v, all_keys)
 
     first = cache()

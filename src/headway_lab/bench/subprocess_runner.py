@@ -153,7 +153,6 @@ def _attention(at: Inputs, side: str, kind: str, backend: str) -> Callable[[], o
 
 def _stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The textbook: scores and weights of every pair, kept for the backward. Causal."""
-    n = q.shape[2]
-    future = torch.ones(n, n, dtype=torch.bool).triu_(1)
+    future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)
     scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
     return F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v

@@ -57,7 +57,7 @@ def longformer(case: Case, dtype: str, backend: str) -> Problem:
     else:
         flops += 3 * 2.0 * n * model * model
         forms: list[Linear] = [F.linear, _onednn_linear]
-        linear = fastest(forms, lambda form: lambda: form(x, *_weights(layer.query)))
+        linear = fastest(forms, lambda form: lambda: form(x, layer.query.weight, layer.query.bias))
         ours = without_gradient(lambda: _layer(x, layer, tokens, pattern, case.globals, linear, backend))
     mask = torch.zeros(1, n)
     mask[:, : case.globals] = 10000.0
@@ -79,7 +79,7 @@ def _layer(
 ) -> Tensor:
     """The whole layer with our attention: x [1, N, M] -> [1, N, M]."""
     projections = (layer.query, layer.key, layer.value)
-    q, k, v = (_split(linear(x, *_weights(project)), layer.num_heads) for project in projections)
+    q, k, v = (_split(linear(x, p.weight, p.bias), layer.num_heads) for p in projections)
     marked = tokens if count else None
     out = attend(q, k, v, pattern, q_tokens=marked, k_tokens=marked, backend=backend)
     whole = out.transpose(1, 2).flatten(2)
@@ -106,10 +106,6 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b by oneDNN, which takes the full vector width on processors on which MKL does not."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
-
-
-def _weights(linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    return linear.weight, linear.bias
 
 
 def _split(t: Tensor, heads: int) -> Tensor:

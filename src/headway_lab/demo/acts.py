@@ -72,9 +72,8 @@ def kv_table() -> str:
     """`kv_bytes` for a terminal."""
     stored = kv_bytes()
     first, *_ = stored.values()
-    columns = ("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA")
     cells = [(what, *map(size, own), f"{own[-1] / first[-1]:.1%}") for what, own in stored.items()]
-    return table(columns, cells)
+    return table(("", *(f"{n // 1024}k tokens" for n in CONTEXTS), "of MHA"), cells)
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,7 @@ class CacheSize:
 @torch.inference_mode()
 def cache_sizes(model: Decoder, window: int, times: int = 8, chunk: int = 32) -> list[CacheSize]:
     """Decode to `times` windows; the caches at 1, 2, 4, .. windows."""
-    model = model.eval()
-    spec, cache = model.spec, model.make_cache(1)
+    spec, cache = model.eval().spec, model.make_cache(1)
     element = cost.kv_bytes_per_token(spec, model.model.embedding.dtype) // spec.layers
     noise = torch.Generator().manual_seed(0)
     done, sizes = 0, list[CacheSize]()

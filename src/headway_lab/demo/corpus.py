@@ -54,11 +54,8 @@ def standard_library(root: Path | None = None) -> Corpus:
     """The Python files of the standard library. A top-level package or module is held out as a whole, by a hash of its
     name: no file of a held-out package is ever trained on, and the split depends on nothing but the names."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
-    return _split(
-        str(root),
-        list(_files(root, "*.py", _left_out)),
-        "by top-level package, tests and encodings left out",
-    )
+    documents = list(_files(root, "*.py", _left_out))
+    return _split(str(root), documents, "by top-level package, tests and encodings left out")
 
 
 def own_text(path: Path) -> Corpus:

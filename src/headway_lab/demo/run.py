@@ -131,8 +131,7 @@ def _trust(model: Decoder, ids: Tensor, quick: bool, say: Say) -> dict[str, Any]
     sizes = acts.cache_sizes(model, window)
     say(acts.cache_table(sizes))
 
-    toy = {"tokens": 2048, "window": 128, "repeats": 1} if quick else {}
-    timing = acts.time_window(**toy)
+    timing = acts.time_window(**({"tokens": 2048, "window": 128, "repeats": 1} if quick else {}))
     shape = f"{timing.tokens} tokens, {timing.heads} heads of 64, float32, forward"
     say(f"\na causal window of {timing.window} over {shape}:\n")
     say(str(timing))

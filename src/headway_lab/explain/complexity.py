@@ -117,14 +117,13 @@ def hops(layer: Layer, n: int) -> int:
     """How many layers on top of each other it takes until d out[n-1] / d x[0] is not 0."""
     x, w = _inputs(n, 8)
     x.requires_grad_()
-    y, depth = x, 0
-    while True:
+    y = x
+    for depth in range(n):
         y = layer(y, w, depth)
-        depth += 1
         (gradient,) = torch.autograd.grad(y[-1].sum(), x, retain_graph=True)
-        if float(gradient[0].abs().max()) > 0:
-            return depth
-        assert depth <= n, "the first token never reaches the last"
+        if gradient[0].any():
+            return depth + 1
+    raise AssertionError("the first token never reaches the last")
 
 
 def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:

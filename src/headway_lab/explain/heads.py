@@ -19,6 +19,7 @@ QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
 WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
 CONTEXT, REPEATS = 8192, 7
 EQUAL = 1e-12
+LAYOUTS = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
 COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, GREY)
 
 FORMULA = """query head h reads key/value head h // G;  H = K G heads, K of them with keys and values of their own
@@ -29,13 +30,12 @@ one more token: operations hardly change with K, the bytes read do; with a cache
 
 def run() -> Report:
     """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
-    first, *others = found = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
     with one_thread():
-        full = measure(first)
-        rows = [full, *(measure(layout, full) for layout in others)]
+        full = measure(LAYOUTS[0])
+        rows = [full, *(measure(layout, full) for layout in LAYOUTS[1:])]
     # [H, K]: query head h reads h // G and no other.
-    groups = [torch.eye(one.kv_heads, dtype=torch.bool).repeat_interleave(one.group, 0) for one in found]
-    return judge(rows, all(map(torch.equal, map(reads, found), groups)))
+    groups = [torch.eye(one.kv_heads, dtype=torch.bool).repeat_interleave(one.group, 0) for one in LAYOUTS]
+    return judge(rows, all(map(torch.equal, map(reads, LAYOUTS), groups)))
 
 
 def measure(layout: Heads, full: Row | None = None) -> Row:
@@ -44,8 +44,9 @@ def measure(layout: Heads, full: Row | None = None) -> Row:
     noise = torch.Generator().manual_seed(SEED)
     layer = Attention(WIDTH, h, k).double()
     x = torch.randn(BATCH, LENGTH, WIDTH, generator=noise, dtype=torch.float64)
-    shape = CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
-    cache = make_cache(Causal(), shape)
+    cache = make_cache(
+        Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0.0, WIDTH**-0.5, generator=noise)
@@ -108,11 +109,8 @@ def reads(layout: Heads) -> Tensor:
     q = torch.randn(1, layout.query_heads, 4, 8, generator=noise)
     k, v = torch.randn(2, 1, layout.kv_heads, 4, 8, generator=noise).requires_grad_()
     out = attend(q, k, v, Causal())
-    rows = []
-    for h in range(layout.query_heads):
-        dk, dv = torch.autograd.grad(out[0, h].pow(2).sum(), (k, v), retain_graph=True)
-        rows.append((dk.abs() + dv.abs())[0].sum((1, 2)) > 0)
-    return torch.stack(rows)
+    found = [torch.autograd.grad(own.pow(2).sum(), (k, v), retain_graph=True) for own in out[0]]
+    return torch.stack([(dk.abs() + dv.abs())[0].sum((1, 2)) > 0 for dk, dv in found])
 
 
 def judge(rows: Rows, reads_right: bool) -> Report:
@@ -141,13 +139,8 @@ def judge(rows: Rows, reads_right: bool) -> Report:
             f"{full['kv heads']} kv heads that it takes with {one['kv heads']} (timed: "
             f"{one['tokens/s'] / full['tokens/s']:.1f} times as long)"
         ),
-        picture="\n\n".join(picture(layout) for layout in layouts(rows) if layout.kv_heads != 2),
+        picture="\n\n".join(picture(layout) for layout in LAYOUTS if layout.kv_heads != 2),
     )
-
-
-def layouts(rows: Rows) -> list[Heads]:
-    """The layouts of the rows."""
-    return [Heads.of(row["query heads"], row["kv heads"]) for row in rows]
 
 
 def picture(layout: Heads) -> str:
@@ -164,11 +157,10 @@ def picture(layout: Heads) -> str:
 def draw(figure: Figure, report: Report) -> None:
     """Above: who reads whom. Below: parameters and cache."""
     figure.set_size_inches(9, 5.2)
-    found = layouts(report.rows)
     above, below = figure.subfigures(2, 1, height_ratios=[1.0, 1.3])
-    for axes, layout in zip(above.subplots(1, len(found)), found, strict=True):
+    for axes, layout in zip(above.subplots(1, len(LAYOUTS)), LAYOUTS, strict=True):
         draw_layout(axes, layout)
-    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in found]
+    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in LAYOUTS]
     left, right = below.subplots(1, 2)
     left.bar(names, report.column("parameters"), color=BLUE)
     left.set_title("parameters of the layer")

@@ -31,8 +31,7 @@ slope           of log(time, or bytes kept for the backward) over log(length), b
 def contenders() -> dict[str, ModelSpec]:
     """RoFormer's block with softmax, and with linear attention in its place; the last one knows no order."""
     shape = {"family": "roformer", "hidden": 256, "dropout": 0.0, "attention_dropout": 0.0}
-    rotary = Rotary(pairing="adjacent")
-    softmax = small(**shape, positions=rotary)
+    softmax = small(**shape, positions=Rotary(pairing="adjacent"))
     return {
         "softmax": softmax,
         "linear": softmax.with_linear(LinearAttentionSpec()),

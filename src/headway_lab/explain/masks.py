@@ -79,17 +79,12 @@ def measure(pattern: Pattern) -> tuple[Tensor, Tensor]:
         y = attend(q, k, v, pattern, q_tokens=TOKENS, k_tokens=TOKENS)
         return y[0].transpose(0, 1).flatten(1)
 
-    along = torch.randn(COUNT, HEADS * WIDTH, generator=noise, dtype=torch.float64)
     source = x.clone().requires_grad_()
-    y = (layer(source) * along).sum(-1)
+    y = (layer(source) * torch.randn(x.shape, generator=noise, dtype=torch.float64)).sum(-1)
     rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].norm(dim=-1) for i in range(COUNT)]
-    before = layer(x)
-    changed = torch.zeros(COUNT, COUNT, dtype=torch.bool)
-    for t in range(COUNT):
-        other = x.clone()
-        other[t] += 1.0
-        changed[:, t] = (layer(other) != before).any(-1)
-    return torch.stack(rows), changed
+    before, one = layer(x), torch.eye(COUNT, dtype=x.dtype)[..., None]
+    changed = [(layer(x + one[t]) != before).any(-1) for t in range(COUNT)]
+    return torch.stack(rows), torch.stack(changed, -1)
 
 
 def draw(figure: Figure, report: Report) -> None:

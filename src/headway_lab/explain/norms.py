@@ -41,11 +41,7 @@ class BatchNorm(nn.BatchNorm1d):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
-NORMS: dict[str, Any] = {
-    "BatchNorm": lambda: BatchNorm(WIDTH, eps=EPS),
-    "LayerNorm": lambda: LayerNorm(WIDTH, eps=EPS),
-    "RMSNorm": lambda: RMSNorm(WIDTH, eps=EPS),
-}
+NORMS: dict[str, Any] = {"BatchNorm": BatchNorm, "LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
 def measure(name: str, seed: int) -> dict[str, float]:
@@ -54,7 +50,7 @@ def measure(name: str, seed: int) -> dict[str, float]:
     spread, mean = (torch.linspace(a, b, WIDTH, dtype=torch.float64) for a, b in ((0.5, 3), (-1, 2)))
     x = normal(ROWS, TOKENS, WIDTH, seed=seed) * spread + mean
     changes = {"other rows": torch.cat((x[:1], 3 * x[1:] + 1)), "10 x": 10 * x, "x + 1": x + 1}
-    norm = NORMS[name]().double().train()
+    norm = NORMS[name](WIDTH, eps=EPS).double().train()
     with torch.no_grad():
         y = norm(x)
         found = {}

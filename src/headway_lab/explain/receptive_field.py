@@ -80,8 +80,7 @@ def measured(patterns: Sequence[Pattern]) -> Tensor:
         q, k, v = ((x @ w).view(1, COUNT, HEADS, WIDTH).transpose(1, 2) for w in weights)
         out = attend(q, k, v, pattern, q_tokens=TOKENS, k_tokens=TOKENS, backend="dense")
         x = x + out[0].transpose(0, 1).reshape(COUNT, width)
-    along = torch.randn(COUNT, width, generator=noise, dtype=torch.float64)
-    y = (x * along).sum(-1)
+    y = (x * torch.randn(COUNT, width, generator=noise, dtype=torch.float64)).sum(-1)
     rows = [torch.autograd.grad(y[i], source, retain_graph=True)[0].abs().sum(-1) for i in range(COUNT)]
     return torch.stack(rows) > 0
 

@@ -46,12 +46,8 @@ def stack(depth: int, order: Order, seed: int) -> tuple[list[Block], Tensor]:
     """Blocks of Xavier weights, and tokens [B, T, M], in float64; equal for both orders."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        blocks = [
-            Block(
-                Attention(WIDTH, HEADS), FeedForward(WIDTH, 4 * WIDTH), lambda: LayerNorm(WIDTH), order
-            ).double()
-            for _ in range(depth)
-        ]
+        parts = ((Attention(WIDTH, HEADS), FeedForward(WIDTH, 4 * WIDTH)) for _ in range(depth))
+        blocks = [Block(*own, lambda: LayerNorm(WIDTH), order).double() for own in parts]
         for parameter in nn.ModuleList(blocks).parameters():
             if parameter.dim() == 2:
                 nn.init.xavier_normal_(parameter)
@@ -121,18 +117,16 @@ def draw(figure: Figure, report: Report) -> None:
     """Left: gradients by layer in the deepest stack. Right: the last layer's gradient, by depth."""
     left, right = panels(figure, 9.5, 3.8)
     deepest, layers = DEPTHS[-1], range(1, DEPTHS[-1] + 1)
-    for order, colour, name in zip(
-        ORDERS, (BLUE, RED), ("norm before (pre)", "norm after (post)"), strict=True
-    ):
+    names = ("norm before (pre)", "norm after (post)")
+    for order, colour, name in zip(ORDERS, (BLUE, RED), names, strict=True):
         norms = torch.stack([measure(deepest, order, seed)[0] for seed in SEEDS])
         left.fill_between(layers, norms.amin(0), norms.amax(0), color=colour, alpha=0.2, linewidth=0)
         left.semilogy(layers, norms.log().mean(0).exp(), color=colour, label=name)
         last = [row["|dL/dW|, last layer"] for row in report.rows if row["order"] == order]
         right.loglog(DEPTHS, last, "o-", color=colour, label=name)
         if order == "pre":
-            right.loglog(
-                DEPTHS, [last[0] * (DEPTHS[0] / d) ** 0.5 for d in DEPTHS], "--", color=GREY, label="1 / √L"
-            )
+            falling = [last[0] * (DEPTHS[0] / d) ** 0.5 for d in DEPTHS]
+            right.loglog(DEPTHS, falling, "--", color=GREY, label="1 / √L")
     legend = {"fontsize": 9}
     label_axes(left, f"{deepest} layers, untrained", "layer", "|dL/dW| (band: seeds)", legend)
     label_axes(right, "the last layer", "layers L", "|dL/dW|", legend)

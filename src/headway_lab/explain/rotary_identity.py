@@ -37,17 +37,14 @@ def run() -> Report:
     flat = q[:50, :2]  # one pair: the two-dimensional case, theta = 1
     some = [(int(a), int(b)) for a, b in zip(m[:50], n[:50], strict=True)]
     eye = torch.eye(HEAD_DIM, dtype=torch.float64)
+    theta = ROTARY.frequencies(HEAD_DIM)
     one_based = 10000.0 ** (-2 * (torch.arange(1, HEAD_DIM // 2 + 1, dtype=torch.float64) - 1) / HEAD_DIM)
     laws: list[tuple[str, int, Tensor]] = [
         ("f(q, 0) = q", CASES, turn(q, torch.zeros_like(m)) - q),
         ("d = 2: q e^(i m theta) = R_m q", 50, complex_form(flat, m[:50]) - matrix_form(flat, m[:50])),
         ("f(q, m) = R_m q", 50, turn(q, m)[:50] - matrix_form(q[:50], m[:50])),
         ("|f(q, m)| = |q|", CASES, turn(q, m).norm(dim=-1) / q.norm(dim=-1) - 1),
-        (
-            "phi(m) - phi(m-1) = theta_i",
-            FARTHEST * HEAD_DIM // 2,
-            wrapped(steps() - ROTARY.frequencies(HEAD_DIM)),
-        ),
+        ("phi(m) - phi(m-1) = theta_i", FARTHEST * HEAD_DIM // 2, wrapped(steps() - theta)),
         ("<f(q, m), f(k, n)> = <q, R_(n-m) k>", CASES, (score - (q * turn(k, n - m)).sum(-1)) / size),
         ("positions from 1: same scores", CASES, (score - (turn(q, m + 1) * turn(k, n + 1)).sum(-1)) / size),
         ("R_m^T R_m = I", 50, torch.stack([matrix(a).T @ matrix(a) - eye for a, _ in some])),
@@ -57,7 +54,7 @@ def run() -> Report:
             100,
             any_rotation(q[:100], k[:100], m, n),
         ),
-        ("theta_i, i from 0 or from 1", HEAD_DIM // 2, one_based - ROTARY.frequencies(HEAD_DIM)),
+        ("theta_i, i from 0 or from 1", HEAD_DIM // 2, one_based - theta),
     ]
     rows = [
         {"law": law, "cases": cases, "largest difference": float(off.abs().max()), "allowed": ALLOWED}

@@ -28,11 +28,8 @@ put back: the trained model with drift set to 0 again, nothing else changed"""
 
 def run() -> Report:
     """Trained against fixed frequencies; the drift of each; the trained model with its drift taken out."""
-    specs = {
-        name: small(positions=Rotary(pairing="halves", trainable=trainable))
-        for name, trainable in (("fixed", False), ("trained", True))
-    }
-    runs = contend(specs, BUDGET)
+    rotary = {"fixed": Rotary(pairing="halves"), "trained": Rotary(pairing="halves", trainable=True)}
+    runs = contend({name: small(positions=scheme) for name, scheme in rotary.items()}, BUDGET)
     with one_thread():
         back = [without_drift(run) for run in runs["trained"]]
     return judge(runs, torch.stack([drifts(run) for run in runs["trained"]]), back)
@@ -90,12 +87,8 @@ def judge(runs: Runs, drift: Tensor, back: Sequence[float]) -> Report:
         seen=not apart.seen and not moved,
         setting=f"2 layers of width 64, {BUDGET}",
         picture="\n".join(
-            f"{name:<24} {statistics.fmean(own):.4f}   seeds {', '.join(f'{x:.4f}' for x in own)}"
-            for name, own in (
-                ("loss, fixed", fixed),
-                ("loss, trained", trained),
-                ("loss, trained, put back", back),
-            )
+            f"{f'loss, {name}':<24} {statistics.fmean(own):.4f}   seeds {', '.join(f'{x:.4f}' for x in own)}"
+            for name, own in (("fixed", fixed), ("trained", trained), ("trained, put back", back))
         ),
         finding=(
             f"{stated(claims)}. Loss trained against fixed {apart}; against put back {kept}. Pairs that moved: "

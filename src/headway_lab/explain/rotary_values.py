@@ -85,8 +85,7 @@ def judge(rows: Rows) -> Report:
 
 def moved(values: str, shift: int) -> tuple[float, float]:
     """|out_s - out| / |out|, and |out_s - R_s out| / |out|, largest over tokens, for all positions + shift."""
-    q, k, v = normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=SEEDS[0])
-    here = torch.arange(TOKENS)
+    here, (q, k, v) = torch.arange(TOKENS), normal(3, 1, HEADS, TOKENS, HEAD_DIM, seed=SEEDS[0])
     before, after = (layer(q, k, v, at, values) for at in (here, here + shift))
     whole, size = ROTARY.rotate(before, torch.full_like(here, shift)), before.norm(dim=-1).max()
     return tuple(float((after - x).norm(dim=-1).max() / size) for x in (before, whole))  # type: ignore[return-value]
