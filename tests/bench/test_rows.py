@@ -60,7 +60,7 @@ def test_sides_take_turns_that_begin_with_the_next_one() -> None:
 
 def test_short_calls_are_repeated_and_long_ones_take_fewer_turns() -> None:
     calls = []
-    interleave({"a": lambda: calls.append(1)}, lambda: 1.0, Effort(repeats=1, least=1, sample=1e-4))
+    interleave({"a": lambda: calls.append(1)}, lambda: 1.0, Effort(repeats=1, least=1, sample=0.05))
     assert len(calls) > 3
     turns = interleave({"a": lambda: None}, lambda: 1.0, Effort(repeats=9, least=2, sample=0.0, seconds=0.0))
     assert len(turns.limit) == 2

@@ -17,6 +17,7 @@ from headway.nn import GlobalAttention
 from headway.patterns import Global, PerHead, Window, pairs
 from headway.tokens import Tokens
 from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
+from tests.plans import area
 
 BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal, "chunks" is banded
 MARKED = [[0, 4], [7]]
@@ -125,4 +126,4 @@ def test_row_99_blocks_compute_less_than_twice_what_is_seen(k: int, ratio: float
     """Overlapping w x w chunks store about twice of it (the paper, section 3.2); the plan's blocks follow the band."""
     n = 4096
     at = Tokens.range(n)
-    assert 1 < plan(Window.around(k), at, at).area / pairs(Window.around(k), n) < ratio
+    assert 1 < area(plan(Window.around(k), at, at)) / pairs(Window.around(k), n) < ratio
