@@ -331,14 +331,14 @@ def test_kernels_in_blocks_read_the_lists(pattern: Pattern, q: Tokens, k: Tokens
     checked = validate(call[0], q, [KeyValues(call[1], call[2], k)], pattern, None, (), None, 0.0, None)
     compiled = flex._compiled
     with mock.patch.object(flex, "_compiled", lambda form, fused: compiled(form, True)):
-        out = flex.forward(checked, with_lse=False).out
+        out = flex.forward(checked, lse=False).out
         with (
             mock.patch.object(
                 flex, "_lists", lambda t: (torch.zeros_like(t[:, None, :, 0], dtype=torch.int32), lists(t)[1])
             ),
-            mock.patch.object(flex, "_masked", flex.block_mask),
+            mock.patch.object(flex, "_ordered", flex._order),
         ):
-            nothing = flex.forward(checked, with_lse=False).out
+            nothing = flex.forward(checked, lse=False).out
     exact = attend(*(t.double() for t in call), pattern, q_tokens=q, k_tokens=k, backend="dense")
     low = attend(*call, pattern, q_tokens=q, k_tokens=k, backend="dense")
     assert_within_reference(out, exact, low)
