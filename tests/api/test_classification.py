@@ -9,8 +9,8 @@ import transformers
 
 import headway
 from headway.api import Tagger
-from headway.api.classification import spans
-from headway.api.encoders import shortened
+from headway.data.encoded import shortened
+from headway.data.spans import spans
 from headway.errors import ConfigError
 from tests.small_bert import LABELS, TEXTS, bert, theirs
 

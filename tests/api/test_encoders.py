@@ -11,7 +11,7 @@ import transformers
 import headway
 from headway.api import Classifier, Embedder, MaskedLM, TextEncoder, Translator
 from headway.checkpoints import save_folder
-from headway.errors import ConfigError, DataError
+from headway.errors import CheckpointError, ConfigError, DataError
 from tests.generate.conftest import small
 from tests.small_bert import TEXTS, VOCAB, bert, theirs
 from tests.text.conftest import byte_level
@@ -130,6 +130,33 @@ def test_a_plain_encoder_is_embedded_as_asked(masked: tuple[Path, Any]) -> None:
 def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_path: Path) -> None:
     path, _ = sentences(tmp_path, change, False)
     with pytest.raises(ConfigError, match=match):
+        headway.load(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "match"),
+    [
+        ("modules.json", "", r"modules\.json is not a JSON file: it is empty"),
+        (
+            "modules.json",
+            "{}",
+            r"modules\.json is not valid JSON: it must hold a JSON array, but holds a dict",
+        ),
+        ("modules.json", '["Transformer"]', r"modules\.json: a list of steps is expected, each an object"),
+        (
+            "1_Pooling/config.json",
+            '{"a": 1, "a": 2}',
+            r"config\.json is not valid JSON: the key 'a' is there twice",
+        ),
+        ("sentence_bert_config.json", '{"max_seq_length": "12"}', r"max_seq_length must be a number .*'12'"),
+    ],
+)
+def test_a_broken_folder_of_sentence_transformers(
+    file: str, content: str, match: str, tmp_path: Path
+) -> None:
+    path, _ = sentences(tmp_path, {CLS: True}, False)
+    (path / file).write_text(content)
+    with pytest.raises((CheckpointError, ConfigError), match=match):
         headway.load(path)
 
 

@@ -14,7 +14,7 @@ from transformers.pipelines.document_question_answering import select_starts_end
 
 import headway
 from headway.api import Answerer
-from headway.api.classification import windows
+from headway.data.encoded import windows
 from headway.errors import ConfigError, DataError
 from tests.small_bert import SIZE, WORDS, bert, folder_of
 

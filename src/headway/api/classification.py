@@ -1,24 +1,26 @@
 """Encoders that choose: a label for a text or a pair, one for each token, or the stretch of a text that answers
 (Devlin et al. 2019, sections 4.2 and 4.3).
 
-Legend: N texts, or in an `Answerer` the tokens of the context over all windows; C labels.
+Legend: N texts, C labels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import torch
 from torch import Tensor
 
-from headway.api.encoders import TextEncoder, select
+from headway.api.encoders import TextEncoder
 from headway.api.pretrained import BATCH
-from headway.errors import ConfigError, DataError
+from headway.data.encoded import windows
+from headway.data.spans import Answer, Span, best_answers, spans
+from headway.errors import ConfigError
 from headway.models import Encoder
-from headway.text import Encoded, Tokenizer
+from headway.text import Tokenizer
 from headway.text.tokenizer import Text
 
 INDEPENDENT = "multi_label_classification"  # the problem_type of config.json
@@ -29,17 +31,6 @@ class Label:
     """A label, and how likely it is."""
 
     label: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of a text with one label: text[start:end]. `probability`: the mean over its tokens."""
-
-    label: str
-    text: str
-    start: int
-    end: int
     probability: float
 
 
@@ -141,32 +132,6 @@ class Tagger(TextEncoder):
         return found
 
 
-def spans(text: str, tokens: Iterable[tuple[str, float, tuple[int, int]]]) -> list[Span]:
-    """Joins the (label, probability, place) of a text's tokens into stretches."""
-    groups: list[tuple[str, list[float], list[tuple[int, int]]]] = []
-    for name, p, place in tokens:
-        begins, label = name.startswith("B-"), name[2:] if name[:2] in ("B-", "I-") else name
-        if begins or not groups or groups[-1][0] != label:
-            groups.append((label, [], []))
-        groups[-1][1].append(p)
-        groups[-1][2].append(place)
-    return [
-        Span(label, text[at[0][0] : at[-1][1]], at[0][0], at[-1][1], sum(ps) / len(ps))
-        for label, ps, at in groups
-        if label != "O"
-    ]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """context[start:end], and how likely it is among all stretches of the context. No answer is the empty text at 0."""
-
-    text: str
-    start: int
-    end: int
-    probability: float
-
-
 class Answerer(TextEncoder):
     """Finds the answer to a question in a text."""
 
@@ -214,59 +179,4 @@ class Answerer(TextEncoder):
                 "leave no_answer out"
             )
         outputs = self._outputs(parts, batch_size)
-        inside = [[i for i, which in enumerate(part.texts) if which == 1] for part in parts]
-        logits_N2 = torch.cat([out[slots] for out, slots in zip(outputs, inside, strict=True)])
-        if no_answer is not None:
-            logits_N2 = torch.cat(
-                [logits_N2, min((out[:1] for out in outputs), key=lambda x: float(x.sum()))]
-            )
-        begins, ends = logits_N2.double().log_softmax(0).unbind(1)
-        best: dict[tuple[int, int], float] = {}
-        first = 0
-        for part, slots in zip(parts, inside, strict=True):
-            places, size = [part.offsets[i] for i in slots], len(slots)
-            scores = _stretches(begins[first : first + size], ends[first : first + size], longest)
-            top = scores.flatten().topk(min(top_k * 4, scores.numel()))
-            for value, at in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-                start, end = places[at // size], places[at % size]
-                if value > float("-inf") and start is not None and end is not None:
-                    place = (start[0], end[1])
-                    best[place] = max(value, best.get(place, value))
-            first += size
-        ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
-        answers = [Answer(context[a:b], a, b, math.exp(score)) for (a, b), score in ranked]
-        if no_answer is not None:
-            null = float(begins[-1] + ends[-1])
-            before = sum(score > null + no_answer for _, score in ranked)
-            answers.insert(before, Answer("", 0, 0, math.exp(null)))
-        return answers[:top_k]
-
-
-def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:
-    """The pair as rows of at most `limit` tokens: the question whole in each, the context from every `stride`-th token
-    on until its end is reached."""
-    context = [i for i, which in enumerate(pair.texts) if which == 1]
-    if not context:
-        raise DataError("the context has no tokens: there is nothing to answer from")
-    room = limit - (len(pair.ids) - len(context))
-    if room >= len(context):
-        return [pair]
-    if room < 1:
-        raise ConfigError(
-            f"the question leaves no room for the context: {len(pair.ids) - len(context)} of {limit} tokens"
-        )
-    if stride > room:
-        raise ConfigError(
-            f"stride {stride} leaves tokens between the windows unread, which hold {room} of the context; at most "
-            f"{room}"
-        )
-    before, after = list(range(context[0])), list(range(context[-1] + 1, len(pair.ids)))
-    starts: Sequence[int] = range(0, len(context) - room + stride, stride)
-    return [select(pair, [*before, *context[at : at + room], *after]) for at in starts]
-
-
-def _stretches(begins: Tensor, ends: Tensor, longest: int) -> Tensor:
-    """Scores [T, T] of stretches from i to j, -inf where j < i or the stretch is too long."""
-    count = len(begins)
-    allowed = torch.ones(count, count, dtype=torch.bool, device=begins.device).triu().tril(longest - 1)
-    return (begins.unsqueeze(1) + ends.unsqueeze(0)).masked_fill(~allowed, float("-inf"))
+        return best_answers(context, parts, outputs, top_k=top_k, longest=longest, no_answer=no_answer)

@@ -1,42 +1,24 @@
 """Encoders with their tokenizers, one class for each thing that they are trained for.
 
-Folders of sentence-transformers say how a text's vector is made of its tokens' states:
-
-modules.json               the steps: Transformer, Pooling, Normalize
-1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
-sentence_bert_config.json  max_seq_length, do_lower_case
-
 Legend: N texts, B rows, T slots, M width, V vocab.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from headway.api.pretrained import BATCH, Pretrained
-from headway.checkpoints.storage.reading import read_json
+from headway.data.encoded import by_length, encoder_inputs, shortened
 from headway.errors import ConfigError, DataError
-from headway.models import Encoder, Head, ModelSpec, mark_global
-from headway.patterns.program import reads_globals
+from headway.models import Encoder
 from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.tokens import Tokens
-
-MODULES = "modules.json"
-POOLS: dict[str, Literal["first", "mean"]] = {
-    "pooling_mode_cls_token": "first",
-    "cls": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "mean": "mean",
-}
 
 
 @dataclass(frozen=True)
@@ -100,13 +82,22 @@ class TextEncoder(Pretrained[Encoder, Tokenizer]):
     def _run(
         self, call: Callable[..., Tensor], texts: Sequence[Encoded], batch_size: int, *, by_token: bool
     ) -> list[Tensor]:
-        """What `call` gives for each text, in their order; `by_token`: of its own slots."""
+        """What `call` gives for each text, in their order; `by_token`: of its own slots.
+
+        Raises ConfigError for a text beyond the context, naming it, and for a batch_size below 1."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+        for i, text in enumerate(texts):
+            if len(text.ids) > self.limit:
+                raise ConfigError(
+                    f"text {i} has {len(text.ids)} tokens, and this model reads {self.limit}; give less of it, or "
+                    "cut=True (--cut) to read its beginning only"
+                )
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
-            for numbers, ids, more in padded_batches(
-                texts, self.spec, limit=self.limit, batch_size=batch_size, device=self.device
-            ):
-                for i, one in zip(numbers, call(ids, **more), strict=True):
+            for numbers in by_length(texts, batch_size):
+                inputs = encoder_inputs([texts[i] for i in numbers], self.spec, self.device)
+                for i, one in zip(numbers, call(**inputs), strict=True):
                     found[i] = one[: len(texts[i].ids)] if by_token else one
         return [found[i] for i in range(len(texts))]
 
@@ -177,124 +168,3 @@ class Embedder(TextEncoder):
         if isinstance(texts, str):
             return self.embed([texts], batch_size=batch_size, cut=cut)[0]
         return torch.stack(self._outputs(self._read(texts, cut), batch_size))
-
-
-def padded_batches(
-    texts: Sequence[Encoded], spec: ModelSpec, *, limit: int, batch_size: int, device: torch.device
-) -> Iterator[tuple[list[int], Tensor, dict[str, Any]]]:
-    """The texts in batches of like length, padded on the right: their numbers, their ids [B, T], and as keyword
-    arguments of `Encoder.forward` their tokens, and types [B, T] where the model has several.
-
-    Where a pattern has global tokens, they are those of the task (`mark_global`). Raises ConfigError for a text of
-    more than `limit` tokens, naming it, and for a batch_size below 1.
-    """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
-    for i, text in enumerate(texts):
-        if len(text.ids) > limit:
-            raise ConfigError(
-                f"text {i} has {len(text.ids)} tokens, and this model reads {limit}; give less of it, or cut=True "
-                "(--cut) to read its beginning only"
-            )
-    has_globals = any(map(reads_globals, spec.patterns))
-    numbers = sorted(range(len(texts)), key=lambda i: len(texts[i].ids))
-    for at in range(0, len(numbers), batch_size):
-        part = [texts[i] for i in numbers[at : at + batch_size]]
-        tokens = Tokens.from_lengths([len(text.ids) for text in part])
-        if has_globals:
-            of_pair = [text.texts for text in part] if spec.head.task == "answer" else None
-            tokens = mark_global(tokens, spec.head.task, of_pair)
-        more: dict[str, Any] = {"tokens": tokens.to(device)}
-        if spec.token_types > 1:
-            more["types"] = _padded([text.token_types for text in part]).to(device)
-        yield numbers[at : at + batch_size], _padded([text.ids for text in part]).to(device), more
-
-
-def shortened(text: Encoded, limit: int) -> Encoded:
-    """At most `limit` tokens: of the longer text its last token is dropped, until it fits (of two equally long ones,
-    the second's). The template stays."""
-    slots = [[i for i, which in enumerate(text.texts) if which == t] for t in (0, 1)]
-    over = len(text.ids) - limit
-    if over > sum(map(len, slots)):
-        raise ConfigError(
-            f"the template alone has {len(text.ids) - sum(map(len, slots))} tokens, above {limit}"
-        )
-    gone: set[int] = set()
-    for _ in range(over):
-        gone.add((slots[0] if len(slots[0]) > len(slots[1]) else slots[1]).pop())
-    return select(text, [i for i in range(len(text.ids)) if i not in gone])
-
-
-def select(text: Encoded, slots: Sequence[int]) -> Encoded:
-    """These slots of a text, in this order."""
-    return Encoded(
-        [text.ids[i] for i in slots],
-        [text.token_types[i] for i in slots],
-        [text.offsets[i] for i in slots],
-        [text.texts[i] for i in slots],
-    )
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    return pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
-
-
-@dataclass(frozen=True)
-class SentenceConfig:
-    """head: pools and normalizes.   model: the encoder's folder.   longest: most tokens of a text, None if open."""
-
-    head: Head
-    model: Path
-    longest: int | None
-
-
-def read_sentence_config(folder: Path) -> SentenceConfig | None:
-    """The configuration of a folder; None where it is not of sentence-transformers.
-
-    Raises ConfigError for an unknown step or pooling, which would give other vectors.
-    """
-    if not (folder / MODULES).is_file():
-        return None
-    steps = [
-        (str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in _steps(folder)
-    ]
-    kinds = [kind for kind, _ in steps]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ConfigError(
-            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; supported are Transformer and Pooling, "
-            "optionally with Normalize behind"
-        )
-    pooling = folder / steps[1][1] / "config.json"
-    model = folder / steps[0][1]
-    limits = model / "sentence_bert_config.json"
-    more = read_json(limits) if limits.is_file() else {}
-    if more.get("do_lower_case"):
-        raise ConfigError(
-            f"{limits}: do_lower_case is unsupported here; put it into the tokenizer's own normalizer"
-        )
-    return SentenceConfig(
-        Head("embed", pool=_pool(read_json(pooling), pooling), unit="Normalize" in kinds),
-        model,
-        more.get("max_seq_length"),
-    )
-
-
-def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
-    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if isinstance(config.get("pooling_mode"), str):
-        chosen.append(config["pooling_mode"])
-    if len(chosen) != 1 or chosen[0] not in POOLS:
-        raise ConfigError(
-            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; supported is one of {', '.join(POOLS)}"
-        )
-    return POOLS[chosen[0]]
-
-
-def _steps(folder: Path) -> list[dict[str, Any]]:
-    try:
-        found = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{folder / MODULES}: not JSON: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(step, dict) for step in found):
-        raise ConfigError(f"{folder / MODULES}: a list of steps is expected")
-    return found

@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import torch
 
 from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
-from headway.api.encoders import Embedder, MaskedLM, SentenceConfig, TextEncoder, read_sentence_config
+from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
 from headway.checkpoints.folder import Folder, load_folder
+from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.restore import build_model
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import current_folder

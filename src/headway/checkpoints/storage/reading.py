@@ -1,7 +1,7 @@
 """Files that are read as what they claim to be, and named when they are something else; memory is bounded.
 
 open_regular(path)      # a file for reading: no pipe is waited for
-read_json(path)         # one JSON object, strictly
+read_json(path)         # one JSON object, strictly; read_json_array(path): one array
 with naming(path): ...  # errors raised inside name the file
 """
 
@@ -43,6 +43,24 @@ def open_regular(path: Path) -> BinaryIO:
 def read_json(path: Path, *, most: int = LONGEST_JSON) -> dict[str, Any]:
     """One JSON object of at most `most` bytes. CheckpointError names the file and what it is instead (empty,
     LFS pointer, HTML, too long, not UTF-8), or its fault (a key that is there twice, a number that is none)."""
+    value: dict[str, Any] = _read(path, dict, most)
+    return value
+
+
+def read_json_array(path: Path, *, most: int = LONGEST_JSON) -> list[Any]:
+    """One JSON array, as `read_json` reads an object."""
+    value: list[Any] = _read(path, list, most)
+    return value
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """One JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
+    key that is there twice in an object, and for more than `DEEPEST` levels."""
+    value: dict[str, Any] = _parsed(raw, dict)
+    return value
+
+
+def _read(path: Path, kind: type, most: int) -> Any:
     with open_regular(path) as file:
         size = file.seek(0, 2)
         if size > most:
@@ -53,15 +71,12 @@ def read_json(path: Path, *, most: int = LONGEST_JSON) -> dict[str, Any]:
         raw = file.read()
     refuse_impostor(path, raw[:512], "a JSON file")
     try:
-        value = parse_json(raw)
+        return _parsed(raw, kind)
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    return value
 
 
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """One JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
-    key that is there twice in an object, and for more than `DEEPEST` levels."""
+def _parsed(raw: bytes, kind: type) -> Any:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,8 +89,9 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
     if _deeper(value, DEEPEST):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-    if not isinstance(value, dict):
-        raise ValueError(f"it must hold a JSON object, but holds a {type(value).__name__}")
+    if not isinstance(value, kind):
+        wanted = "object" if kind is dict else "array"
+        raise ValueError(f"it must hold a JSON {wanted}, but holds a {type(value).__name__}")
     return value
 
 

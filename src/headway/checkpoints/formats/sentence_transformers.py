@@ -1,0 +1,78 @@
+"""What a folder of sentence-transformers says of how a text's vector is made of its tokens' states.
+
+modules.json               the steps: Transformer, Pooling, Normalize
+1_Pooling/config.json      pooling_mode_cls_token or pooling_mode_mean_tokens
+sentence_bert_config.json  max_seq_length, do_lower_case
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headway.checkpoints.storage.reading import read_json, read_json_array
+from headway.errors import ConfigError
+from headway.models import Head
+
+MODULES = "modules.json"
+POOLS: dict[str, Literal["first", "mean"]] = {
+    "pooling_mode_cls_token": "first",
+    "cls": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "mean": "mean",
+}
+
+
+@dataclass(frozen=True)
+class SentenceConfig:
+    """head: pools and normalizes.   model: the encoder's folder.   longest: most tokens of a text, None if open."""
+
+    head: Head
+    model: Path
+    longest: int | None
+
+
+def read_sentence_config(folder: Path) -> SentenceConfig | None:
+    """The configuration of a folder; None where it is not of sentence-transformers.
+
+    Raises ConfigError for an unknown step or pooling, which would give other vectors.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    found = read_json_array(folder / MODULES)
+    if not all(isinstance(step, dict) for step in found):
+        raise ConfigError(
+            f"{folder / MODULES}: a list of steps is expected, each an object with type and path"
+        )
+    steps = [(str(step.get("type", "")).rpartition(".")[2], str(step.get("path", ""))) for step in found]
+    kinds = [kind for kind, _ in steps]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ConfigError(
+            f"{folder / MODULES}: the steps {', '.join(kinds) or '(none)'}; supported are Transformer and Pooling, "
+            "optionally with Normalize behind"
+        )
+    pooling = folder / steps[1][1] / "config.json"
+    model = folder / steps[0][1]
+    limits = model / "sentence_bert_config.json"
+    more = read_json(limits) if limits.is_file() else {}
+    if more.get("do_lower_case"):
+        raise ConfigError(
+            f"{limits}: do_lower_case is unsupported here; put it into the tokenizer's own normalizer"
+        )
+    longest = more.get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise ConfigError(f"{limits}: max_seq_length must be a number of tokens, got {longest!r}")
+    head = Head("embed", pool=_pool(read_json(pooling), pooling), unit="Normalize" in kinds)
+    return SentenceConfig(head, model, longest)
+
+
+def _pool(config: dict[str, Any], file: Path) -> Literal["first", "mean"]:
+    chosen = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if isinstance(config.get("pooling_mode"), str):
+        chosen.append(config["pooling_mode"])
+    if len(chosen) != 1 or chosen[0] not in POOLS:
+        raise ConfigError(
+            f"{file}: pooling by {' and '.join(chosen) or 'nothing'}; supported is one of {', '.join(POOLS)}"
+        )
+    return POOLS[chosen[0]]
