@@ -42,15 +42,13 @@ COMMANDS: dict[str, Command] = {
         "Train a language model, an encoder or a translator; resumes bit for bit", "headway.cli.train"
     ),
     "generate": Command("Continue a prompt", "headway.cli.generate"),
-    "translate": Command(
-        "Translate texts, by beam search; BLEU against references", "headway.cli.texts:translate"
-    ),
-    "fill-mask": Command("Find words for masked places", "headway.cli.texts:fill_mask"),
-    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.texts:classify"),
-    "answer": Command("Find the answer to a question in a text", "headway.cli.texts:answer"),
-    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.texts:embed"),
+    "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
+    "fill-mask": Command("Find words for masked places", "headway.cli.encoders:fill_mask"),
+    "classify": Command("Label texts, pairs of texts, or spans of texts", "headway.cli.encoders:classify"),
+    "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
+    "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
-    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.texts:evaluate"),
+    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.evaluate"),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),

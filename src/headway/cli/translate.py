@@ -1,0 +1,74 @@
+"""`headway translate MODEL TEXT...`: translations, or their BLEU."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headway.cli._shared import TextsRun, attributes, note, print_report, with_options
+
+
+@with_options
+def command(
+    run: TextsRun,
+    beams: Annotated[
+        int, typer.Option("--beams", min=1, help="texts that are followed at once; 1 is greedy")
+    ] = 4,
+    length_penalty: Annotated[
+        float,
+        typer.Option(
+            "--length-penalty", help="score = log probability / length^this; more favours long texts"
+        ),
+    ] = 1.0,
+    n_best: Annotated[
+        int,
+        typer.Option("--n-best", min=1, help="translations of each text, the best first, with their scores"),
+    ] = 1,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "-n", min=1, help="at most so many [default: 128, or the context]"),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", help="right translations, one a line: BLEU is printed instead of texts"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="write the translations to this file")] = None,
+) -> None:
+    """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
+    if n_best > beams:
+        raise typer.BadParameter(f"--n-best {n_best} needs as many --beams, which are {beams}")
+    translator = run.load(task="translate")
+    from headway.api.translator import bleu
+    from headway.checkpoints import atomic_write
+    from headway.data.pairs import read_lines
+
+    given = run.read()
+    wanted = read_lines(reference) if reference is not None else None
+    if wanted is not None and len(wanted) != len(given):
+        raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")
+    begun = time.perf_counter()
+    found = translator.translate(
+        given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
+        batch_size=run.batch_size,
+    )  # fmt: skip
+    seconds = time.perf_counter() - begun
+    best = [one.text for one in found]
+    score = bleu(best, wanted) if wanted is not None else None
+    if out is not None:
+        atomic_write(out, "".join(f"{' '.join(text.splitlines())}\n" for text in best))
+    mean = sum(one.score or 0.0 for one in found) / len(found)
+    rows = [
+        {
+            "text": text,
+            "translation": one.text,
+            "finish_reason": one.finish_reason,
+            "hypotheses": [attributes(other, "text", "score") for other in one.hypotheses],
+        }
+        for text, one in zip(given, found, strict=True)
+    ]
+    report = {"translations": rows, "mean_score": mean, "bleu": score, "seconds": seconds}
+    shown = best if n_best == 1 else [f"{t.score:.4f}\t{t.text}" for one in found for t in one.hypotheses]
+    print_report(report, "\n".join(shown) if score is None else str(score), run.json)
+    if not run.json:
+        note(f"{len(given)} texts, {beams} beams, mean score {mean:.4f}, {seconds:.1f} s")
