@@ -127,7 +127,7 @@ def test_row_27_any_of_them_is_trained_from_scratch(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text in, a folder that transformers loads and that we evaluate and generate from out."""
-    monkeypatch.setattr("headway.train.tasks.text.gemm_peak", lambda dtype: 1e12)
+    monkeypatch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
     (tmp_path / "text.txt").write_text("one two three four five\nsix seven\n" * 200)
     settings = {"data": tmp_path / "text.txt", "out": tmp_path / "run", "family": family, "vocab": 270, "depth": 2,
                 "width": 32, "heads": 4, "context": 32, "batch_tokens": 256, "steps": 12, "dtype": "fp32",

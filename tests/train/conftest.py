@@ -23,7 +23,7 @@ def documents(seed: int, count: int, most: int = 60) -> list[str]:
 @pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peak of the machine is a second of work, and only scales one number of metrics.jsonl."""
-    monkeypatch.setattr("headway.train.tasks.text.gemm_peak", lambda dtype: 1e12)
+    monkeypatch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from headway.train import TextConfig, config_yaml, read_config
         ({"context": 1}, "context = 1: input should be greater than or equal to 2 (tokens)"),
         ({"steps": 5, "epochs": 1}, "steps and epochs all say how long the run is"),
         ({"context": 512, "batch_tokens": 100}, "batch_tokens 100 holds no row of context 512; raise it to"),
-        ({"micro_batch": 99}, "micro_batch 99 is more than the 16 rows of a step (batch_tokens 8192"),
+        ({"micro_batch": 99}, "micro_batch 99 is more than the 16 rows of a step"),
         ({"model": "llama-2-7b", "depth": 4}, "model 'llama-2-7b' already fixes depth"),
         ({"tokenizer": "t", "vocab": 999}, "vocab is the size of a tokenizer to be trained"),
         ({"validation": "v", "validation_share": 0.1}, "both say what is held out"),

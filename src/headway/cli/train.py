@@ -90,6 +90,9 @@ def _print(result: TrainResult, json: bool) -> None:
         "held-out bits per byte": report["val_bits_per_byte"],
         "held-out accuracy": report["val_accuracy"],
     }
+    if held is not None:
+        report |= {f"val_{name}": value for name, value in held.metrics.items()}
+        held_out |= {f"held-out {name}": value for name, value in held.metrics.items()}
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
         ("trained tokens", result.trained_tokens),

@@ -18,7 +18,7 @@ from headway.train.inputs import TOKENS, given_tokenizer, model_spec
 from headway.train.microbatch_pool import DTYPES, choose_precision, choose_workers
 from headway.train.optimizer import parameter_groups
 from headway.train.tasks import text_task_of, text_tasks
-from headway.train.tasks.text import Plan
+from headway.train.tasks.rows import Plan
 from headway.train.text_config import TextConfig
 
 BYTES_PER_TOKEN = 3.0  # of English or source text under a BPE of a few thousand entries; only for estimates

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class Evaluation:
         seconds: of computing.
         positions: the same loss by the number of tokens of its document that stand before the predicted one.
         hits: how many of them the model finds most probable; None where that is not counted.
+        metrics: further measures of the task by name, such as f1.
     """
 
     nats: float
@@ -60,6 +62,7 @@ class Evaluation:
     seconds: float = 0.0
     positions: tuple[Bucket, ...] = ()
     hits: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -83,14 +86,17 @@ class Evaluation:
 
     @property
     def record(self) -> dict[str, float | int]:
-        """The line of metrics.jsonl: the loss, and of a text what else is known."""
+        """The line of metrics.jsonl: the loss, of a text what else is known, and `metrics`."""
         names = ("loss", "tokens", "bits_per_byte", "accuracy") if self.positions else ("loss",)
-        return {f"val_{name}": value for name in names if (value := getattr(self, name)) is not None}
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {f"val_{name}": value for name, value in (known | {**self.metrics}).items()}
 
     def __str__(self) -> str:
         bits, found = self.bits_per_byte, self.accuracy
         said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
-        return said + (f", accuracy {found:.4f}" if found is not None else "") + f" over {self.tokens} tokens"
+        measured = {} if found is None else {"accuracy": found}
+        more = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
+        return f"{said}{more} over {self.tokens} tokens"
 
 
 def evaluate(

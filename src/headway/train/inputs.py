@@ -1,4 +1,4 @@
-"""What training on text begins with: tokenizer, token files, spec and first weights, made or found."""
+"""What training begins with: tokenizer, token files, spec and first weights, made or found."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
 from headway.positions import Learned
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
+from headway.train.rows_config import RowsConfig
 from headway.train.text_config import TextConfig
 
 TOKENS = ".tokens"
@@ -35,7 +36,11 @@ def prepare(
 
     Raises DataError and ConfigError for text and settings that do not fit together.
     """
-    tokenizer = _tokenizer(config, folder, start, masked=not in_template)
+
+    def texts() -> Iterator[str]:
+        return (piece.text for piece in _pieces(config))
+
+    tokenizer = find_tokenizer(config, folder, start, texts, masked=not in_template)
     if Path(config.data).suffix == TOKENS and config.validation_share:
         raise ConfigError(
             f"validation_share cuts text, but {config.data} is a token file; give its held-out part as validation"
@@ -60,14 +65,20 @@ def prepare(
     return tokenizer, train, None
 
 
-def given_tokenizer(config: TextConfig) -> Tokenizer | None:
+def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
     """The tokenizer of the settings, or of the model's folder; None where one is to be trained."""
     folder = config.model if config.model is not None and Path(config.model).is_dir() else None
     found = config.tokenizer or folder
     return None if found is None else Tokenizer.load(found)
 
 
-def _tokenizer(config: TextConfig, folder: Path, start: Path | None, masked: bool) -> Tokenizer:
+def find_tokenizer(
+    config: RowsConfig, folder: Path, start: Path | None, texts: Callable[[], Iterator[str]], *, masked: bool
+) -> Tokenizer:
+    """The tokenizer of the settings, of the model's folder, of the checkpoint `start`, or one that is trained on
+    `texts()` and kept in `folder`; a BPE has a mask and a pad token, and ends its texts, if `masked`.
+
+    Raises ConfigError where none is given and none can be trained."""
     given = given_tokenizer(config)
     if given is not None:
         return given
@@ -81,13 +92,12 @@ def _tokenizer(config: TextConfig, folder: Path, start: Path | None, masked: boo
             raise ConfigError(
                 f"{config.data} holds token ids; give the tokenizer that made them (tokenizer=FOLDER)"
             )
-        _trained_tokenizer(config, masked).save(own)
+        _trained_tokenizer(config, texts(), masked).save(own)
     return Tokenizer.load(own)  # also where it is new: the one that a resumed run will have
 
 
-def _trained_tokenizer(config: TextConfig, masked: bool) -> Tokenizer:
-    """For a masked model, a BPE has a mask, and its template ends a text as well."""
-    texts, vocab = (piece.text for piece in _pieces(config)), config.vocab or VOCAB
+def _trained_tokenizer(config: RowsConfig, texts: Iterator[str], masked: bool) -> Tokenizer:
+    vocab = config.vocab or VOCAB
     if config.units in ("characters", "words"):
         return {"characters": train_characters, "words": train_words}[config.units](texts, vocab)
     if not masked:
@@ -141,7 +151,7 @@ def hold_out(
         raise DataError(f"{share:.1%} of one document of {size} characters is nothing; hold out more")
 
 
-def model_spec(config: TextConfig, vocab: int | None = None) -> ModelSpec:
+def model_spec(config: RowsConfig, vocab: int | None = None) -> ModelSpec:
     """The spec of the model that a run begins with; `vocab` is for fresh weights, as the settings say unless given."""
     if config.model is not None and Path(config.model).is_dir():
         return load_folder(config.model).spec
@@ -150,7 +160,7 @@ def model_spec(config: TextConfig, vocab: int | None = None) -> ModelSpec:
     return make_spec(config, vocab)
 
 
-def make_spec(config: TextConfig, vocab: int) -> ModelSpec:
+def make_spec(config: RowsConfig, vocab: int) -> ModelSpec:
     """The spec of a run with fresh weights: from the catalog, or made by depth."""
     if config.model is not None:
         if config.model.lower() not in catalog.names():
@@ -190,7 +200,7 @@ def make_spec(config: TextConfig, vocab: int) -> ModelSpec:
     return spec if config.linear is None else spec.with_linear(LinearAttentionSpec(config.linear))
 
 
-def _encoder_spec(config: TextConfig, vocab: int, depth: int, sizes: dict[str, Any]) -> ModelSpec:
+def _encoder_spec(config: RowsConfig, vocab: int, depth: int, sizes: dict[str, Any]) -> ModelSpec:
     """An encoder with the usual values of its family for what `sizes` and the settings leave open: a feed-forward of
     4 widths, as many kv heads as query heads, and, where positions are a table, one of `context` rows."""
     assert config.family is not None
@@ -217,7 +227,7 @@ def _layer_patterns(text: str) -> list[Pattern]:
         raise ConfigError(f"patterns: {error}") from None
 
 
-def first_model(config: TextConfig, vocab: int) -> Decoder | Encoder:
+def first_model(config: RowsConfig, vocab: int) -> Decoder | Encoder:
     """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
     if config.model is not None and Path(config.model).is_dir():
         model = build_model(load_folder(config.model), dtype=torch.float32, backend=config.backend).train()

@@ -20,7 +20,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
 from headway.models import ModelSpec, cost
-from headway.train.text_config import TextConfig
+from headway.train.rows_config import RowsConfig
 
 GRADIENT_BYTES = 1 << 30
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class MicrobatchPool:
             torch.set_num_threads(self._before)
 
 
-def choose_workers(config: TextConfig, spec: ModelSpec, dtype: torch.dtype) -> Choice:
+def choose_workers(config: RowsConfig, spec: ModelSpec, dtype: torch.dtype) -> Choice:
     """How many micro batches of a step run side by side; `what` is the number. `dtype` computes.
 
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at

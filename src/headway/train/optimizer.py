@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
 from headway.train.microbatch_pool import MicrobatchPool
-from headway.train.text_config import TextConfig
+from headway.train.rows_config import RowsConfig
 
 
 class Groups(NamedTuple):
@@ -69,7 +69,7 @@ class Optimizer:
         self.workers = workers or MicrobatchPool(1)
 
     @staticmethod
-    def of(groups: Groups, config: TextConfig, workers: MicrobatchPool | None = None) -> Optimizer:
+    def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool | None = None) -> Optimizer:
         """AdamW over all groups, or Muon over the matrices and AdamW over the rest.
 
         AdamW: Loshchilov and Hutter 2019, decay decoupled, only for matrices. Muon: momentum of matrices,

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from headway.train.config import TASK, TrainConfig, setting
-
-FROM_SCRATCH = (
-    *("family", "depth", "width", "heads", "kv_heads", "hidden"),
-    *("patterns", "linear", "dropout", "tied"),
-)
+from headway.train.config import TASK, setting
+from headway.train.rows_config import PackedConfig
 
 
-class TextConfig(TrainConfig):
+class TextConfig(PackedConfig):
     """Settings of a run on text. Of the tasks, the one that the model is for unless it is given."""
 
     task: str | None = setting(None, TASK + " [default: what the model is for]", group="Task")
@@ -22,87 +16,6 @@ class TextConfig(TrainConfig):
         "training text: a file, a folder of text files, or a token file (.tokens) made by headway.data",
         group="Data",
     )
-    validation: str | None = setting(
-        None, "held-out text, of the same kinds; its bits per byte are reported", group="Data"
-    )
-    validation_share: float = setting(
-        0.0,
-        "share of `data` that is held out when no `validation` is given: whole documents, or the end of a "
-        "single one",
-        group="Data",
-        ge=0.0,
-        lt=1.0,
-    )
-    tokenizer: str | None = setting(
-        None,
-        "tokenizer.json or its folder [default: the model folder's own, or one trained on `data`]",
-        group="Data",
-    )
-    units: Literal["bpe", "characters", "words"] | None = setting(
-        None,
-        "tokens of the tokenizer that is trained on `data` when there is none: a byte-level BPE, characters, or words "
-        "(of Chinese too) and characters [default: bpe]",
-        group="Data",
-    )
-    vocab: int | None = setting(
-        None, "size of the tokenizer that is trained [default: 4096]", group="Data", unit="tokens", ge=257
-    )
-
-    model: str | None = setting(
-        None,
-        "a name of the catalog (fresh weights), or a Hugging Face folder to continue from [default: a model "
-        "made by `depth`]",
-        group="Model",
-    )
-    family: str | None = setting(
-        None,
-        "family of the home-made model, one of those that `headway models` lists [default: llama, or ministral where "
-        "patterns differ from Causal()]",
-        group="Model",
-    )
-    depth: int | None = setting(
-        None,
-        "the one dial of a home-made model: width and heads follow [default: 6]",
-        group="Model",
-        unit="layers",
-        ge=1,
-    )
-    width: int | None = setting(
-        None, "width of the home-made model [default: from depth]", group="Model", unit="features", ge=8
-    )
-    heads: int | None = setting(None, "query heads [default: from width]", group="Model", ge=1)
-    kv_heads: int | None = setting(
-        None,
-        "heads of keys and values; heads/kv_heads query heads share one [default: heads / 4; heads in gpt2 and "
-        "encoders; 1 in gpt_bigcode and falcon]",
-        group="Model",
-        ge=1,
-    )
-    hidden: int | None = setting(
-        None, "width of the feed-forward [default: from width]", group="Model", unit="features", ge=8
-    )
-    patterns: str | None = setting(
-        None,
-        "attention pattern of each layer, alternating, separated by ';' [default: Causal(), or the encoder's own]; "
-        "for example 'Window.last(128); Causal()'",
-        group="Model",
-    )
-    linear: str | None = setting(
-        None,
-        "linear attention in every layer, by its feature map: elu+1, cosine, ... (docs/linear.md) [default: softmax]",
-        group="Model",
-    )
-    dropout: float | None = setting(
-        None,
-        "share of states and attention weights that is dropped in training [default: the family's]",
-        group="Model",
-        ge=0.0,
-        lt=1.0,
-    )
-    tied: bool | None = setting(
-        None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
-    )
-
     mask_share: float | None = setting(
         None, "share of the tokens that masked-lm hides [default: 0.15]", group="Task", gt=0.0, lt=1.0
     )
@@ -114,79 +27,6 @@ class TextConfig(TrainConfig):
         "masked-lm puts several short texts in a row, which do not see each other; no: one text a row [default: yes]",
         group="Task",
     )
-
-    context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
-    batch_tokens: int = setting(
-        8192,
-        "tokens of one optimizer step; whole rows, so it is rounded down to a multiple of `context`",
-        group="Batch",
-        unit="tokens",
-        ge=2,
-    )
-    micro_batch: int | None = setting(
-        None,
-        "rows of one forward pass; the step's gradient is the same for any value [default: the step's rows, "
-        "shared among the workers]",
-        group="Batch",
-        unit="rows",
-        ge=1,
-        on_resume="other bits",
-    )
-    steps: int | None = setting(
-        None,
-        "length of the run; one of steps, epochs, max_seconds",
-        group="Length",
-        unit="optimizer steps",
-        ge=1,
-        on_resume="other bits",
-    )
-    epochs: int | None = setting(
-        None,
-        "length of the run, as passes over the data [default: 1]",
-        group="Length",
-        unit="passes",
-        ge=1,
-        on_resume="other bits",
-    )
-    max_seconds: float | None = setting(
-        None,
-        "length of the run by the clock; the schedule follows the elapsed share, so such a run resumes, but "
-        "not bit for bit",
-        group="Length",
-        unit="s",
-        gt=0,
-        on_resume="other bits",
-    )
-
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw",
-        "adamw, or muon: Muon for the matrices of the blocks and AdamW for the rest",
-        group="Optimizer",
-    )
-    lr: float = setting(3e-3, "peak learning rate of AdamW", group="Optimizer", gt=0)
-    matrix_lr: float | None = setting(
-        None, "peak learning rate of Muon [default: 0.02]; only with optimizer=muon", group="Optimizer", gt=0
-    )
-    warmup: float = setting(0.02, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
-    lr_floor: float = setting(
-        0.1, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
-    )
-    weight_decay: float = setting(
-        0.1, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
-    )
-    beta1: float = setting(0.9, "AdamW's decay of the mean of gradients", group="Optimizer", ge=0.0, lt=1.0)
-    beta2: float = setting(0.95, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
-    eps: float = setting(1e-8, "AdamW's epsilon", group="Optimizer", gt=0)
-
-    workers: int | None = setting(
-        None,
-        "forward passes of a step that run side by side, with one CPU thread each; 1: one after the other, with "
-        "all threads [default: as many as threads, for models of up to some 100 M parameters]",
-        group="Machine",
-        ge=1,
-        on_resume="other bits",
-    )
-
     eval_tokens: int | None = setting(
         None,
         "evaluations during the run use the first N held-out tokens [default: all]; the last uses all",
@@ -208,39 +48,10 @@ class TextConfig(TrainConfig):
     )
     sample_tokens: int = setting(64, "length of a continuation", group="Output", unit="tokens", ge=1)
 
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of `context` tokens in one optimizer step."""
-        return self.batch_tokens // self.context
-
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""
-        lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
-        shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
         return {
-            f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
-            f"batch_tokens {self.batch_tokens} holds no row of context {self.context}; raise it to at least "
-            f"{self.context} or lower context": self.rows_per_step < 1,
-            f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step (batch_tokens "
-            f"{self.batch_tokens} / context {self.context})": (self.micro_batch or 0) > self.rows_per_step,
-            f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model": (
-                self.model is not None and bool(shaped)
-            ),
-            "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them": (
-                self.tokenizer is not None and self.vocab is not None
-            ),
-            "units says which tokenizer is to be trained, but tokenizer is given too; give one of them": (
-                self.tokenizer is not None and self.units is not None
-            ),
-            "linear attention sees the whole text (its past, in a decoder), so it has no patterns; leave them out": (
-                self.linear is not None and self.patterns is not None
-            ),
-            "validation and validation_share both say what is held out; give one of them": (
-                self.validation is not None and self.validation_share > 0
-            ),
-            f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr": (
-                self.matrix_lr is not None and self.optimizer != "muon"
-            ),
+            **super().contradictions(),
             "sample_every is given without sample_prompts: there is nothing to continue": (
                 self.sample_every is not None and not self.sample_prompts
             ),

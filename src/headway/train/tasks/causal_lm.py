@@ -11,6 +11,7 @@ from headway.errors import ConfigError
 from headway.generate import GenerationConfig, Sampling, generate
 from headway.models import ModelSpec
 from headway.text import Tokenizer
+from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import StepStats
 from headway.train.tasks.text import TextTask
 from headway.train.text_config import TextConfig
@@ -30,9 +31,9 @@ class CausalLM(TextTask):
         return None if spec.causal else f"{spec.family} is an encoder, trained on masked tokens"
 
     @classmethod
-    def check(cls, config: TextConfig, spec: ModelSpec) -> None:
+    def check(cls, config: RowsConfig, spec: ModelSpec) -> None:
         super().check(config, spec)
-        wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n) is not None]
+        wrong = [n for n in ("mask_share", "whole_words", "pack") if getattr(config, n, None) is not None]
         if wrong:
             raise ConfigError(
                 f"{', '.join(wrong)}: for masked-lm, but {spec.family} is a decoder and nothing is masked; leave it out"
@@ -63,7 +64,7 @@ class CausalLM(TextTask):
 
     def quality(self, stats: StepStats) -> dict[str, float | None]:
         """See `TextTask`: the loss times the average tokens per byte of the training text."""
-        file = self.train_rows.file
+        file = self.file
         bytes_per_token = file.text_bytes / max(1, len(file) - file.documents)
         known = stats.loss is not None and bytes_per_token
         return {"bits_per_byte": (stats.loss or 0.0) / math.log(2) / bytes_per_token if known else None}

@@ -1,0 +1,172 @@
+"""What training on rows of tokens has in common, whatever of them is predicted: the order, the steps, the optimizer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+
+from headway.data import Batch, rows_from
+from headway.errors import ConfigError
+from headway.hardware import gemm_peak, peak_rss
+from headway.models import Decoder, Encoder, ModelSpec, blank, cost
+from headway.text import Tokenizer
+from headway.train.microbatch_pool import MicrobatchPool, choose_workers
+from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
+from headway.train.rows_config import RowsConfig
+from headway.train.tasks.base import StepStats, Sums, Task
+
+
+class RowSource(Protocol):
+    """Rows by number; what is drawn in them, if anything is, is a function of `draw`."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def drawn(self, draw: int) -> Self:
+        """The same rows as step `draw` reads them."""
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The given rows."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of a run over a corpus of `rows` rows.
+
+    Attributes:
+        rows: rows of the corpus, each read once per epoch, in an order drawn by (seed, epoch).
+        rows_per_step: rows of one optimizer step.
+        total_rows: rows that all steps read together; None when the clock decides.
+        micro_batch: rows of one forward pass.
+    """
+
+    seed: int
+    rows: int
+    rows_per_step: int
+    total_rows: int | None
+    micro_batch: int
+
+    @staticmethod
+    def of(config: RowsConfig, rows: int, workers: int = 1) -> Plan:
+        """With `epochs`, the last step reads what is left of the last epoch, be it less than a full window.
+
+        Where `micro_batch` is not given, the rows of a step are shared among `workers`."""
+        per_step = config.rows_per_step
+        total = config.steps * per_step if config.steps is not None else (config.epochs or 1) * rows
+        limit = total if config.max_seconds is None else None
+        return Plan(config.seed, rows, per_step, limit, config.micro_batch or -(-per_step // workers))
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps; None when the clock decides."""
+        return None if self.total_rows is None else -(-self.total_rows // self.rows_per_step)
+
+    def rows_of(self, step: int) -> list[int]:
+        """The rows that step `step` (from 0) reads, in order."""
+        first = step * self.rows_per_step
+        left = self.rows_per_step if self.total_rows is None else self.total_rows - first
+        count = min(self.rows_per_step, left)
+        assert count > 0, f"step {step} lies behind the last one"
+        return rows_from(self.seed, first, count, self.rows)
+
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """The same rows, cut into forward passes."""
+        rows = self.rows_of(step)
+        return [rows[i : i + self.micro_batch] for i in range(0, len(rows), self.micro_batch)]
+
+    def epoch(self, step: int) -> float:
+        """Passes over the data after `step` steps."""
+        read = step * self.rows_per_step
+        return (read if self.total_rows is None else min(read, self.total_rows)) / self.rows
+
+
+class RowsTask(Task[Decoder | Encoder]):
+    """Steps over rows. A kind of it makes model and rows, hands them to `begin`, and measures.
+
+    Attributes:
+        config: the settings. train_rows: what is trained on. plan: which of them each step reads.
+    """
+
+    config: RowsConfig
+    train_rows: RowSource
+    plan: Plan
+
+    @classmethod
+    @abstractmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        """Why this does not train a model; None where it does."""
+
+    @classmethod
+    def check(cls, config: RowsConfig, spec: ModelSpec) -> None:
+        """ConfigError for a model that this does not train, and for settings that do not fit it."""
+        if (reason := cls.unsupported(spec)) is not None:
+            raise ConfigError(
+                f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
+            )
+        limit = spec.context_limit
+        if limit is not None and config.context > limit:
+            raise ConfigError(
+                f"context {config.context} is more than the {limit} tokens that {config.model or spec.family} can "
+                "take; lower context, or choose positions without a table (roformer, llama)"
+            )
+        with torch.device("meta"):
+            blank(spec, backend=config.backend)
+
+    def begin(
+        self, model: Decoder | Encoder, tokenizer: Tokenizer, rows: RowSource, dtype: torch.dtype
+    ) -> None:
+        """Plan the steps of `model` over `rows`. Raises DataError for a tokenizer with ids that the model lacks."""
+        config = self.config
+        tokenizer.require_fits(model.spec.vocab)
+        model.gradient_checkpointing = config.gradient_checkpointing
+        self.model, self.tokenizer, self.train_rows = model, tokenizer, rows
+        self.workers = int(choose_workers(config, model.spec, dtype).what)
+        self.plan = Plan.of(config, len(rows), self.workers)
+        self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
+        self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)
+
+    def optimizer(self, pool: MicrobatchPool) -> Optimizer:
+        """See `Task`: AdamW, or Muon for the matrices."""
+        return Optimizer.of(parameter_groups(self.model), self.config, pool)
+
+    def schedule(self, step: int, seconds: float) -> float:
+        """See `Task`: warm-up and cosine over the steps, or over the time where the clock ends the run."""
+        share = (
+            (step + 1) / self.steps if self.steps is not None else seconds / (self.config.max_seconds or 1)
+        )
+        return learning_rate(share, warmup=self.config.warmup, floor=self.config.lr_floor)
+
+    def batches(self, step: int) -> Sequence[Batch]:
+        rows = self.train_rows.drawn(step)
+        return [rows.batch(part) for part in self.plan.micro_batches(step)]
+
+    def loss(self, model: Decoder | Encoder, batch: Batch) -> Sums:
+        """See `Objective`; and tokens that are read."""
+        found, tokens = super().loss(model, batch), batch.inputs["tokens"]
+        read = int(tokens.valid.expand(batch.inputs["ids"].shape).sum())
+        return found._replace(extra={**found.extra, "read": read})
+
+    def epoch(self, steps: int) -> float:
+        return self.plan.epoch(steps)
+
+    def where(self, step: int) -> str:
+        rows = ", ".join(map(str, self.plan.rows_of(step)))
+        return f"rows {rows} of {self.config.data}"
+
+    def metrics(self, stats: StepStats) -> dict[str, Any]:
+        """See `Objective`: tokens that are read count as speed, whether they are predicted or not."""
+        rate = stats.extra.get("read", 0) / stats.seconds
+        return {
+            **self.quality(stats),
+            "tokens_per_s": rate,
+            "peak_memory_bytes": peak_rss(),
+            "share_of_gemm_peak": rate * self.flops / self.peak,
+        }
+
+    def quality(self, stats: StepStats) -> dict[str, float | None]:
+        """How good a step's predictions were, besides their loss."""
+        return {}
