@@ -27,6 +27,7 @@ MODULES = (
     "headway.api",
     "headway.compat",
     "headway.similarity",
+    "headway.metrics",
     "headway.errors",
     "headway.classic",
 )

@@ -26,6 +26,7 @@ PURE = {
     "choice",
     "errors",
     "similarity",
+    "metrics",
     "quantization",
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headway.metrics import entities
 from headway.text import Encoded
 
 
@@ -27,19 +28,14 @@ class Span:
 
 
 def spans(text: str, tokens: Iterable[tuple[str, float, tuple[int, int]]]) -> list[Span]:
-    """Joins the (label, probability, place) of a text's tokens into stretches."""
-    groups: list[tuple[str, list[float], list[tuple[int, int]]]] = []
-    for name, p, place in tokens:
-        begins, label = name.startswith("B-"), name[2:] if name[:2] in ("B-", "I-") else name
-        if begins or not groups or groups[-1][0] != label:
-            groups.append((label, [], []))
-        groups[-1][1].append(p)
-        groups[-1][2].append(place)
-    return [
-        Span(label, text[at[0][0] : at[-1][1]], at[0][0], at[-1][1], sum(ps) / len(ps))
-        for label, ps, at in groups
-        if label != "O"
-    ]
+    """Joins the (label, probability, place) of a text's tokens into stretches (`headway.metrics.entities`)."""
+    read = list(tokens)
+    found = []
+    for label, first, behind in entities([name for name, _, _ in read]):
+        start, end = read[first][2][0], read[behind - 1][2][1]
+        mean = sum(p for _, p, _ in read[first:behind]) / (behind - first)
+        found.append(Span(label, text[start:end], start, end, mean))
+    return found
 
 
 @dataclass(frozen=True)

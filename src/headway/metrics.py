@@ -1,0 +1,162 @@
+"""How good predictions are: of classes, of tags, of answers, of similarities. Shares are in 0..1.
+
+Pure functions of Python's own values. Their tests compare them with scikit-learn, with seqeval's rules and with the
+official scripts of SQuAD and CMRC.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+CHINESE = re.compile("[\u4e00-\u9fa5]")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CMRC_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+_CMRC_PIECES = re.compile(CHINESE.pattern + rf"|(?:(?!{CHINESE.pattern})\w)+|[^\w\s]")
+
+
+def accuracy(wanted: Sequence[Hashable], found: Sequence[Hashable]) -> float:
+    """Share of the predictions that are right: of one class each, of the classes of all tokens, of triplets."""
+    _check(wanted, found)
+    return sum(a == b for a, b in zip(wanted, found, strict=True)) / len(wanted)
+
+
+def macro_f1(wanted: Sequence[Hashable], found: Sequence[Hashable]) -> float:
+    """Mean over the classes, those that are wanted or found, of
+
+    F1 = 2 TP / (2 TP + FP + FN)
+    """
+    _check(wanted, found)
+    of, said = Counter(wanted), Counter(found)
+    right = Counter(a for a, b in zip(wanted, found, strict=True) if a == b)
+    return math.fsum(2 * right[c] / (of[c] + said[c]) for c in of | said) / len(of | said)
+
+
+def matthews(wanted: Sequence[Hashable], found: Sequence[Hashable]) -> float:
+    """Matthews' correlation of K classes, in -1..1; 0 where all are of one class, on either side.
+
+        (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2) (s^2 - sum_k t_k^2))
+
+    s predictions, c right ones, p_k times class k is found, t_k times it is wanted (Gorodkin 2004, equation 8)."""
+    _check(wanted, found)
+    of, said, s = Counter(wanted), Counter(found), len(wanted)
+    c = sum(a == b for a, b in zip(wanted, found, strict=True))
+    within = sum(n * n for n in said.values()), sum(n * n for n in of.values())
+    spread = math.sqrt((s * s - within[0]) * (s * s - within[1]))
+    return (c * s - sum(said[k] * n for k, n in of.items())) / spread if spread else 0.0
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The (label, first, behind the last) of what BIO tags mark. "B-" begins a stretch, "I-" goes on with one of its
+    label and else begins one; "O" is outside (Ramshaw and Marcus 1995, section 3; CoNLL's conlleval). Tags without
+    a prefix go on with their neighbours of the same name."""
+    found: list[tuple[str, int, int]] = []
+    open_label = "O"
+    for i, tag in enumerate(tags):
+        label = tag[2:] if tag[:2] in ("B-", "I-") else tag
+        if label != "O":
+            if label == open_label and not tag.startswith("B-"):
+                found[-1] = (label, found[-1][1], i + 1)
+            else:
+                found.append((label, i, i + 1))
+        open_label = label
+    return found
+
+
+def entity_f1(wanted: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
+    """F1 of the entities of texts, by their BIO tags: right is one whose label, beginning and end are right
+    (Tjong Kim Sang and De Meulder 2003, section 2.4; what seqeval gives). 1 where there is none on either side."""
+    _check(wanted, found)
+    of, said = (
+        {(i, *e) for i, tags in enumerate(texts) for e in entities(tags)} for texts in (wanted, found)
+    )
+    return 2 * len(of & said) / (len(of) + len(said)) if of or said else 1.0
+
+
+def squad_exact(answers: Sequence[str], found: str) -> float:
+    """1 where the answer is one of `answers`, normalised: lower case, no punctuation, no articles, single spaces
+    (Rajpurkar et al. 2016, section 6.1). No `answers`: the right answer is none, which is written ""."""
+    return float(_squad(found) in map(_squad, answers or [""]))
+
+
+def squad_f1(answers: Sequence[str], found: str) -> float:
+    """F1 of the answer's normalised words as a bag, of the nearest of `answers` (Rajpurkar et al. 2016, section 6.1;
+    Rajpurkar et al. 2018 where one of them is empty: whether both are)."""
+    return max(_bag_f1(_squad(answer).split(), _squad(found).split()) for answer in answers or [""])
+
+
+def cmrc_exact(answers: Sequence[str], found: str) -> float:
+    """1 where the answer is one of `answers`, in lower case and without CMRC's punctuation (Cui et al. 2019, section
+    4.1). No `answers`: as in `squad_exact`."""
+    return float(_cmrc(found) in map(_cmrc, answers or [""]))
+
+
+def cmrc_f1(answers: Sequence[str], found: str) -> float:
+    """F1 of the longest run that the answer shares with one of `answers`, in Chinese characters and in words of other
+    scripts, of the nearest of them (Cui et al. 2019, section 4.1, and their script; it splits other scripts by nltk,
+    here words and punctuation are apart)."""
+    return max(_run_f1(*(_CMRC_PIECES.findall(_cmrc(text)) for text in (a, found))) for a in answers or [""])
+
+
+Measure = Callable[[Sequence[str], str], float]
+
+
+def answer_measures(answers: Sequence[str]) -> tuple[Measure, Measure]:
+    """(exact match, F1) for data with these answers: CMRC's where one has a Chinese character, else SQuAD's."""
+    return (cmrc_exact, cmrc_f1) if any(map(CHINESE.search, answers)) else (squad_exact, squad_f1)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Pearson's correlation of the ranks; equal values share the mean of their ranks (Spearman 1904). NaN where all
+    of one side are equal."""
+    _check(a, b)
+    ranks = [_ranks(values) for values in (a, b)]
+    mean = (len(a) + 1) / 2
+    x, y = ([rank - mean for rank in own] for own in ranks)
+    spread = math.sqrt(math.fsum(v * v for v in x) * math.fsum(v * v for v in y))
+    return math.fsum(u * v for u, v in zip(x, y, strict=True)) / spread if spread else math.nan
+
+
+def _check(wanted: Sequence[object], found: Sequence[object]) -> None:
+    assert len(wanted) == len(found) > 0, f"{len(found)} predictions of {len(wanted)}"
+
+
+def _squad(text: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_ASCII_PUNCTUATION)).split())
+
+
+def _cmrc(text: str) -> str:
+    return text.lower().strip().translate(_CMRC_PUNCTUATION)
+
+
+def _bag_f1(wanted: Sequence[str], found: Sequence[str]) -> float:
+    if not wanted or not found:
+        return float(wanted == found)
+    return 2 * (Counter(wanted) & Counter(found)).total() / (len(wanted) + len(found))
+
+
+def _run_f1(wanted: Sequence[str], found: Sequence[str]) -> float:
+    if not wanted or not found:
+        return float(wanted == found)
+    longest, before = 0, [0] * (len(found) + 1)
+    for one in wanted:
+        runs = [0, *(before[j] + 1 if one == other else 0 for j, other in enumerate(found))]
+        longest, before = max(longest, *runs), runs
+    return 2 * longest / (len(wanted) + len(found))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks, at = [0.0] * len(values), 0
+    while at < len(order):
+        end = at
+        while end < len(order) and values[order[end]] == values[order[at]]:
+            end += 1
+        for i in order[at:end]:
+            ranks[i] = (at + 1 + end) / 2
+        at = end
+    return ranks
