@@ -125,7 +125,7 @@ def _files(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty")
     try:
@@ -135,7 +135,7 @@ def _opened(file: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
         raise DataError(f"{file}: a broken gzip file: {error}") from None
 
 
-def _checked(text: str, where: str) -> str:
+def checked(text: str, where: str) -> str:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n")
         raise DataError(
@@ -149,7 +149,7 @@ def _checked(text: str, where: str) -> str:
 
 def _lines(file: Path, key: str) -> Iterator[Piece]:
     seen = False
-    with _opened(file) as lines:
+    with opened(file) as lines:
         for number, raw in enumerate(lines, 1):
             where = f"{file}:{number}"
             try:
@@ -158,7 +158,7 @@ def _lines(file: Path, key: str) -> Iterator[Piece]:
                 raise DataError(f"{where}: not UTF-8 at byte {error.start} of the line") from None
             if line:
                 seen = True
-                yield Piece(_checked(_value(line, key, where), where), True, where)
+                yield Piece(checked(_value(line, key, where), where), True, where)
     if not seen:
         raise DataError(f"{file}: no document in it, only empty lines")
 
@@ -190,7 +190,7 @@ def _value(line: str, key: str, where: str) -> str:
 def _whole(file: Path, piece: int) -> Iterator[Piece]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     held, line, at, first = "", 1, 0, True
-    with _opened(file) as source:
+    with opened(file) as source:
         for raw in chain(iter(lambda: source.read(piece), b""), [b""]):
             try:
                 held += decoder.decode(raw, final=not raw)
@@ -202,12 +202,12 @@ def _whole(file: Path, piece: int) -> Iterator[Piece]:
             cut = _cut(held, 16 * piece) if len(held) > piece and raw else 0
             if cut:
                 where = f"{file}:{line}"
-                yield Piece(_checked(held[:cut], where), False, where)
+                yield Piece(checked(held[:cut], where), False, where)
                 line, held, first = line + held.count("\n", 0, cut), held[cut:], False
     if first and not held:
         raise DataError(f"{file}: the file is empty")
     where = f"{file}:{line}"
-    yield Piece(_checked(held, where), True, where)
+    yield Piece(checked(held, where), True, where)
 
 
 def _cut(text: str, most: int) -> int:

@@ -1,0 +1,108 @@
+"""Records of training data, each of one of a few kinds, which is found by its keys.
+
+| kind | keys |
+|---|---|
+| `Text` | text |
+| `Chat` | messages; conversations (ShareGPT); instruction, output, with input, history, system (Alpaca) |
+| | question, answer; input, output (Guanaco's "### Human:"); prompt, completion (of messages) |
+| `Completion` | prompt, completion (of text) |
+| `Preference` | chosen, rejected, with prompt, messages, conversations or instruction |
+| `Labelled` | text, sentence or text_a, with label; and text_pair or text_b |
+| | sentence1, sentence2, label; premise, hypothesis, label; CLUE's csl and cluewsc |
+| `Tagged` | tokens or words, with tags, ner_tags or labels |
+| `Triplet` | anchor or query, positive, with negative; A, B, C, label (CAIL2019-SCM) |
+| `Question` | question, context, answers (SQuAD) |
+| `Translated` | source, target |
+
+`FORMS` is the table of these keys; other keys are left alone. Files are those of `headway.data.values`, and .txt: one
+text, or text TAB label on each line where labelled texts are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.data import values
+from headway.data.corpus import checked, texts
+from headway.data.record_forms import FORMS, Form, Row
+from headway.data.record_kinds import KINDS, Labelled, Record, Text
+from headway.errors import DataError, did_you_mean
+
+
+def read_records(
+    path: str | Path, *kinds: type[Record], skipped: Callable[[DataError], None] | None = None
+) -> Iterator[Record]:
+    """The records of a file, in its order; `kinds` are those that may be in it (none given: any).
+
+    `skipped` is called with the error of a record that cannot be read, and the record is left out; without it the
+    error is raised. Raises DataError with file and line, in any case for what is no JSON.
+    """
+    wanted = kinds or KINDS
+    for where, value in _values(Path(path), wanted):
+        try:
+            record = _record(value, where, wanted)
+        except DataError as error:
+            if skipped is None:
+                raise
+            skipped(error)
+        else:
+            yield record
+
+
+def _values(path: Path, wanted: Sequence[type[Record]]) -> Iterator[values.Value]:
+    if not path.name.endswith((".txt", ".txt.gz")):
+        return values.values(path)
+    if Labelled in wanted and Text not in wanted:
+        return _labelled_lines(path)
+    return ((str(path), {"text": text}) for text in ["".join(texts(path))])
+
+
+def _labelled_lines(path: Path) -> Iterator[values.Value]:
+    for where, line in values.lines(path):
+        text, tab, label = line.rpartition("\t")
+        if not line:
+            continue
+        if not tab:
+            raise DataError(f"{where}: text TAB label is expected, and there is no TAB")
+        yield where, {"text": text, "label": label}
+
+
+def _record(value: Any, where: str, wanted: Sequence[type[Record]]) -> Record:
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: an object is expected, got {type(value).__name__}")
+    _check_strings(value, where)
+    forms = [form for form in FORMS if value.keys() >= {*form.keys}]
+    form = next((f for f in forms if not f.kinds.isdisjoint(wanted)), None)
+    if form is None:
+        raise _unknown(value, where, wanted, forms)
+    record = form.read(Row(value, where))
+    if type(record) not in wanted:
+        raise _unknown(value, where, wanted, [Form(form.keys, frozenset({type(record)}), form.read)])
+    return record
+
+
+def _unknown(
+    value: Mapping[str, Any], where: str, wanted: Sequence[type[Record]], forms: Sequence[Form]
+) -> DataError:
+    """What is there, and what was asked for."""
+    usable = [form for form in FORMS if not form.kinds.isdisjoint(wanted)]
+    known = sorted({key for form in usable for key in form.keys})
+    hint = next((h for key in value if key not in known and (h := did_you_mean(key, known))), "")
+    asked = "; ".join(", ".join(form.keys) for form in usable)
+    names = " or ".join(kind.__name__ for kind in wanted)
+    there = (
+        f"is {' or '.join(sorted(k.__name__ for k in forms[0].kinds))}" if forms else "is of no known kind"
+    )
+    return DataError(
+        f"{where}: this record {there}, with the keys {sorted(value)}{hint}; asked for {names}, whose keys are: {asked}"
+    )
+
+
+def _check_strings(value: Any, where: str) -> None:
+    """Every string is text that UTF-8 can hold."""
+    if isinstance(value, str):
+        checked(value, where)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_strings(inner, where)

@@ -1,0 +1,199 @@
+"""The values of data files, one by one, each with the place where it stands.
+
+| path | values |
+|---|---|
+| `x.jsonl` | one a line |
+| `x.json` | the elements of an array; SQuAD's object, a question each; lines of objects, as some data sets have it |
+| `x.csv`, `x.tsv` | a line each, as an object; the first line names its columns. CSV is quoted, TSV is not |
+| `x.conll` | a sentence each: a word a line, its tag in the last column, an empty line after the sentence |
+
+Each may be compressed (`x.json.gz`). Text is UTF-8. What cannot be read raises DataError with file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from headway.data.corpus import checked, opened
+from headway.errors import DataError, did_you_mean
+
+Value = tuple[str, Any]  # where it stands, and what it is
+_SQUAD = "an array of objects, or SQuAD's object with "
+
+
+def values(path: str | Path) -> Iterator[Value]:
+    """The values of a file, with `file:line` of each (in SQuAD's object the path to it)."""
+    file = Path(path)
+    if not file.is_file():
+        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        kind = "a folder; records are read from files" if file.is_dir() else "no such file"
+        raise DataError(f"{file}: {kind}{did_you_mean(file.name, near)}")
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    if suffix not in _READERS:
+        raise DataError(
+            f"{file}: records are read from {', '.join(_READERS)} (or .gz of these), not {suffix!r}"
+        )
+    seen = False
+    for value in _READERS[suffix](file):
+        seen = True
+        yield value
+    if not seen:
+        raise DataError(f"{file}: no record in it")
+
+
+def lines(file: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file, without their ends, each with `file:line`."""
+    with opened(file) as source:
+        for number, raw in enumerate(source, 1):
+            where = f"{file}:{number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{where}: not UTF-8 at byte {error.start} of the line") from None
+            yield where, checked(line, where)
+
+
+def _whole(file: Path) -> str:
+    with opened(file) as source:
+        try:
+            return checked(source.read().decode("utf-8-sig"), str(file))
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}: not UTF-8 at byte {error.start}") from None
+
+
+def _jsonl(file: Path) -> Iterator[Value]:
+    for where, line in lines(file):
+        if not line.strip():
+            continue
+        if line.startswith("["):
+            raise DataError(
+                f"{where}: a JSON array; JSONL has one object per line, without [ ] and commas; rename an array .json"
+            )
+        value, end = _decoded(line, len(line) - len(line.lstrip()), where)
+        if line[end:].strip():
+            raise DataError(f"{where}: after the object there is more on this line: {line[end : end + 20]!r}")
+        yield where, value
+
+
+def _json(file: Path) -> Iterator[Value]:
+    """An array's elements are decoded one after the other, so that each has its line."""
+    text = _whole(file)
+    at = _skip(text, 0, f"{file}:1")
+    if text[at] == "{":
+        value, end = _decoded(text, at, f"{file}:{_line(text, at)}")
+        if text[end:].strip():
+            yield from _jsonl(file)
+        elif isinstance(value, dict) and isinstance(value.get("data"), list):
+            yield from _squad(value["data"], str(file))
+        else:
+            yield f"{file}:{_line(text, at)}", value
+        return
+    if text[at] != "[":
+        raise DataError(f'{file}:{_line(text, at)}: {_SQUAD}"data" is expected, got {text[at : at + 20]!r}')
+    line, seen, at = _line(text, at), at, _skip(text, at + 1, str(file))
+    while text[at] != "]":
+        line, seen = line + text.count("\n", seen, at), at
+        where = f"{file}:{line}"
+        value, at = _decoded(text, at, where)
+        yield where, value
+        at = _skip(text, at, where)
+        if text[at] == ",":
+            at = _skip(text, at + 1, where)
+        elif text[at] != "]":
+            raise DataError(
+                f"{where}: after this element a comma or ] is expected, got {text[at : at + 20]!r}"
+            )
+    if text[at + 1 :].strip():
+        raise DataError(
+            f"{file}:{_line(text, at)}: after the array there is more: {text[at + 1 : at + 21]!r}"
+        )
+
+
+def _squad(articles: list[Any], file: str) -> Iterator[Value]:
+    """The questions of SQuAD's object, each with its context; other objects' "data" as it is."""
+    for a, article in enumerate(articles):
+        where = f"{file}: data[{a}]"
+        if not (isinstance(article, Mapping) and "paragraphs" in article):
+            yield where, article
+            continue
+        for p, paragraph in enumerate(_list(article, "paragraphs", where)):
+            inner = f"{where}.paragraphs[{p}]"
+            for q, question in enumerate(_list(paragraph, "qas", inner)):
+                if not isinstance(question, Mapping):
+                    raise DataError(f"{inner}.qas[{q}]: an object is expected, got {type(question).__name__}")
+                context = {k: paragraph[k] for k in ("context",) if k in paragraph}
+                yield f"{inner}.qas[{q}]", {**question, **context}
+
+
+def _list(value: Any, key: str, where: str) -> list[Any]:
+    if not isinstance(value, Mapping) or not isinstance(value.get(key), list):
+        there = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        raise DataError(f'{where}: SQuAD has a list "{key}" here; there is {there}')
+    return list(value[key])
+
+
+def _table(file: Path) -> Iterator[Value]:
+    quoted = ".csv" in file.suffixes
+    source = io.StringIO(_whole(file), newline="")
+    options: dict[str, Any] = {"strict": True} if quoted else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    reader = csv.reader(source, **options)
+    try:
+        names = next(reader)
+        begin = reader.line_num + 1
+        for cells in reader:
+            where, begin = f"{file}:{begin}", reader.line_num + 1
+            if len(cells) not in (0, len(names)):
+                raise DataError(f"{where}: {len(cells)} cells; the first line names {len(names)}: {names}")
+            if cells:
+                yield where, dict(zip(names, cells, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{file}:{reader.line_num}: {error}") from None
+
+
+def _conll(file: Path) -> Iterator[Value]:
+    """Sentences of CoNLL's form (Tjong Kim Sang and De Meulder 2003); -DOCSTART- lines are left out."""
+    begin, rows = "", list[list[str]]()
+    for where, line in chain(lines(file), [("", "")]):
+        cells = line.split()
+        if cells and cells[0] != "-DOCSTART-":
+            if len(cells) < 2:
+                raise DataError(f"{where}: a word and its tag are expected, got {line!r}")
+            begin, rows = begin if rows else where, [*rows, cells]
+        elif rows:
+            yield begin, {"tokens": [row[0] for row in rows], "tags": [row[-1] for row in rows]}
+            rows = []
+
+
+def _decoded(text: str, at: int, where: str) -> tuple[Any, int]:
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        name, _, number = where.rpartition(":")
+        line, column = int(number) + text.count("\n", at, error.pos), error.colno
+        raise DataError(
+            f"{name}:{line}: not JSON: {error.msg.removesuffix(' at')} at column {column}"
+        ) from None
+    except (ValueError, RecursionError) as error:  # numbers and nestings beyond Python's limits
+        raise DataError(f"{where}: JSON that Python does not read: {error}") from None
+
+
+def _skip(text: str, at: int, where: str) -> int:
+    """Where the next character is that is no space."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    if at == len(text):
+        raise DataError(f"{where}: the JSON ends here, before it is complete")
+    return at
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+_READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _table, ".tsv": _table, ".conll": _conll}

@@ -1,0 +1,346 @@
+"""Records: the kind is what the keys say, and what cannot be read is named by file and line."""
+
+import gzip
+import json
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.data.record_kinds import (
+    Answer,
+    Chat,
+    Completion,
+    Labelled,
+    Preference,
+    Question,
+    Record,
+    Tagged,
+    Text,
+    Translated,
+    Triplet,
+)
+from headway.data.records import read_records
+from headway.data.values import values
+from headway.errors import DataError
+from tests.data import data_path
+
+HI, YO, NO = (
+    {"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "yo"), ("assistant", "no"))
+)
+SYSTEM = {"role": "system", "content": "s"}
+CALL = {"name": "f", "arguments": {"x": 1}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]}
+HUMAN, GPT = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}
+CASES: list[tuple[dict[str, Any], Record]] = [
+    ({"text": "t", "id": 3}, Text("t")),
+    ({"messages": [SYSTEM, HI, YO], "tools": [{"name": "f"}]}, Chat((SYSTEM, HI, YO), [{"name": "f"}])),
+    ({"messages": [HI, {**YO, "weight": 0}, HI, YO]}, Chat((HI, {**YO, "weight": 0}, HI, YO))),
+    ({"conversations": [HUMAN, GPT], "system": "s", "tools": "[1]"}, Chat((SYSTEM, HI, YO), [1])),
+    ({"conversations": [HI, YO]}, Chat((HI, YO))),
+    (
+        {"conversations": [HUMAN, {"from": "function_call", "value": json.dumps(CALL)},
+                           {"from": "observation", "value": "o"}, GPT]},
+        Chat((HI, CALLED, {"role": "tool", "content": "o"}, YO)),
+    ),
+    (
+        {"instruction": "i", "input": "n", "output": "yo", "history": [["hi", "no"]], "system": "s"},
+        Chat((SYSTEM, HI, NO, {"role": "user", "content": "i\n\nn", "instruction": "i", "input": "n"}, YO)),
+    ),
+    (
+        {"instruction": "hi", "output": "yo"},
+        Chat(({**HI, "instruction": "hi", "input": ""}, YO)),
+    ),
+    ({"question": "hi", "answer": "yo"}, Chat((HI, YO))),
+    ({"input": "### Human: hi ### Assistant: no ### Human: hi ### Assistant:", "output": "yo"}, Chat((HI, NO, HI, YO))),
+    ({"prompt": [HI, NO, HI], "completion": [YO]}, Chat((HI, {**NO, "weight": 0}, HI, YO))),
+    ({"prompt": "p", "completion": " c"}, Completion("p", " c")),
+    ({"prompt": "hi", "chosen": "yo", "rejected": "no"}, Preference((HI,), (YO,), (NO,))),
+    ({"prompt": [HI], "chosen": [YO], "rejected": [NO]}, Preference((HI,), (YO,), (NO,))),
+    ({"chosen": [HI, YO], "rejected": [HI, NO]}, Preference((HI,), (YO,), (NO,))),
+    ({"prompt": "hi", "chosen": [HI, YO], "rejected": [HI, NO]}, Preference((HI,), (YO,), (NO,))),
+    ({"chosen": [HI, YO], "rejected": [HI, YO, HI, NO]}, Preference((HI,), (YO,), (YO, HI, NO))),
+    (
+        {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "no"}},
+        Preference((HI,), (YO,), (NO,)),
+    ),
+    ({"text": "t", "label": 3}, Labelled("t", None, "3")),
+    ({"sentence": "t", "label": True}, Labelled("t", None, "true")),
+    ({"text_a": "t", "text_b": "u", "label": "x"}, Labelled("t", "u", "x")),
+    ({"text": "t", "text_pair": "u", "label": "x"}, Labelled("t", "u", "x")),
+    ({"sentence1": "t", "sentence2": "u", "label": "x"}, Labelled("t", "u", "x")),
+    ({"premise": "t", "hypothesis": "u", "label": "x"}, Labelled("t", "u", "x")),
+    ({"abst": "t", "keyword": ["a", "b"], "label": "0"}, Labelled("a b", "t", "0")),
+    (
+        {"text": "It is a dog.", "label": "true", "target": {
+            "span1_text": "dog", "span1_index": 8, "span2_text": "It", "span2_index": 0}},
+        Labelled("[It] is a _dog_.", None, "true"),
+    ),
+    ({"tokens": ["a", "b"], "ner_tags": [0, 5]}, Tagged(["a", "b"], ["0", "5"])),
+    ({"words": ["a", "b"], "tags": ["O", "B-X"]}, Tagged(["a", "b"], ["O", "B-X"])),
+    ({"A": "a", "B": "b", "C": "c", "label": "C"}, Triplet("a", "c", "b")),
+    ({"anchor": "a", "positive": "p", "negative": "n"}, Triplet("a", "p", "n")),
+    ({"query": "a", "positive": "p"}, Triplet("a", "p", None)),
+    (
+        {"question": "q", "context": "abab", "answers": {"text": ["ab"], "answer_start": [2]}, "id": "7"},
+        Question("q", "abab", (Answer("ab", 2),), "7"),
+    ),
+    (
+        {"question": "q", "context": "abab", "answers": [{"text": "b", "answer_start": 3}], "id": "7"},
+        Question("q", "abab", (Answer("b", 3),), "7"),
+    ),
+    ({"question": "q", "context": "abab", "answers": [], "id": "7"}, Question("q", "abab", (), "7")),
+    ({"source": "a", "target": "b"}, Translated("a", "b")),
+]  # fmt: skip
+
+
+def one(record: Record) -> Record:
+    """Without its place."""
+    return type(record)(**{**vars(record), "where": ""})
+
+
+@pytest.mark.parametrize(
+    ("row", "record"), CASES, ids=lambda case: ",".join(case) if isinstance(case, dict) else ""
+)
+def test_every_form_is_its_record(tmp_path: Path, row: dict[str, Any], record: Record) -> None:
+    """In JSONL and arrays, compressed or not, with other keys or without; asking for another kind is an error."""
+    content = json.dumps(row | {"source_id": 1}).encode()
+    array = b"[\n " + json.dumps({**row}, indent=1).encode() + b"\n,\n" + content + b"]\n"
+    for name, written, lines in (
+        ("x.jsonl", b"\xef\xbb\xbf" + content + b"\r\n\r\n" + content, [1, 3]),
+        ("x.jsonl.gz", gzip.compress(content), [1]),
+        ("y.json", content + b"\n" + content, [1, 2]),
+        ("x.json", array, [2, 3 + len(json.dumps(row, indent=1).split("\n"))]),
+        ("x.json.gz", gzip.compress(array), [2, 3 + len(json.dumps(row, indent=1).split("\n"))]),
+    ):
+        file = tmp_path / name
+        file.write_bytes(written)
+        for kinds in ((), (type(record),), (type(record), Translated)):
+            found = list(read_records(file, *kinds))
+            assert [r.where for r in found] == [f"{file}:{line}" for line in lines]
+            assert [one(r) for r in found] == [record] * len(lines)
+    other = Translated if not isinstance(record, Translated) else Tagged
+    refused = rf"x\.jsonl:1: this record is .*{type(record).__name__}.*; asked for {other.__name__}"
+    with pytest.raises(DataError, match=refused):
+        list(read_records(tmp_path / "x.jsonl", other))
+
+
+def test_the_kind_that_was_asked_for_decides_what_a_record_with_several_is(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"text": "a", "label": 1}')
+    assert [type(r) for kinds in ((), (Text,), (Labelled,), (Text, Labelled)) for r in read_records(file, *kinds)] == [
+        Labelled, Text, Labelled, Labelled
+    ]  # fmt: skip
+
+
+def test_squad_is_a_question_after_the_other_with_its_context(tmp_path: Path) -> None:
+    def qa(i: str, at: int) -> dict[str, Any]:
+        return {"id": i, "question": "q" + i, "answers": [{"text": "b", "answer_start": at}]}
+
+    file = tmp_path / "x.json"
+    paragraphs = [
+        {"context": "abab", "qas": [qa("1", 1), qa("2", 2), qa("3", 3)]},
+        {"context": "b", "qas": [qa("4", 0)]},
+    ]
+    file.write_text(
+        json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]}, indent=1)
+    )
+    errors: list[DataError] = []
+    found = list(read_records(file, Question, skipped=errors.append))
+    assert [(q.id, q.question, q.context, q.answers) for q in found if isinstance(q, Question)] == [
+        ("1", "q1", "abab", (("b", 1),)), ("3", "q3", "abab", (("b", 3),)), ("4", "q4", "b", (("b", 0),))
+    ]  # fmt: skip
+    place = "data[0].paragraphs[0].qas[1]: answers[0]"
+    assert [str(e) for e in errors] == [
+        f"{file}: {place}: 'b' does not stand at character 2 of the context; 'a' does"
+    ]
+    with pytest.raises(DataError, match="does not stand"):
+        list(read_records(file))
+
+
+def test_tables_and_conll(tmp_path: Path) -> None:
+    def read(name: str, text: str, *kinds: type[Record]) -> list[tuple[str, Record]]:
+        (tmp_path / name).write_text(text)
+        return [(r.where.removeprefix(f"{tmp_path}/"), one(r)) for r in read_records(tmp_path / name, *kinds)]
+
+    assert read("x.csv", 'text,label\n"a, ""b""\nc",1\n\nd,2\n') == [
+        ("x.csv:2", Labelled('a, "b"\nc', None, "1")), ("x.csv:5", Labelled("d", None, "2"))
+    ]  # fmt: skip
+    assert read("x.tsv", 'label\ttext_a\n1\t"a\n') == [("x.tsv:2", Labelled('"a', None, "1"))]
+    assert read("x.txt", "a b\t1\n\nc\td\t2\n", Labelled) == [
+        ("x.txt:1", Labelled("a b", None, "1")), ("x.txt:3", Labelled("c\td", None, "2"))
+    ]  # fmt: skip
+    assert read("x.txt", "a b\t1\n\nc\n", Text) == [("x.txt", Text("a b\t1\n\nc\n"))]
+    assert read("x.conll", "-DOCSTART- X O\n\na NN B-X\nb NN O\n\n\nc NN O") == [
+        ("x.conll:3", Tagged(["a", "b"], ["B-X", "O"])), ("x.conll:7", Tagged(["c"], ["O"]))
+    ]  # fmt: skip
+
+
+LINES = [
+    ('{"text": "a"}\n{"text": 1}', r'x\.jsonl:2: "text" must be a string, got int'),
+    ('\n{"txet": "a"}', r'x\.jsonl:2: this record is of no known kind, .*\[\'txet\'\] \(did you mean "text"\?\)'),
+    ("[1]", r"x\.jsonl:1: a JSON array; JSONL has one object per line"),
+    ('{"text": "a"} {}', r"x\.jsonl:1: after the object there is more on this line: ' \{\}'"),
+    ('{"text": "a",}', r"x\.jsonl:1: not JSON: .* at column"),
+    ('{"text": "\\ud800"}', r"x\.jsonl:1: a lone surrogate U\+D800"),
+    ('{"text": "a\\u0000"}', r"x\.jsonl:1: a NUL character"),
+    ("3", r"x\.jsonl:1: an object is expected, got int"),
+    ("\n\n", r"x\.jsonl: no record in it"),
+    ('{"messages": []}', r'x\.jsonl:1: "messages": a chat needs at least one message'),
+    ('{"messages": [{"role": "user", "contnet": "a"}]}', r'message 0 \(user\) needs "content".*did you mean'),
+    ('{"messages": [{"role": "user", "content": 3}]}', r'messages\[0\]: "content" must be a string, got int'),
+    ('{"messages": [{"role": "user", "content": null}]}', r'messages\[0\]: "content" must be a string'),
+    ('{"messages": [{"role": "a", "content": "", "weight": 2}]}', r'"weight" must be 0 or 1, got 2'),
+    ('{"conversations": [{"from": "humna", "value": ""}]}', r"conversations\[0\]: there is no speaker 'humna'"),
+    ('{"conversations": [{"from": "gpt"}]}', r'conversations\[0\] needs "from" and a string "value"'),
+    ('{"conversations": [{"from": "function_call", "value": "f()"}]}', r"a function_call must be JSON"),
+    ('{"conversations": []}', r'"conversations" must be a list of turns'),
+    ('{"instruction": 3, "output": ""}', r'x\.jsonl:1: "instruction" must be a string, got int'),
+    ('{"instruction": "", "output": "", "history": [3]}', r"history\[0\] must be a list of a question"),
+    ('{"input": "a", "output": "b"}', r"Guanaco.* rename its keys"),
+    ('{"input": "### Human:", "output": "b"}', r"Guanaco.* rename its keys"),
+    ('{"prompt": "p", "completion": ""}', r'"completion" is empty'),
+    ('{"chosen": "a", "rejected": "b"}', r"there is no prompt"),
+    ('{"prompt": "a", "chosen": [{"role": "user", "content": ""}], "rejected": "b"}', r'"chosen" must go on with'),
+    ('{"text": "a", "label": 0.5}', r'"label" must be a string or a whole number, got 0\.5'),
+    ('{"text": "a", "label": null}', r'"label" must be a string or a whole number, got None'),
+    ('{"tokens": ["a"], "tags": []}', r"1 words and 0 tags"),
+    ('{"tokens": "a", "tags": []}', r'"tokens" must be a list, got str'),
+    ('{"A": "", "B": "", "C": "", "label": "A"}', r'"label" must be "B" or "C".*got \'A\''),
+    ('{"question": "", "context": "a", "answers": [{"text": "a", "answer_start": -1}]}', r"not stand at character -1"),
+    ('{"question": "", "context": "a", "answers": [{"text": "a"}]}', r'answers\[0\] needs a string "text"'),
+    ('{"question": "", "context": "a", "answers": {"text": ["a"], "answer_start": []}}', r"lists .* of one length"),
+    ('{"text": "a", "label": 1, "target": {"span1_text": "b"}}', r'"target" needs span1_text, span1_index'),
+]  # fmt: skip
+BAD = [
+    ("x.json", "[]", r"x\.json: no record in it"),
+    ("x.json", '[\n{"text": "a"}\n{"text": "b"}]', r"x\.json:2: after this element a comma or \] is expected"),
+    ("x.json", '[\n{"text": "a"},\n{"text":\n oops}]', r"x\.json:4: not JSON: .* at column 2"),
+    ("x.json", '[{"text": "a"}', r"x\.json:1: the JSON ends here, before it is complete"),
+    ("x.json", '[{"text": "a"}] 3', r"x\.json:1: after the array there is more: ' 3'"),
+    ("x.json", '"text"', r"x\.json:1: an array of objects, or SQuAD's object"),
+    ("x.json", '{"data": [{"paragraphs": [3]}]}', r'paragraphs\[0\]: SQuAD has a list "qas" here; there is int'),
+    ("x.csv", "text,label\na,b\nc\n", r"x\.csv:3: 1 cells; the first line names 2"),
+    ("x.csv", 'text,label\n"a,b\n', r"x\.csv:2: unexpected end of data"),
+    ("x.conll", "a O\nb\n", r"x\.conll:2: a word and its tag are expected, got 'b'"),
+    ("x.parquet", "PAR1", r"records are read from \.jsonl, \.json, .*, not '\.parquet'"),
+    *(("x.jsonl", content, error) for content, error in LINES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "error"), BAD)
+def test_what_cannot_be_read_is_named_by_file_and_line(
+    tmp_path: Path, name: str, content: str, error: str
+) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(DataError, match=error) as raised:
+        list(read_records(file))
+    assert str(raised.value).startswith(str(file))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "\xff"}')
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b"[]" * 1000)[:-9])
+    for name, error in (
+        ("tran.jsonl", r'no such file \(did you mean "train\.jsonl"\?\)'),
+        ("", "a folder; records are read from files"),
+        ("train.jsonl", r"train\.jsonl:1: not UTF-8 at byte 10 of the line"),
+        ("cut.json.gz", "a broken gzip file"),
+    ):
+        with pytest.raises(DataError, match=error):
+            list(read_records(tmp_path / name))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc\n]"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSON, min_size=1, max_size=5), st.sampled_from([None, 0, 2]), st.integers(0, 200))
+def test_an_array_is_its_elements_and_each_stands_in_its_line(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], indent: int | None, cut: int
+) -> None:
+    """As `json` reads it; and cut anywhere it is an error that names the file."""
+    file = tmp_path_factory.mktemp("a") / "x.json"
+    text = json.dumps(rows, indent=indent)
+    file.write_text(text)
+    found = list(values(file))
+    assert [value for _, value in found] == rows
+    if indent is not None:
+        lines = text.split("\n")
+        for where, value in found:
+            first = json.dumps(value, indent=indent).split("\n")[0]
+            assert lines[int(where.removeprefix(f"{file}:")) - 1].strip().removesuffix(",") == first
+    file.write_text(text[: cut % len(text)])
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        list(values(file))
+
+
+KEYS = sorted({key for row, _ in CASES for key in row})
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5))
+def test_whatever_stands_under_its_keys_a_record_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any]
+) -> None:
+    file = tmp_path_factory.mktemp("r") / "x.jsonl"
+    file.write_text(json.dumps(row))
+    errors: list[DataError] = []
+    found = list(read_records(file, skipped=errors.append))
+    assert len(found) + len(errors) == 1
+    assert all(str(error).startswith(f"{file}:1") for error in errors)
+
+
+def counted(file: Path, *kinds: type[Record]) -> tuple[Counter[type[Record]], int]:
+    errors: list[DataError] = []
+    return Counter(type(r) for r in read_records(file, *kinds, skipped=errors.append)), len(errors)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "read", "bad"),
+    [
+        ("alpaca/alpaca_5000.json.gz", Chat, 5000, 0),
+        ("alpaca/alpaca_gpt4_zh_1000.json.gz", Chat, 1000, 0),
+        ("alpaca/code_alpaca_2k.json.gz", Chat, 2017, 0),
+        ("conversations/dummy_conversation_with_system.json", Chat, 500, 0),
+        ("conversations/glaive_toolcall_en_sharegpt.json.gz", Chat, 300, 0),
+        ("conversations/oasst1_guanaco_val_953.jsonl.gz", Chat, 953, 0),
+        ("conversations/oasst1_sft_zh.json.gz", Chat, 766, 0),
+        ("instruct-other/gsm8k_test.jsonl.gz", Chat, 1319, 0),
+        ("chinese/cmrc2018_dev.json.gz", Question, 3043, 176),  # the rest has answers that stand elsewhere
+        ("chinese/cmrc2018_trial.json.gz", Question, 997, 5),
+        ("chinese/thucnews10_titles_dev.txt.gz", Labelled, 10000, 0),
+    ],
+)
+def test_real_files(name: str, kind: type[Record], read: int, bad: int) -> None:
+    assert counted(data_path(name), kind) == ({kind: read}, bad)
+
+
+@pytest.mark.slow
+def test_real_files_of_classes(tmp_path: Path) -> None:
+    """IMDB and every set of FewCLUE, as its README counts them."""
+    assert counted(data_path("imdb/test.jsonl.gz")) == ({Labelled: 25000}, 0)
+    with tarfile.open(data_path("chinese/fewclue_labelled.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    sizes = {
+        "tnews": 2010,
+        "iflytek": 1749,
+        "csl": 2838,
+        "ocnli": 2520,
+        "bustm": 1772,
+        "eprstmt": 610,
+        "cluewsc": 976,
+    }
+    for name, size in sizes.items():
+        assert counted(tmp_path / "datasets" / name / "test_public.json") == ({Labelled: size}, 0)
