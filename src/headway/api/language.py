@@ -7,11 +7,12 @@ from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor
 
-from headway.api.pretrained import Pretrained, check_options
+from headway.api.pretrained import BATCH, Pretrained, check_options
 from headway.cache import DecoderCache
 from headway.errors import DataError
-from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling
+from headway.generate import Beams, Delta, Generation, GenerationConfig, Sampling, Score, rolling_windows
 from headway.generate import generate as generate_ids
+from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
 from headway.generate.loop import collect
 from headway.models import Decoder
@@ -47,6 +48,18 @@ class Options(TypedDict, total=False):
     use_cache: bool
     kv_cache_dtype: str
     prefill_chunk: int | None
+
+
+class Scoring(TypedDict, total=False):
+    """How to score texts.
+
+    batch_size: rows read at once; changes no result but by rounding.   beyond_context: go on past the trained context.
+    special: control tokens written in the texts are control tokens, not text.
+    """
+
+    batch_size: int
+    beyond_context: bool
+    special: bool
 
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -131,6 +144,78 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         """`chat`, token by token."""
         return self.stream(self.need_tokenizer().render_chat(messages), **options)
 
+    @property
+    def prefix(self) -> int:
+        """The token that an empty context is: BOS, else EOS. Raises DataError for a model that has neither."""
+        own = self.tokenizer.bos if self.tokenizer is not None else None
+        if own is None and not self.eos:
+            raise DataError("this model has neither BOS nor EOS to begin a text with; give a context")
+        return self.eos[0] if own is None else own
+
+    @overload  # a str is a Sequence[str], too
+    def score(  # type: ignore[overload-overlap]
+        self, context: str, continuation: str, **how: Unpack[Scoring]
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self, context: str | Sequence[str], continuation: Sequence[str], **how: Unpack[Scoring]
+    ) -> list[Score]: ...
+
+    def score(self, context: Any, continuation: Any, **how: Unpack[Scoring]) -> Score | list[Score]:
+        """How probable a continuation of a context is: `Score`, with `log_prob`, `is_greedy` and each token's own.
+
+        Lists of as many contexts and continuations are scored pair by pair, a list of continuations of one context
+        one by one. Encoded as lm-evaluation-harness does it: spaces at the end of the context belong to the
+        continuation, both are encoded as one text and divided where the context's own tokens end; an empty context is
+        `prefix`. What else is in the list changes no result but by rounding.
+
+        >>> lm.score("The capital of France is", [" Paris", " a cat"])
+
+        Raises DataError for a continuation without a token of its own, ConfigError for what the context is too short
+        for."""
+        options, special = _scoring("score", how)
+        one = isinstance(context, str) and isinstance(continuation, str)
+        wanted = [continuation] if isinstance(continuation, str) else list(continuation)
+        given = [context] * len(wanted) if isinstance(context, str) else list(context)
+        if len(given) != len(wanted):
+            raise DataError(
+                f"score: {len(given)} contexts for {len(wanted)} continuations; give one for each, or one for all"
+            )
+        pairs = [self._pair(i, *both, special) for i, both in enumerate(zip(given, wanted, strict=True))]
+        found = score_ids(self.model, pairs, **options)
+        return found[0] if one else found
+
+    @overload
+    def score_text(  # type: ignore[overload-overlap]
+        self, text: str, *, window: int | None = ..., **how: Unpack[Scoring]
+    ) -> Score: ...
+
+    @overload
+    def score_text(
+        self, text: Sequence[str], *, window: int | None = ..., **how: Unpack[Scoring]
+    ) -> list[Score]: ...
+
+    def score_text(
+        self, text: Any, *, window: int | None = None, **how: Unpack[Scoring]
+    ) -> Score | list[Score]:
+        """How probable a text of any length is, each of its tokens predicted once; of a list, each text alone.
+
+        It follows `prefix` and is read in windows of `window` tokens (the trained context unless given), the last of
+        which looks back as far as it can: `rolling_windows`. -log_prob / ln 2 / bytes are its bits per byte."""
+        options, special = _scoring("score_text", how)
+        texts = [text] if isinstance(text, str) else list(text)
+        length = self.spec.trained_context if window is None else window
+        encoded = self.need_tokenizer().encode_batch(texts, bos=False, special=special)
+        windows = [rolling_windows(ids, self.prefix, length) for ids in encoded]
+        parts = score_ids(self.model, [pair for own in windows for pair in own], **options)
+        whole, scores = iter(parts), []
+        for ids, own in zip(encoded, windows, strict=True):
+            mine = [next(whole) for _ in own]
+            log_probs = [value for part in mine for value in part.log_probs]
+            scores.append(Score.of(ids, log_probs, all(part.is_greedy for part in mine)))
+        return scores[0] if isinstance(text, str) else scores
+
     def __call__(
         self,
         ids: Tensor,
@@ -142,6 +227,24 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         """Logits [B, T, V] of the token after each slot of `ids` [B, T]: `Decoder.forward`."""
         logits: Tensor = self.model(ids, tokens=tokens, cache=cache, logits_for=logits_for)
         return logits
+
+    def _pair(self, i: int, context: str, continuation: str, special: bool) -> tuple[list[int], list[int]]:
+        """A context and its continuation as ids; see `score`."""
+        tokenizer, stem = self.need_tokenizer(), context.rstrip()
+        if not stem:
+            before, whole = (
+                [self.prefix],
+                tokenizer.encode(context + continuation, bos=False, special=special),
+            )
+            whole = [*before, *whole]
+        else:
+            both = tokenizer.encode_batch([stem, context + continuation], eos=False, special=special)
+            before, whole = both
+        if len(whole) <= len(before):
+            raise DataError(
+                f"continuation {i} ({continuation!r}) has no token of its own after its context: give it some text"
+            )
+        return before, whole[len(before) :]
 
     def _ids(self, prompt: Any, special: bool) -> tuple[list[list[int]], bool]:
         """The prompts as ids, and whether it was one."""
@@ -173,3 +276,10 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             given["beams"] = Beams(given["beams"])
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
         return GenerationConfig(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused)
+
+
+def _scoring(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:
+    """The options of `headway.generate.score`, and `special`."""
+    check_options(call, how, Scoring.__annotations__)
+    options: dict[str, Any] = {"batch_size": BATCH, **how}
+    return options, options.pop("special", False)

@@ -48,7 +48,9 @@ COMMANDS: dict[str, Command] = {
     "answer": Command("Find the answer to a question in a text", "headway.cli.encoders:answer"),
     "embed": Command("One vector for each text, or how similar texts are", "headway.cli.encoders:embed"),
     "chat": Command("Talk with a model in the terminal", "headway.cli.generate:chat"),
-    "eval": Command("Bits per byte and perplexity of a model on a text", "headway.cli.evaluate"),
+    "eval": Command(
+        "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"
+    ),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),

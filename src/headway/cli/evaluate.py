@@ -1,13 +1,13 @@
-"""`headway eval MODEL --data TEXT`: how well a model predicts a text."""
+"""`headway eval MODEL --data TEXT | --harness TASKS`: how well a model predicts a text, or does tasks."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from headway.cli._shared import (
     BackendOption,
     JsonOption,
-    LimitOption,
     RowOption,
     ThreadsOption,
     attributes,
@@ -21,19 +21,110 @@ from headway.report import table
 def command(
     model: Annotated[str, typer.Argument(help="Hugging Face folder")],
     data: Annotated[
-        str, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
-    ],
+        str | None, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
+    ] = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            "--harness", metavar="TASK[,TASK]", help="tasks of lm-evaluation-harness, instead of a text"
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", help="folder of YAML files with harness tasks of your own")
+    ] = None,
+    shots: Annotated[
+        int | None,
+        typer.Option(
+            "--shots", min=0, help="solved examples before each document of a task [default: the task's]"
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="documents of tasks go through the chat template")
+    ] = False,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size", min=1, help="rows of a task computed at once; changes no result [default: 32]"
+        ),
+    ] = None,
     context: RowOption = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="auto | bf16 | fp32: number format of weights and products")
+        str,
+        typer.Option(
+            "--dtype",
+            help="auto | bf16 | fp32: number format of weights and products; with --harness, auto is the file's",
+        ),
     ] = "auto",
-    limit: LimitOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help="only the first N tokens of the text, or N documents of each task"
+        ),
+    ] = None,
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
-    tokens, under one mask for good."""
+    tokens, under one mask for good. With --harness, what lm-evaluation-harness finds for its tasks."""
+    if dtype not in ("auto", "bf16", "fp32", "fp16"):
+        raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
+    if (data is None) == (harness is None):
+        raise ConfigError("eval needs a text (--data FILE) or tasks (--harness TASK[,TASK]), one of them")
+    set_threads(threads)
+    if harness is not None:
+        given = {
+            "limit": limit,
+            "shots": shots,
+            "context": context,
+            "batch_size": batch_size or 32,
+            "chat": chat,
+        }
+        _harness(model, harness.split(","), tasks, dtype, backend, given, json)
+        return
+    if chat or any(given is not None for given in (tasks, shots, batch_size)):
+        raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
+    assert data is not None
+    _text(model, data, context, dtype, limit, backend, json)
+
+
+def _harness(
+    model: str,
+    names: list[str],
+    folder: Path | None,
+    dtype: str,
+    backend: str,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    try:
+        from headway.integrations import lm_eval as harness
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    from headway.api import load
+
+    lm = load(model, task="causal-lm", dtype=None if dtype == "auto" else dtype, backend=backend)
+    found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
+    results, documents = found["results"], found["n-samples"]
+    rows = [
+        (task, documents.get(task, {}).get("effective"), name.removesuffix(",none"), value, own[_error(name)])
+        for task, own in results.items()
+        for name, value in own.items()
+        if _error(name) in own
+    ]
+    report = table(("task", "documents", "metric", "value", "standard error"), rows)
+    print_report({"model": model, "results": results, "documents": documents}, report, json)
+
+
+def _error(metric: str) -> str:
+    """The harness's name for the standard error of a metric: acc,none has acc_stderr,none."""
+    name, comma, kind = metric.partition(",")
+    return f"{name}_stderr{comma}{kind}"
+
+
+def _text(
+    model: str, data: str, context: int | None, dtype: str, limit: int | None, backend: str, json: bool
+) -> None:
     import torch
 
     from headway.checkpoints.folder import load_folder
@@ -45,9 +136,6 @@ def command(
     from headway.train.tasks import text_task_of, text_tasks
     from headway.train.text_config import TextConfig
 
-    if dtype not in ("auto", "bf16", "fp32", "fp16"):
-        raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
-    set_threads(threads)
     precision = choose_precision(dtype)
     source = load_folder(model)
     spec, task = source.spec, text_tasks()[text_task_of(source.spec)]

@@ -1,0 +1,120 @@
+"""How probable given continuations are: what multiple choice, reranking and perplexity ask of a decoder.
+
+Legend: B rows, T slots, N tokens that are scored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError, DataError
+from headway.generate.config import GenerationConfig
+from headway.generate.requests import check_prompts, context_limit
+from headway.generate.session import evaluating, padded
+from headway.models import Decoder
+from headway.models.stack import scaled
+from headway.nn import IGNORE_INDEX, output_cross_entropy
+from headway.tokens import Tokens
+
+Pair = tuple[Sequence[int] | Tensor, Sequence[int] | Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A continuation and its probability.
+
+    log_prob: ln p(continuation | context), the sum of `log_probs`.
+    ids, log_probs: its tokens, and of each ln p(token | context and the tokens before it).
+    is_greedy: whether each token is the most probable one, so that greedy generation would give them.
+    """
+
+    log_prob: float
+    is_greedy: bool
+    ids: tuple[int, ...] = field(repr=False)
+    log_probs: tuple[float, ...] = field(repr=False)
+
+    @staticmethod
+    def of(ids: Sequence[int], log_probs: Sequence[float], is_greedy: bool) -> Score:
+        return Score(math.fsum(log_probs), is_greedy, tuple(ids), tuple(log_probs))
+
+
+def score(
+    model: Decoder, pairs: Sequence[Pair], *, batch_size: int = 32, beyond_context: bool = False
+) -> list[Score]:
+    """The `Score` of each (context, continuation), both token ids, in their order.
+
+    Pairs are read together, `batch_size` at once, the longest first; that changes no result by more than the rounding
+    of the model's products. No logits but those of a chunk of scored tokens exist at a time.
+
+    Raises DataError for a context or a continuation that is empty or has an id outside the vocabulary, ConfigError for
+    a pair that the context has no room for (its last token need not be read: of n tokens, n - 1 slots).
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be 1 or more, got {batch_size}")
+    if any(len(continuation) == 0 for _, continuation in pairs):
+        number = [len(continuation) for _, continuation in pairs].index(0)
+        raise DataError(f"continuation {number} is empty: there is no token whose probability could be told")
+    if not pairs:
+        return []
+    vocab, limit = (
+        model.spec.vocab,
+        context_limit(model.spec, GenerationConfig(beyond_context=beyond_context)),
+    )
+    contexts = check_prompts([context for context, _ in pairs], vocab)
+    wanted = check_prompts([continuation for _, continuation in pairs], vocab)
+    rows = [[*context, *ids] for context, ids in zip(contexts, wanted, strict=True)]
+    for i, row in enumerate(rows):
+        if limit is not None and len(row) - 1 > limit:
+            raise ConfigError(
+                f"pair {i}: {len(contexts[i])} tokens of context and {len(wanted[i])} of the continuation are more "
+                f"than the model's context of {limit} and one; shorten the pair's context"
+                + ("" if limit == model.spec.context_limit else ", or set beyond_context=True")
+            )
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    found: dict[int, Score] = {}
+    for at in range(0, len(rows), batch_size):
+        batch = order[at : at + batch_size]
+        log_probs, hits = _scored(model, [rows[i] for i in batch], [len(contexts[i]) for i in batch])
+        begin = 0
+        for i in batch:
+            end = begin + len(wanted[i])
+            found[i] = Score.of(wanted[i], log_probs[begin:end], all(hits[begin:end]))
+            begin = end
+    return [found[i] for i in range(len(rows))]
+
+
+def _scored(model: Decoder, rows: list[list[int]], begins: list[int]) -> tuple[list[float], list[bool]]:
+    """ln p of the tokens of each row from its place in `begins` on, row after row [N], and whether they are greedy."""
+    ids, lengths = padded([row[:-1] for row in rows])
+    targets, _ = padded([row[1:] for row in rows])
+    slots, device = torch.arange(ids.shape[1]), model.model.embedding.device
+    first, count = (torch.tensor(values).unsqueeze(1) for values in (begins, lengths))
+    scored = (slots >= first - 1) & (slots < count)
+    targets = torch.where(scored, targets, IGNORE_INDEX)[scored].to(device)
+    with evaluating(model):
+        hidden = model.hidden(ids.to(device), tokens=Tokens.from_lengths(lengths).to(device))
+        states = scaled(hidden[scored.to(device)], model.spec.logit_scale)
+        losses = output_cross_entropy(model.lm_head, states, targets, model.spec.vocab, hits=True)
+    assert losses.hits is not None
+    return (-losses.each.double()).tolist(), losses.hits.tolist()
+
+
+def rolling_windows(ids: Sequence[int], prefix: int, length: int) -> list[Pair]:
+    """(context, continuation) pairs that score every one of `ids` once, in windows of `length` slots.
+
+    The first window begins with `prefix`; each further one scores as many tokens as are left, at most `length`, and
+    looks back on what else fits: at least one token. As lm-evaluation-harness has them (`get_rolling_token_windows`
+    with a context of 1)."""
+    first = min(length, len(ids))
+    if length < 1:
+        raise ConfigError(f"a window must have 1 slot or more, got {length}")
+    windows: list[Pair] = [([prefix], list(ids[:first]))] if ids else []
+    for done in range(first, len(ids), length):
+        end = min(len(ids), done + length)
+        windows.append((list(ids[end - length - 1 : done]), list(ids[done:end])))
+    return windows

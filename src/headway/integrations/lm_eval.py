@@ -1,0 +1,240 @@
+"""lm-evaluation-harness on our models: the harness's tasks, our `LanguageModel`.
+
+    headway eval runs/mine --harness hellaswag,arc_easy
+    python -m headway.integrations.lm_eval run --model headway --model_args pretrained=runs/mine --tasks hellaswag
+
+The second is the harness's own command line, in a process that knows the model "headway" (it has no entry points).
+Log-likelihoods are those of its `hf` model on the same folder, to the rounding of the products, for every batch size.
+Where the two differ: a rolling log-likelihood begins with BOS once (`hf` lets a tokenizer that writes BOS write it
+again after the prefix, and scores it: `add_bos_token=False` there is the same), and arguments that are not known are
+errors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from headway.api import LanguageModel, load
+from headway.api.pretrained import BATCH
+from headway.errors import ConfigError
+from headway.generate import score
+from headway.text.chat import Message
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.tasks import TaskManager
+    from tqdm import tqdm
+except ImportError as error:
+    raise ImportError(
+        "headway.integrations.lm_eval needs lm-evaluation-harness (lm_eval 0.4.13 or newer), which cannot be imported "
+        f'({error}); pip install "headway[harness]"'
+    ) from error
+
+NEW_TOKENS = 256  # of a text whose task does not say how many, as in all models of the harness
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@register_model("headway")
+class HeadwayLM(TemplateLM):  # type: ignore[misc]
+    """A model of the harness.
+
+    Args:
+        pretrained: a folder or an id of the Hub, for `headway.load`, or a `LanguageModel`.
+        batch_size: rows read at once, or "auto"; changes no result.
+        max_length: slots of a row [the trained context]; longer contexts are cut on the left, as the harness does.
+        dtype, device, backend, revision: see `headway.load`.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | LanguageModel,
+        *,
+        batch_size: int | str = BATCH,
+        max_length: int | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        backend: str = "auto",
+        revision: str | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(pretrained, LanguageModel):
+            self.lm = pretrained
+        else:
+            if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+                logging.getLogger(__name__).warning(
+                    "there is no %s here, using the CPU", device
+                )  # their default
+                device = "cpu"
+            how: dict[str, Any] = {"dtype": dtype, "device": device, "backend": backend, "revision": revision}
+            self.lm = load(str(pretrained), task="causal-lm", **how)
+        self.text = self.lm.need_tokenizer()
+        self.batch_size = BATCH if batch_size == "auto" else int(batch_size)
+        self.max_length = max_length or self.lm.spec.trained_context
+        self._device = self.lm.model.model.embedding.device
+
+    @property
+    def eot_token_id(self) -> int:
+        """EOS, or what an empty context is."""
+        return self.lm.eos[0] if self.lm.eos else self.lm.prefix
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What an empty context is."""
+        return self.lm.prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness keeps encoded requests by."""
+        return f"headway-{self.text.fingerprint.hex()}"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Ids; control tokens are what they are written as, and BOS is not put before a BOS that is written."""
+        written = self.text.bos is not None and string.startswith(self.text.token(self.text.bos))
+        bos = not written if add_special_tokens is None else add_special_tokens
+        return self.text.encode(string, bos=bos, eos=False, special=True)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        found: dict[int, tuple[float, bool]] = {}
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
+        with tqdm(total=len(order), disable=disable_tqdm, desc="log-likelihoods") as bar:
+            for at in range(0, len(order), self.batch_size):
+                batch = order[at : at + self.batch_size]
+                pairs = [self._fitted(*requests[i][1:]) for i in batch]
+                scores = score(self.lm.model, pairs, batch_size=self.batch_size, beyond_context=True)
+                for i, one in zip(batch, scores, strict=True):
+                    found[i] = (one.log_prob, one.is_greedy)
+                    if requests[i][0] is not None:
+                        self.cache_hook.add_partial("loglikelihood", requests[i][0], found[i])
+                bar.update(len(batch))
+        return [found[i] for i in range(len(requests))]
+
+    def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """The pair, its context cut on the left to what a row has room for."""
+        room = self.max_length + 1 - len(continuation)
+        if room < 1:
+            raise ConfigError(
+                f"a continuation of {len(continuation)} tokens is longer than a row of {self.max_length} "
+                "(max_length); this model cannot score this task"
+            )
+        return context[-room:], continuation
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """ln p of whole texts: `LanguageModel.score_text`."""
+        found = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="rolling log-likelihoods"):
+            (text,) = request.args
+            one = self.lm.score_text(
+                text, window=self.max_length, batch_size=self.batch_size, special=True, beyond_context=True
+            )
+            found.append(one.log_prob)
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), one.log_prob)
+        return found
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Texts after contexts, up to the strings of `until`."""
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(sorted(request.args[1].items())), []).append(i)
+        found: dict[int, str] = {}
+        for own in groups.values():
+            options = self._options(requests[own[0]].args[1])
+            room = self.max_length - options["max_new_tokens"]
+            if room < 1:
+                raise ConfigError(
+                    f"max_gen_toks is {options['max_new_tokens']}, and a row has {self.max_length} slots (max_length): "
+                    "nothing is left for the context; ask for fewer (--gen_kwargs max_gen_toks=N)"
+                )
+            prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in own]
+            texts = self.lm.generate(prompts, batch_size=self.batch_size, beyond_context=True, **options)
+            for i, made in zip(tqdm(own, disable=disable_tqdm, desc="texts"), texts, strict=True):
+                found[i] = made.text
+                self.cache_hook.add_partial("generate_until", requests[i].args, made.text)
+        return [found[i] for i in range(len(requests))]
+
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a task says of generation, in our words."""
+        said = dict(normalize_gen_kwargs(dict(given), NEW_TOKENS))
+        until, sampled = said.pop("until", None) or [], said.pop("do_sample", False)
+        options = {
+            "max_new_tokens": said.pop("max_gen_toks"),
+            "temperature": float(said.pop("temperature", 1.0 if sampled else 0.0)),
+            "stop": [text for text in ([until] if isinstance(until, str) else until) if text],
+            **{name: said.pop(name) for name in SAMPLING if name in said},
+        }
+        if said:
+            raise ConfigError(
+                f"the task asks for {', '.join(sorted(said))} in generation, which headway does not have; known are "
+                f"until, do_sample, temperature, max_gen_toks, {', '.join(SAMPLING)}"
+            )
+        return options
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The source of the tokenizer's template, None unless it is asked for."""
+        if chat_template is False or chat_template is None:
+            return None
+        if isinstance(chat_template, str):
+            raise ConfigError(f"this tokenizer has one chat template, and none of the name {chat_template!r}")
+        if self.text.chat_template is None:
+            raise ConfigError("a chat template was asked for, and this tokenizer has none")
+        return self.text.chat_template.source
+
+    def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """A conversation as text, open for the reply; without a generation prompt, open after its last message."""
+        self.chat_template(True)
+        assert self.text.chat_template is not None
+        names = {"bos_token": self.text.bos, "eos_token": self.text.eos}
+        text = self.text.chat_template.render(
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            **{name: "" if token is None else self.text.token(token) for name, token in names.items()},
+        )
+        if add_generation_prompt:
+            return text
+        last = str(chat_history[-1]["content"]).strip()
+        return text[: text.rindex(last) + len(last)]
+
+
+def evaluate(
+    model: LanguageModel,
+    tasks: Sequence[str],
+    *,
+    folder: str | None = None,
+    limit: int | None = None,
+    shots: int | None = None,
+    context: int | None = None,
+    batch_size: int = BATCH,
+    chat: bool = False,
+) -> dict[str, Any]:
+    """What the harness finds for these tasks: the value of its `simple_evaluate`, without samples.
+
+    `folder` has tasks of one's own (YAML); `limit` is the number of documents of each task, `shots` of solved examples
+    before each, `context` the slots of a row (`max_length`), `chat` whether requests go through the chat template.
+    Raises ConfigError for a task that is not there."""
+    manager = TaskManager(include_path=folder)
+    unknown = [task for task in tasks if not manager.match_tasks([task])]
+    if unknown:
+        raise ConfigError(
+            f"the harness has no task {', '.join(unknown)}; `python -m headway.integrations.lm_eval ls tasks` lists "
+            "those that it has, and a folder of YAML files adds your own (--tasks)"
+        )
+    own = HeadwayLM(model, batch_size=batch_size, max_length=context)
+    found = simple_evaluate(
+        own, tasks=list(tasks), task_manager=manager, limit=limit, num_fewshot=shots, apply_chat_template=chat,
+        log_samples=False,
+    )  # fmt: skip
+    return dict(found)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
