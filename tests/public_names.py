@@ -24,6 +24,7 @@ MODULES = (
     "headway.train",
     "headway.generate",
     "headway.surgery",
+    "headway.recipes",
     "headway.api",
     "headway.compat",
     "headway.similarity",

@@ -1,16 +1,20 @@
 """Bits per byte are exact: every token but the first of a document is predicted once, bytes are the text's."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from headway.checkpoints.restore import load_model
 from headway.data import Rows, TokenFile, encode_corpus
-from headway.errors import DataError
+from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec, build
 from headway.text import train_bpe
+from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
+from headway.train.metrics import read_metrics
 
 
 def test_bits_per_byte_by_hand(tmp_path: Path) -> None:
@@ -78,3 +82,22 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
     model = build(ModelSpec.of_depth(1, 9), seed=0)
     with pytest.raises(DataError, match="no token to predict: every document has a single token"):
         evaluate(model, Rows(TokenFile(tmp_path / "a.tokens"), 8))
+
+
+def test_a_run_measures_before_its_first_step_and_in_rows_of_other_lengths(
+    settings: Callable[..., TextConfig], tmp_path: Path
+) -> None:
+    config = settings(validation_share=0.3, eval_at_start=True, eval_contexts=(12, 48), steps=2, dtype="fp32")
+    result = train(config, quiet=True)
+    lines = [r for r in read_metrics(result.metrics) if "val_loss" in r]
+    assert [r["step"] for r in lines] == [0, 2]
+    file = TokenFile(Path(config.out) / "data" / "validation.tokens")
+    model = load_model(result.model)
+    for length in (12, 48):
+        assert lines[-1][f"val_loss@{length}"] == pytest.approx(
+            evaluate(model, Rows(file, length)).loss, rel=1e-5
+        )
+    fresh = load_model(Path(config.out) / "checkpoint-0")
+    assert lines[0]["val_loss"] == pytest.approx(evaluate(fresh, Rows(file, config.context)).loss, rel=1e-5)
+    with pytest.raises(ConfigError, match="eval_contexts are lengths of held-out rows"):
+        train(settings(eval_contexts=(12,), out=str(tmp_path / "other")), quiet=True)

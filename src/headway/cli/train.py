@@ -19,7 +19,7 @@ from headway.errors import ConfigError
 from headway.report import cell, table
 from headway.train import config_yaml
 from headway.train.config import TrainConfig, extra
-from headway.train.config_io import read_config, read_yaml
+from headway.train.config_io import STAGES, read_config, read_yaml
 from headway.train.tasks import settings_of, tasks_with
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ def run(
             rich_help_panel="Run",
         ),
     ] = "never",
+    small: Annotated[
+        bool,
+        typer.Option("--small", help="with the settings under `small:` of the YAML file: a run in toy size"),
+    ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
     ] = False,
@@ -59,7 +63,13 @@ def run(
 ) -> int:
     """Train a model: a decoder on the next token of a text, an encoder on masked ones, a translator on pairs of
     sentences (--task translation). Resumes bit for bit."""
-    settings = resolve(config, overrides, flags)
+    if config is not None and STAGES in read_yaml(config):
+        if print_config or dry_run:
+            raise ConfigError(
+                f"{config} is a recipe of several runs; --print-config and --dry-run are for one run"
+            )
+        return _recipe(config, overrides, flags, resume, small, json)
+    settings = resolve(config, overrides, flags, small=small)
     if print_config:
         print(config_yaml(settings), end="")
         return 0
@@ -78,6 +88,22 @@ def run(
         note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
         return 130
     _print(result, json)
+    return 0
+
+
+def _recipe(
+    config: Path, overrides: list[str] | None, flags: Mapping[str, Any], resume: str, small: bool, json: bool
+) -> int:
+    from headway.recipes import read_recipe, run_recipe
+    from headway.train import Interrupted
+
+    recipe = read_recipe(config, overrides or (), _given(flags), small=small)
+    try:
+        report = run_recipe(recipe, resume=resume)
+    except Interrupted as stop:
+        note(f"saved {stop.checkpoint}\ngo on with the same command and --resume auto")
+        return 130
+    print_report(report.plain(), report.text(), json)
     return 0
 
 
@@ -137,11 +163,17 @@ def asked_task(arguments: Sequence[str]) -> str | None:
     return named
 
 
-def resolve(config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any]) -> TrainConfig:
+def resolve(
+    config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any], *, small: bool = False
+) -> TrainConfig:
     """The settings of a run: the environment, the YAML file, key=value overrides, flags; later ones win."""
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
     around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
-    return read_config(config, overrides or (), given, {k: v for k, v in around.items() if v})
+    usual = {name: value for name, value in around.items() if value}
+    return read_config(config, overrides or (), _given(flags), usual, small=small)
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None and value != []}
 
 
 def with_flags(function: Callable[..., int], kind: type[TrainConfig]) -> Callable[..., int]:

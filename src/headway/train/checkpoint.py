@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
@@ -105,7 +106,7 @@ class State:
         with torch.no_grad():
             for name, value in own.items():
                 copy_into(folder.tensors, name, value)
-        tensors = {_current_name(name): tensor for name, tensor in open_tensors(path / OPTIMIZER).items()}
+        tensors = optimizer_tensors(path / OPTIMIZER)
         if RNG not in tensors:
             raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
         torch.set_rng_state(tensors.pop(RNG).clone())
@@ -113,6 +114,19 @@ class State:
         for field in fields(Progress):
             setattr(self.progress, field.name, record[field.name])
         return remarks
+
+    def take_moments(self, file: Path) -> int:
+        """Begin with another run's moments, in the file `OPTIMIZER` of its checkpoint; of how many parameters.
+
+        Those of parameters that have another name or shape here, or another optimizer, are left out."""
+        tensors = optimizer_tensors(file)
+        tensors.pop(RNG, None)
+        return self.optimizer.take_state_tensors(tensors)
+
+
+def optimizer_tensors(file: Path) -> dict[str, Tensor]:
+    """The content of an `OPTIMIZER` file, under the parameters' names of today."""
+    return {_current_name(name): tensor for name, tensor in open_tensors(file).items()}
 
 
 def _current_name(name: str) -> str:

@@ -84,6 +84,12 @@ class TrainConfig(BaseModel):
     clip: float = setting(
         1.0, "largest norm of a step's gradient; inf for no clipping", group="Optimizer", gt=0
     )
+    moments: str | None = setting(
+        None,
+        "optimizer.safetensors of another run, whose moments this one begins with where names and shapes are the same "
+        "[default: zeros]",
+        group="Optimizer",
+    )
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
         "auto",
         "number format of the matrix products; weights and optimizer stay fp32. auto: bf16 where the CPU has "
@@ -106,6 +112,7 @@ class TrainConfig(BaseModel):
     eval_every: int | None = setting(
         None, "evaluate every N steps [default: only at the end]", group="Output", unit="steps", ge=1
     )
+    eval_at_start: bool = setting(False, "evaluate before the first step, too", group="Output")
     save_every: int | None = setting(
         None,
         "write a checkpoint every N steps [default: only at the end]",

@@ -12,6 +12,7 @@ from headway.errors import ConfigError
 from headway.train.config import TrainConfig, extra
 from headway.train.tasks import settings_of, tasks_with
 
+STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
 OBJECTIVES = {"next-token": "causal-lm", "masked-lm": "masked-lm"}
 
 
@@ -20,14 +21,21 @@ def read_config(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
     defaults: Mapping[str, Any] | None = None,
+    *,
+    small: bool = False,
 ) -> TrainConfig:
-    """`defaults` (the environment), a YAML file, `key=value` overrides, flags: each may be absent, later ones win.
-    `task` says whose settings they are. A file that an earlier version wrote is read as it was meant.
+    """`defaults` (the environment), a YAML file, with `small` the settings under its key `small`, `key=value`
+    overrides, flags: each may be absent, later ones win. `task` says whose settings they are. A file that an earlier
+    version wrote is read as it was meant.
 
     Raises ConfigError for a file that is not a YAML mapping, a bad override, a setting that is given both as
     an override and as a flag, a setting of another task, and everything that `TrainConfig.of` refuses.
     """
     values = read_yaml(path) if path is not None else {}
+    in_toy_size = values.pop(SMALL, None)
+    if small and not isinstance(in_toy_size, dict):
+        raise ConfigError(f"--small needs a YAML file (--config) with settings under `{SMALL}:`, got {path}")
+    values |= in_toy_size if small and in_toy_size else {}
     given, flags = parse_overrides(overrides), flags or {}
     for key in sorted(given.keys() & flags.keys()):
         raise ConfigError(f"{key} is given twice: as {key}=... and as a flag; give it once")

@@ -126,30 +126,63 @@ class Optimizer:
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `state_tensors`, strict: CheckpointError for what is missing, left over or misshapen."""
-        parameters = self.parameters
-        owner = {id(p): part for _, part in self._parts for g in part.param_groups for p in g["params"]}
-        states: dict[str, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            name, _, field = key.rpartition("/")
-            if name not in parameters:
-                raise CheckpointError(f"the optimizer's state holds {key!r}, but the model has no {name!r}")
-            if value.dim() and value.shape != parameters[name].shape:
-                raise CheckpointError(
-                    f"the optimizer's {key} has shape {tuple(value.shape)}, the parameter has "
-                    f"{tuple(parameters[name].shape)}"
-                )
-            states.setdefault(name, {})[field] = value.clone()
+        parameters, states = self.parameters, _by_parameter(tensors)
+        if unknown := sorted(states.keys() - parameters.keys()):
+            raise CheckpointError(
+                f"the optimizer's state is of {unknown[0]!r}, but the model has no {unknown[0]!r}"
+            )
         if states and (missing := parameters.keys() - states.keys()):
             raise CheckpointError(f"the optimizer's state lacks {', '.join(sorted(missing))}")
         for name, state in states.items():
-            p = parameters[name]
-            kind = type(owner[id(p)]).__name__
-            if state.keys() != STATE[kind]:
-                raise CheckpointError(
-                    f"the optimizer's state of {name} holds {sorted(state)}, but {kind} keeps "
-                    f"{sorted(STATE[kind])}; resume with the optimizer of the run"
-                )
-            owner[id(p)].state[p] = dict(state)
+            if (problem := self._misfit(name, state)) is not None:
+                raise CheckpointError(problem)
+            self._take(name, state)
+
+    def take_state_tensors(self, tensors: dict[str, Tensor]) -> int:
+        """Take what fits of another optimizer's `state_tensors`, parameter by parameter; of how many there was."""
+        fit = {
+            name: state
+            for name, state in _by_parameter(tensors).items()
+            if name in self.parameters and self._misfit(name, state) is None
+        }
+        for name, state in fit.items():
+            self._take(name, state)
+        return len(fit)
+
+    def _owner(self, name: str) -> torch.optim.Optimizer:
+        p = self.parameters[name]
+        return next(o for _, o in self._parts if any(p is q for g in o.param_groups for q in g["params"]))
+
+    def _misfit(self, name: str, state: Mapping[str, Tensor]) -> str | None:
+        """Why this is no state of the parameter; None where it is one."""
+        p, kind = self.parameters[name], type(self._owner(name)).__name__
+        if state.keys() != STATE[kind]:
+            return (
+                f"the optimizer's state of {name} holds {sorted(state)}, but {kind} keeps {sorted(STATE[kind])}; "
+                "resume with the optimizer of the run"
+            )
+        wrong = [(field, value) for field, value in state.items() if value.dim() and value.shape != p.shape]
+        return next(
+            (
+                f"the optimizer's {name}/{field} has shape {tuple(value.shape)}, the parameter has {tuple(p.shape)}"
+                for field, value in wrong
+            ),
+            None,
+        )
+
+    def _take(self, name: str, state: Mapping[str, Tensor]) -> None:
+        self._owner(name).state[self.parameters[name]] = {
+            field: value.clone() for field, value in state.items()
+        }
+
+
+def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """PARAMETER/FIELD -> tensor as PARAMETER -> FIELD -> tensor."""
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, field = key.rpartition("/")
+        states.setdefault(name, {})[field] = value
+    return states
 
 
 def shares(matrices: list[nn.Parameter], count: int) -> list[list[nn.Parameter]]:

@@ -103,6 +103,11 @@ class Run:
             for remark in self.state.load(start):
                 self.say(f"not bit for bit the same run: {remark}")
             self.say(f"going on from {start}: step {self.state.progress.step}")
+        elif config.moments is not None:
+            taken, count = self.state.take_moments(Path(config.moments)), len(self.state.optimizer.parameters)
+            self.say(
+                f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros"
+            )
         self.trainer = Trainer(
             task,
             task.model,
@@ -121,6 +126,9 @@ class Run:
     def go(self) -> TrainResult:
         """To the end. Raises Interrupted after a signal, when the running step is done and saved."""
         if self.start is None:
+            if self.config.eval_at_start:
+                with self.pool:
+                    self.measure(last=False)
             self.save()  # shows, before any work is done, that saving works
         record: dict[str, Any] = {}
         with self.pool:

@@ -34,6 +34,12 @@ class TextConfig(PackedConfig):
         unit="tokens",
         ge=1,
     )
+    eval_contexts: tuple[int, ...] = setting(
+        (),
+        "lengths of rows that held-out text is measured in as well, after the last step",
+        group="Output",
+        unit="tokens",
+    )
     sample_prompts: tuple[str, ...] = setting(
         (),
         "texts that are continued, or whose mask tokens are filled in, every `sample_every` steps and at the end",

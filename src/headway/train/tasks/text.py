@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from headway.data import MaskedRows, Rows, TokenFile
+from headway.errors import ConfigError
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.text import Tokenizer
 from headway.train.callbacks import Callback, CallbackContext
@@ -36,6 +38,15 @@ class TextTask(RowsTask):
         rows = self.rows(train, config, tokenizer, spec)
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
         self.data, self.file = train.described(), train
+        self.held_rows_of: dict[int, Rows | MaskedRows] = {}
+        for length in config.eval_contexts:
+            if validation is None:
+                raise ConfigError(
+                    "eval_contexts are lengths of held-out rows; give validation or validation_share"
+                )
+            other = config.model_copy(update={"context": length})
+            self.check(other, spec)
+            self.held_rows_of[length] = self.rows(validation, other, tokenizer, spec)
 
     @classmethod
     @abstractmethod
@@ -72,4 +83,10 @@ class TextTask(RowsTask):
         """See `Objective`: during the run about the first `eval_tokens` tokens, at its end all."""
         if self.held_rows is None:
             return None
-        return evaluate(model, self.held_rows, limit=None if last else self.config.eval_tokens, pool=pool)
+        found = evaluate(model, self.held_rows, limit=None if last else self.config.eval_tokens, pool=pool)
+        measures: dict[str, float] = {}
+        for length, rows in self.held_rows_of.items() if last else ():
+            other = evaluate(model, rows, pool=pool)
+            named = {"loss": other.loss, "bits_per_byte": other.bits_per_byte, "accuracy": other.accuracy}
+            measures |= {f"{name}@{length}": value for name, value in named.items() if value is not None}
+        return replace(found, metrics=measures)

@@ -1,0 +1,8 @@
+"""Recipes: several runs in one file. Each begins with fresh weights or with what an earlier one trained, changed by
+surgery where asked; the whole is repeated for seeds, and ends with one table and with claims that are seen or not."""
+
+from headway.recipes.recipe import Recipe, Stage, read_recipe
+from headway.recipes.report import RecipeReport
+from headway.recipes.run import run_recipe
+
+__all__ = ["Recipe", "RecipeReport", "Stage", "read_recipe", "run_recipe"]

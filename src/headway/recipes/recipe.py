@@ -1,0 +1,180 @@
+"""A recipe's YAML file: settings of all stages, and the stages.
+
+out: runs/evolution
+depth: 4                      # settings of `headway train`: of every stage whose task has them ...
+seeds: [0, 1, 2]              # the whole for each of them, in OUT/seed-N
+stages:
+  - name: llama
+    data: wikitext.txt        # ... and of this stage alone
+  - name: short
+    from: llama               # the stage whose model this one begins with; the one before unless given; null: none
+    surgery: {gqa: {kv_heads: 2, pool: mean}}
+    moments: keep             # of the optimizer: keep, or zero
+    task: chat
+    published: {loss: 1.73}   # figures that the table shows next to ours
+    small: {steps: 2}         # with --small, instead
+claims:
+  pooling the mean is better than nothing: short.val_loss < llama.val_loss
+columns: [val_loss]           # of the table
+small: {depth: 1, steps: 2}   # with --small, in every stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from headway.errors import ConfigError, did_you_mean
+from headway.recipes.claims import Claim
+from headway.recipes.surgery import check_surgery
+from headway.train.config import TrainConfig
+from headway.train.config_io import SMALL, STAGES, parse_overrides, read_yaml
+from headway.train.rows_config import FROM_SCRATCH
+from headway.train.tasks import TASKS, settings_of
+
+Moments = Literal["keep", "zero"]
+RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns")
+STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
+FIRST_ONLY = (*FROM_SCRATCH, "model", "tokenizer", "units", "vocab")
+"""Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a recipe.
+
+    Attributes:
+        settings: of its run, without `out`, `seed`, and, with a source, `model`.
+        source: the stage whose trained model it begins with; None for a run of its own.
+        surgery: operations on that model before training, as (name, options), in their order.
+        moments: what the optimizer begins with; "keep" takes those of the source's last step.
+        published: figures of others, by column of the table.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    source: str | None = None
+    surgery: tuple[tuple[str, Any], ...] = ()
+    moments: Moments = "zero"
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+    def config(
+        self, out: Path, seed: int, model: Path | None = None, moments: Path | None = None
+    ) -> TrainConfig:
+        """The settings of its run in the folder `out`. Raises ConfigError, with the stage's name."""
+        values = {**self.settings, "out": str(out), "seed": seed}
+        values |= {} if model is None else {"model": str(model)}
+        values |= {} if moments is None else {"moments": str(moments)}
+        return settings_of(values.get("task")).of(values, f"stage {self.name}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Stages in their order, for each seed; `columns` of the table are all measures unless given."""
+
+    out: Path
+    stages: tuple[Stage, ...]
+    seeds: tuple[int, ...] = (0,)
+    claims: tuple[Claim, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def folder(self, seed: int) -> Path:
+        """Of all stages of one seed."""
+        return self.out if len(self.seeds) == 1 else self.out / f"seed-{seed}"
+
+    def stage_folder(self, stage: Stage, seed: int) -> Path:
+        """Of one run."""
+        return self.folder(seed) / f"{self.stages.index(stage) + 1}-{stage.name}"
+
+
+def read_recipe(
+    path: str | Path,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    *,
+    small: bool = False,
+) -> Recipe:
+    """A recipe. Later ones win: the file's settings for all stages, a stage's own, with `small` those under `small:`
+    (of the recipe, then of the stage), `KEY=VALUE` and flags for all stages, `STAGE.KEY=VALUE`.
+
+    Raises ConfigError for keys that are unknown to every stage or to a stage's task, names that are not unique, a
+    source that is no earlier stage, operations and claims that are not understood: before anything is run."""
+    values = read_yaml(path)
+    given = {**parse_overrides(overrides), **(flags or {})}
+    entries = values.pop(STAGES, None)
+    if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
+        raise ConfigError(f"{path}: stages is a list of mappings, at least one")
+    names = [str(entry.get("name", "")) for entry in entries]
+    if len({*names}) < len(names) or not all(map(str.isidentifier, names)):
+        raise ConfigError(f"{path}: every stage has a name of its own of letters, digits and _, got {names}")
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key in [key for key in given if "." in key]:
+        name, _, setting = key.partition(".")
+        if name not in own:
+            raise ConfigError(f"{key}: there is no stage {name!r}{did_you_mean(name, names)}")
+        own[name][setting] = given.pop(key)
+    small_of_all = values.pop(SMALL, {})
+    small_of_all = small_of_all if small else {}
+    recipe = {key: values.pop(key) for key in RECIPE_KEYS if key in values}
+    seeds = tuple(given.pop("seeds", recipe.get("seeds", (values.pop("seed", 0),))))
+    out = Path(given.pop("out", values.pop("out", "runs/recipe")))
+    for everyone in (values, small_of_all, given):
+        _check_known(everyone, entries, path)
+    stages: list[Stage] = []
+    for entry, name in zip(entries, names, strict=True):
+        around = {**small_of_all, **(entry.get(SMALL, {}) if small else {}), **given, **own[name]}
+        stages.append(_stage(entry, name, values, around, [s.name for s in stages], path))
+    claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
+    found = Recipe(out, tuple(stages), seeds, claims, tuple(recipe.get("columns", ())))
+    for stage in stages:  # every setting is validated before anything is run
+        model = None if stage.source is None else Path(stage.source)
+        stage.config(found.stage_folder(stage, seeds[0]), seeds[0], model)
+    return found
+
+
+def _stage(
+    entry: Mapping[str, Any],
+    name: str,
+    for_all: Mapping[str, Any],
+    around: Mapping[str, Any],
+    earlier: list[str],
+    path: str | Path,
+) -> Stage:
+    where = f"{path}: stage {name}"
+    source = entry.get("from", earlier[-1] if earlier and "model" not in entry else None)
+    if source is not None and source not in earlier:
+        raise ConfigError(f"{where}: from {source!r} is no earlier stage{did_you_mean(str(source), earlier)}")
+    moments = entry.get("moments", "zero")
+    if moments not in get_args(Moments):
+        raise ConfigError(f"{where}: moments are {' or '.join(get_args(Moments))}, got {moments!r}")
+    surgery = entry.get("surgery", {})
+    if source is None and (surgery or moments == "keep"):
+        raise ConfigError(
+            f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
+        )
+    own = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
+    task = {**for_all, **own, **around}.get("task")
+    known = settings_of(task).model_fields
+    usual = {
+        key: value
+        for values in (for_all, own, around)
+        for key, value in values.items()
+        if (key in known or values is own)
+        and not (source is not None and key in FIRST_ONLY and values is not own)
+    }
+    return Stage(
+        name, usual, source, tuple(check_surgery(surgery, where)), moments, dict(entry.get("published", {}))
+    )
+
+
+def _check_known(values: Mapping[str, Any], entries: list[dict[str, Any]], path: str | Path) -> None:
+    """ConfigError for a key that no stage has."""
+    tasks = {values.get("task"), *(entry.get("task", values.get("task")) for entry in entries)}
+    known = {key for task in tasks for key in settings_of(task).model_fields} | {*RECIPE_KEYS}
+    for key in values.keys() - known:
+        hint = did_you_mean(key, known)
+        raise ConfigError(
+            f"{path}: {key} is a setting of no stage{hint}; tasks: {', '.join(map(str, tasks or TASKS))}"
+        )

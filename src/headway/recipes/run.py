@@ -1,0 +1,115 @@
+"""A recipe from its first stage to its table; every stage is a run of its own, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headway.checkpoints import load_folder
+from headway.checkpoints.storage.files import atomic_write, json_text
+from headway.checkpoints.storage.reading import read_json
+from headway.checkpoints.storage.safetensors import write_safetensors
+from headway.errors import ConfigError
+from headway.models import cost
+from headway.recipes.recipe import Recipe, Stage
+from headway.recipes.report import RecipeReport
+from headway.recipes.surgery import moments_after, write_model
+from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
+from headway.train.config import TrainConfig
+from headway.train.metrics import METRICS, read_metrics
+from headway.train.microbatch_pool import DTYPES, choose_precision
+from headway.train.run import train, with_task
+
+DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
+REPORT = "report"
+
+
+def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
+    """Run all stages for all seeds, and report; report.json and report.md in the recipe's folder say the same.
+
+    resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
+    on, bit for bit as `headway train` does.
+
+    Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already, and where a
+    stage that is done had other settings."""
+    if resume not in ("never", "auto"):
+        raise ConfigError(f"a recipe goes on with resume never or auto, got {resume!r}")
+    if resume == "never" and recipe.out.exists() and any(recipe.out.iterdir()):
+        raise ConfigError(
+            f"{recipe.out} is not empty; go on with --resume auto, or choose another folder with --out"
+        )
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    records = [
+        [_stage(recipe, stage, seed, say=say, quiet=quiet) for stage in recipe.stages]
+        for seed in recipe.seeds
+    ]
+    report = RecipeReport(recipe, tuple(map(tuple, records)))
+    atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
+    atomic_write(recipe.out / f"{REPORT}.md", report.markdown())
+    return report
+
+
+def _stage(
+    recipe: Recipe, stage: Stage, seed: int, *, say: Callable[[str], None], quiet: bool
+) -> dict[str, Any]:
+    """Run one stage, or read what it left; its record."""
+    folder = recipe.stage_folder(stage, seed)
+    before = next((recipe.stage_folder(s, seed) for s in recipe.stages if s.name == stage.source), None)
+    source = None if before is None else before / FINAL
+    model = source if not stage.surgery else folder / START
+    kept = folder / MOMENTS if stage.moments == "keep" else None
+    config = stage.config(folder, seed, model, kept)
+    settings = {"settings": config.model_dump(mode="json"), "surgery": [list(item) for item in stage.surgery]}
+    if (folder / DONE).exists():
+        record = read_json(folder / DONE)
+        if record["run"] != settings:
+            raise ConfigError(
+                f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
+            )
+        return record
+    about = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
+    say(f"--- {about}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
+    if source is not None and before is not None and not checkpoints(folder):
+        changed = write_model(source, folder / START, stage.surgery) if stage.surgery else []
+        for line in changed:
+            say(f"surgery: {line}")
+        if kept is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.unlink(missing_ok=True)
+            last = checkpoints(before)[-1] / OPTIMIZER
+            write_safetensors(kept, moments_after(last, load_folder(source).spec, stage.surgery))
+    config = with_task(config)
+    train(config, resume="auto", quiet=quiet)
+    found = measures(folder, config)
+    record = {"stage": stage.name, "seed": seed, "task": config.task, "run": settings, "measures": found}
+    atomic_write(folder / DONE, json_text(record))
+    return record
+
+
+def measures(folder: Path, config: TrainConfig) -> dict[str, Any]:
+    """What a finished run measured: its last step's, the last held-out ones (`val_..`), those before the first step
+    (`start_..`), and what its model is."""
+    lines = read_metrics(folder / METRICS)
+    steps = [line for line in lines if "loss" in line]
+    last = steps[-1] if steps else {}
+    names = ("loss", "accuracy", "bits_per_byte", "trained_tokens", "seconds")
+    found: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
+    for line in lines:
+        held = {name: value for name, value in line.items() if name.startswith("val_")}
+        found |= held
+        if line.get("step") == 0:
+            found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
+    spec = load_folder(folder / FINAL).spec
+    found["parameters"] = cost.parameter_count(spec)
+    if spec.causal:
+        found["kv_bytes_per_token"] = cost.kv_bytes_per_token(
+            spec, DTYPES[choose_precision(config.dtype).what]
+        )
+    return found

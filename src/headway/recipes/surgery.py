@@ -1,0 +1,116 @@
+"""What a stage does to its model before training: operations of `headway surgery`, and changes of the spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headway.checkpoints import load_folder
+from headway.errors import ConfigError, did_you_mean
+from headway.models import ModelSpec
+from headway.patterns import parse
+from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
+from headway.surgery.operation import changes, write
+from headway.train.checkpoint import RNG, optimizer_tensors
+
+State = Mapping[str, Tensor]
+Changed = tuple[ModelSpec, dict[str, Tensor]]
+KEY_VALUE = (".k_proj.", ".v_proj.")
+
+
+def _context(spec: ModelSpec, state: State, tokens: int, method: str | None = None) -> Changed:
+    """Rows of `tokens` tokens: with `method` as `stretch_context`, else with the positions as they are."""
+    if method is None:
+        return replace(spec, trained_context=tokens), dict(state)
+    given: Any = method
+    return stretch_context(spec, state, given, tokens / spec.trained_context)
+
+
+def _patterns(spec: ModelSpec, state: State, layers: str) -> Changed:
+    """Other patterns with the same weights: one per layer, repeated, separated by ';'."""
+    return spec.with_patterns([parse(part) for part in layers.split(";")]), dict(state)
+
+
+OPERATIONS: Mapping[str, tuple[Callable[..., Changed], tuple[str, ...]]] = {
+    "gqa": (pool_heads, ("kv_heads", "pool", "seed")),
+    "window": (put_window, ("keys", "sinks", "layers")),
+    "context": (_context, ("tokens", "method")),
+    "longformer": (make_longformer, ("context", "window")),
+    "patterns": (_patterns, ("layers",)),
+}
+"""name -> the pure function (spec, state, ..) -> (spec, state), and its options; a value that is no mapping is the
+first option's."""
+
+
+def check_surgery(asked: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The operations as (name, options). Raises ConfigError for what is none."""
+    if not isinstance(asked, Mapping):
+        raise ConfigError(f"{where}: surgery is a mapping of operations, got {asked!r}")
+    for name, value in asked.items():
+        if name not in OPERATIONS:
+            raise ConfigError(
+                f"{where}: there is no operation {name!r}{did_you_mean(str(name), OPERATIONS)}; there are "
+                f"{', '.join(OPERATIONS)}"
+            )
+        known = OPERATIONS[name][1]
+        options = dict(value) if isinstance(value, Mapping) else {known[0]: value}
+        if unknown := options.keys() - {*known}:
+            raise ConfigError(
+                f"{where}: {name} has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}"
+            )
+        if known[0] not in options:
+            raise ConfigError(f"{where}: {name} needs {known[0]}")
+        yield name, options
+
+
+def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], ...]) -> Changed:
+    """One operation after the other."""
+    changed = spec, dict(state)
+    for name, options in operations:
+        changed = OPERATIONS[name][0](*changed, **options)
+    return changed
+
+
+def write_model(source: Path, target: Path, operations: tuple[tuple[str, Any], ...]) -> list[str]:
+    """Write the model of `source`, operated on, at `target`; what changed, as lines of text."""
+    folder = load_folder(source)
+    spec, state = operated(folder.spec, folder.tensors, operations)
+    write(folder, target, spec, state, lambda path: None, context=spec.trained_context, overwrite=True)
+    return [f"{name}: {before} -> {after}" for name, before, after in changes(folder.spec, spec)]
+
+
+def moments_after(
+    file: Path, before: ModelSpec, operations: tuple[tuple[str, Any], ...]
+) -> dict[str, Tensor]:
+    """The optimizer's state in `file`, of a model of the spec `before`, for the model after the operations.
+
+    The gradient of a key/value head that n heads were pooled into is the sum of theirs. So is its mean over steps, and
+    its square is at most n times the sum of theirs (Cauchy-Schwarz), which is what the second moment becomes:
+
+        m' = m_1 + ... + m_n        v' = n (v_1 + ... + v_n)
+
+    Moments of heads that were drawn anew are left out; a parameter whose moments are not here begins with zeros."""
+    tensors = optimizer_tensors(file)
+    tensors.pop(RNG, None)
+    for name, options in operations:
+        if name == "gqa":
+            tensors = _pooled(tensors, before, options["kv_heads"], fresh=options.get("pool") == "random")
+            before = replace(before, kv_heads=options["kv_heads"])
+    return tensors
+
+
+def _pooled(tensors: dict[str, Tensor], spec: ModelSpec, kv_heads: int, *, fresh: bool) -> dict[str, Tensor]:
+    n = spec.kv_heads // kv_heads
+    found = {}
+    for key, value in tensors.items():
+        if not any(part in key for part in KEY_VALUE):
+            found[key] = value
+        elif not fresh:
+            grouped = value.unflatten(0, (kv_heads, n, -1)) if value.dim() else value
+            summed = grouped.sum(1).flatten(0, 1) if value.dim() else value
+            found[key] = n * summed if key.endswith("/exp_avg_sq") else summed
+    return found

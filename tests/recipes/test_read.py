@@ -1,0 +1,81 @@
+"""What a recipe's file may say, and whose word is the last."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import run
+from headway.errors import ConfigError
+from headway.recipes import Recipe, read_recipe
+
+Make = Callable[..., Recipe]
+
+
+@pytest.mark.parametrize(
+    ("stages", "keys", "said"),
+    [
+        ([], {}, "stages is a list of mappings"),
+        ([{"name": "a b"}], {}, "a name of its own of letters"),
+        ([{"name": "a"}, {"name": "a"}], {}, "a name of its own"),
+        ([{"name": "a"}, {"name": "b", "from": "c"}], {}, "from 'c' is no earlier stage"),
+        ([{"name": "a", "surgery": {"gqa": 2}}], {}, "need the model of an earlier stage"),
+        ([{"name": "a", "moments": "keep"}], {}, "need the model of an earlier stage"),
+        ([{"name": "a"}, {"name": "b", "moments": "maybe"}], {}, "moments are keep or zero, got 'maybe'"),
+        ([{"name": "a"}, {"name": "b", "surgery": {"gqq": 2}}], {}, "there is no operation 'gqq' (did you mean"),
+        ([{"name": "a"}, {"name": "b", "surgery": {"gqa": {"heads": 2}}}], {}, "gqa has no option heads"),
+        ([{"name": "a"}, {"name": "b", "surgery": {"window": {"sinks": 2}}}], {}, "window needs keys"),
+        ([{"name": "a", "stepz": 3}], {}, 'unknown setting "stepz"'),
+        ([{"name": "a"}], {"stepz": 3}, "stepz is a setting of no stage"),
+        ([{"name": "a"}, {"name": "b", "depth": 3}], {}, "already fixes depth"),
+        ([{"name": "a"}], {"claims": {"c": "a.val_loss"}}, "must compare by <"),
+        ([{"name": "a"}], {"claims": {"c": "b.val_loss < 1"}}, "there is no stage 'b'"),
+        ([{"name": "a"}], {"claims": {"c": "a. < 1"}}, "is no comparison"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_runs(
+    make: Make, tmp_path: Path, stages: list[Any], keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make("out", stages, **keys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_later_words_win(make: Make, tmp_path: Path) -> None:
+    stages = [
+        {"name": "a", "steps": 7, "lr": 0.1, "small": {"lr": 0.3}},
+        {"name": "b", "task": "masked-lm", "from": None, "family": "bert", "mask_share": 0.2},
+    ]
+    keys = {"mask_share": 0.3, "toy": {"steps": 2, "lr": 0.2}, "kv_heads": None, "heads": 2}
+    usual, small = make("out", stages, **keys), make("out", stages, small=True, **keys)
+    assert [s.settings["steps"] for s in usual.stages] == [7, 4]
+    assert [s.settings["steps"] for s in small.stages] == [2, 2]
+    assert [s.settings.get("lr") for s in small.stages] == [0.3, 0.2]
+    assert [s.settings["mask_share"] for s in usual.stages] == [0.3, 0.2]
+    given = read_recipe(tmp_path / "recipe.yaml", ["steps=9", "b.steps=5", "out=x"], {"lr": 1.0}, small=True)
+    assert [s.settings["steps"] for s in given.stages] == [9, 5]
+    assert {s.settings["lr"] for s in given.stages} == {1.0}
+    assert given.out == Path("x")
+    with pytest.raises(ConfigError, match="there is no stage 'c'"):
+        read_recipe(tmp_path / "recipe.yaml", ["c.steps=5"])
+
+
+def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(
+        "out",
+        [{"name": "one"}, {"name": "two", "steps": 2}],
+        claims={"it learns": "two.val_loss < one.start_loss"},
+    )
+    file = str(tmp_path / "recipe.yaml")
+    assert run(["train", "--config", file]) == 0
+    out, err = capsys.readouterr()
+    assert "--- stage 2 of 2: two" in err
+    assert "causal-lm from one" in out
+    assert "(1 of 1 seeds): it learns" in out
+    assert run(["train", "--config", file]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert run(["train", "--config", file, "--dry-run"]) == 1
+    assert "a recipe of several runs" in capsys.readouterr().err
+    assert run(["train", "--config", file, "--small", "--out", str(tmp_path / "x")]) == 0

@@ -1,0 +1,110 @@
+"""A recipe is a sequence of ordinary runs: what each begins with, and that it goes on wherever it was killed."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.checkpoints import load_folder
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.errors import ConfigError
+from headway.recipes import Recipe, run_recipe
+from headway.recipes.surgery import moments_after
+from headway.surgery import pool_heads
+from headway.train.checkpoint import OPTIMIZER, checkpoints
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+
+Make = Callable[..., Recipe]
+
+
+def final(recipe: Recipe, stage: int, seed: int = 0) -> Path:
+    return recipe.stage_folder(recipe.stages[stage], seed) / "final"
+
+
+def test_each_stage_begins_with_what_its_source_trained(make: Make) -> None:
+    recipe = make("out")
+    report = run_recipe(recipe, quiet=True)
+    mha = load_folder(final(recipe, 0))
+    start = load_folder(recipe.stage_folder(recipe.stages[1], 0) / "start")
+    spec, pooled = pool_heads(mha.spec, mha.tensors, 2)
+    assert start.spec == spec
+    assert all(torch.equal(start.tensors[name], value) for name, value in pooled.items())
+    assert load_folder(final(recipe, 3)).spec.trained_context == 48
+    assert str(load_folder(final(recipe, 4)).spec.patterns[0]) == "Window.last(8)"
+    measures = report.measures(0)
+    assert measures["mha"]["val_loss"] != measures["mean"]["start_loss"]
+    assert [m["steps"] for m in measures.values()] == [4, 4, 4, 4, 3]
+    assert measures["mean"]["kv_bytes_per_token"] * 2 == measures["mha"]["kv_bytes_per_token"]
+
+
+def test_a_stage_without_surgery_begins_where_its_source_ended(make: Make) -> None:
+    recipe = make("out", [{"name": "one"}, {"name": "two", "moments": "keep"}])
+    measures = run_recipe(recipe, quiet=True).measures(0)
+    assert measures["two"]["start_loss"] == pytest.approx(measures["one"]["val_loss"], abs=1e-12)
+    one, two = (recipe.stage_folder(stage, 0) for stage in recipe.stages)
+    before, after = open_tensors(checkpoints(one)[-1] / OPTIMIZER), open_tensors(two / "moments.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in after)
+    assert any("exp_avg_sq" in name for name in after)
+
+
+def test_killed_in_every_stage_it_goes_on_to_the_bit(make: Make) -> None:
+    """Two micro batches a step, one in `long`; killed in the third step of each stage in turn."""
+    whole, killed = make("whole"), make("killed")
+    run_recipe(whole, quiet=True)
+    for left in (5, 8 - 4 + 5, 8 - 4 + 5, 8 - 4 + 3, 4 - 2 + 5):
+        run = killed_at_micro_batch(killed, left, run_recipe)  # type: ignore[arg-type]
+        assert in_a_child(run) == -signal.SIGKILL
+    assert not (killed.stage_folder(killed.stages[-1], 0) / "final").exists()
+    with pytest.raises(ConfigError, match="is not empty; go on with --resume auto"):
+        run_recipe(killed, quiet=True)
+    run_recipe(killed, resume="auto", quiet=True)
+    for s in whole.stages:
+        assert_same_bits(str(killed.stage_folder(s, 0)), str(whole.stage_folder(s, 0)))
+
+
+def test_the_gradient_of_a_pooled_head_is_the_sum_of_those_that_it_stands_for(make: Make) -> None:
+    """What the moments after surgery are made by: m' exactly, v' from above."""
+    recipe = make("out", [{"name": "mha"}])
+    run_recipe(recipe, quiet=True)
+    folder = load_folder(final(recipe, 0))
+    spec, last = folder.spec, checkpoints(recipe.stage_folder(recipe.stages[0], 0))[-1] / OPTIMIZER
+    was, now = open_tensors(last), moments_after(last, spec, (("gqa", {"kv_heads": 2}),))
+    name = "model.layers.0.self_attn.k_proj.weight"
+    for field, factor in (("exp_avg", 1), ("exp_avg_sq", 2)):
+        heads = was[f"{name}/{field}"].unflatten(0, (4, -1))
+        expected = torch.stack([factor * (heads[0] + heads[1]), factor * (heads[2] + heads[3])]).flatten(0, 1)
+        torch.testing.assert_close(now[f"{name}/{field}"], expected)
+    assert now.keys() < was.keys()
+    assert not any(
+        ".k_proj." in n for n in moments_after(last, spec, (("gqa", {"kv_heads": 2, "pool": "random"}),))
+    )
+
+
+def test_seeds_make_runs_of_their_own_and_a_table_with_spread(make: Make) -> None:
+    claims = {
+        "it learns": "one.val_loss < one.start_loss",
+        "it does not": "one.val_loss > one.start_loss",
+        "arithmetic holds": "(one.start_loss - one.val_loss) * 2 / 2 + 0 > -one.val_loss",
+    }
+    recipe = make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1], claims=claims)
+    report = run_recipe(recipe, quiet=True)
+    assert report.measures(0)["one"]["loss"] != report.measures(1)["one"]["loss"]
+    assert [said for _, _, said in report.verdicts] == [
+        "seen (2 of 2 seeds)", "not seen at this size (0 of 2 seeds)", "seen (2 of 2 seeds)",
+    ]  # fmt: skip
+    assert "±" in report.text()
+    assert "published loss" in report.markdown().splitlines()[0]
+    kept = json.loads((recipe.out / "report.json").read_text())
+    assert [len(records) for records in kept["stages"]] == [1, 1]
+    with pytest.raises(ConfigError, match="has no measure 'nothing'"):
+        run_recipe(make("out", [{"name": "one", "published": {"loss": 1.7}}], seeds=[0, 1],
+                        claims={"x": "one.nothing > 1"}), resume="auto", quiet=True)  # fmt: skip
+
+
+def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
+    run_recipe(make("out", [{"name": "one"}]), quiet=True)
+    with pytest.raises(ConfigError, match="is done, with other settings"):
+        run_recipe(make("out", [{"name": "one", "lr": 1e-4}]), resume="auto", quiet=True)
