@@ -1,5 +1,6 @@
 """Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
 
+from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
 from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
 from headway.checkpoints.heads import change_pairing
@@ -25,9 +26,12 @@ __all__ = [
     "convert",
     "current_folder",
     "inspect",
+    "load_adapter",
     "load_folder",
     "load_model",
+    "merged_state",
     "open_tensors",
+    "save_adapter",
     "save_folder",
     "save_state",
     "spec_from_config",

@@ -1,5 +1,17 @@
 """Layers: attention over declared patterns, norms, feed-forwards, embeddings, and the block that joins them."""
 
+from headway.nn.adapters import (
+    Adapter,
+    adapted,
+    adapter_names,
+    attach,
+    block_linears,
+    merge,
+    named_adapter_parameters,
+    set_active,
+    target_layers,
+    unmerge,
+)
 from headway.nn.attention import (
     Attention,
     AttentionLayer,
@@ -12,7 +24,9 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
+from headway.nn.lora import Lora, LoraLinear, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.nf4 import Nf4, Nf4Linear
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
 from headway.nn.positions import RotaryEmbedding, Scores
 
@@ -21,6 +35,7 @@ __all__ = [
     "IGNORE_INDEX",
     "NORMS",
     "ORDERS",
+    "Adapter",
     "Attention",
     "AttentionLayer",
     "AttentionOptions",
@@ -33,8 +48,12 @@ __all__ = [
     "Linear",
     "LinearAttention",
     "LinearMixer",
+    "Lora",
+    "LoraLinear",
     "Losses",
     "Mixer",
+    "Nf4",
+    "Nf4Linear",
     "Norm",
     "Order",
     "OutputLayer",
@@ -44,10 +63,20 @@ __all__ = [
     "Scores",
     "SoftmaxMixer",
     "TokenEmbedding",
+    "adapted",
+    "adapter_names",
+    "attach",
+    "block_linears",
     "check_ids",
     "make_norm",
+    "merge",
+    "merged_weight",
     "named_activation",
+    "named_adapter_parameters",
     "output_cross_entropy",
     "replace_linear",
+    "set_active",
     "swish",
+    "target_layers",
+    "unmerge",
 ]

@@ -21,6 +21,11 @@ class Linear(nn.Linear):
     (from quantised weights, with an adapter) can take the place of each: `replace_linear`.
     """
 
+    @property
+    def matrix(self) -> Tensor:
+        """W."""
+        return self.weight
+
 
 def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -> None:
     """Puts `make(name, layer)` in the place of every `Linear` of `model`, in place; `make` may return `layer` itself.

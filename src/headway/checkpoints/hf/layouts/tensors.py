@@ -91,10 +91,14 @@ def imported(
     return _lazily(tensors, rules.values(), source, zeros, known), unused
 
 
+def rules_by_name(names: TensorNames, spec: ModelSpec) -> Mapping[str, Rule]:
+    """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers."""
+    return _resolved(names, spec).rules
+
+
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
     """Our tensors under their names, made when asked for."""
-    # without a head, transformers' class is the stack alone, and its names have no prefix
-    here = _Resolved(names, spec, spec.head.task not in ("states", "embed") or spec.encoder is not None)
+    here = _resolved(names, spec)
     more = {
         name: replace(here.rules[one], theirs=name) for name, (one, tied) in here.pairs.items() if not tied
     }
@@ -173,6 +177,11 @@ class _Resolved:
         places = tuple(self.place(name) for name in known)
         begin = tuple(name for name in places if name.endswith("."))
         return {name for name in spare if not name.startswith(begin) and not name.endswith(places)}
+
+
+def _resolved(names: TensorNames, spec: ModelSpec) -> _Resolved:
+    """As transformers writes them: without a head, its class is the stack alone, and its names have no prefix."""
+    return _Resolved(names, spec, spec.head.task not in ("states", "embed") or spec.encoder is not None)
 
 
 def _lazily(

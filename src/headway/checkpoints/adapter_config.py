@@ -1,0 +1,130 @@
+"""`adapter_config.json` of PEFT, both ways: which layers are adapted, and how."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headway.errors import CheckpointError, did_you_mean
+from headway.nn import Lora
+
+CONFIG = "adapter_config.json"
+READ = (
+    *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "target_modules"),
+    *("use_rslora", "use_dora", "peft_type"),
+)
+HARMLESS = (
+    *("auto_mapping", "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
+)
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # others begin from other weights than the base model's own
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
+}
+USUAL = 8  # PEFT's rank and alpha where none is given
+
+
+def read_config(config: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Lora]:
+    """How each of a model's `modules` (linear layers of its blocks) that is adapted is, by name.
+
+    Keys that are null, false or empty change nothing and may be there. Raises CheckpointError for others that are
+    unknown or unsupported, and for targets that are none of the modules."""
+    _check_keys(config)
+    return {name: _lora(config, name) for name in _targets(config, list(modules))}
+
+
+def written_config(loras: Mapping[str, Lora], others: Iterable[str]) -> dict[str, Any]:
+    """The keys that say how modules are adapted; `others` are all that the model has, which must not be targets.
+
+    Stabilisation, magnitudes and dropout are one for all: those of the first."""
+    ranks = Counter(lora.rank for lora in loras.values())
+    alphas = Counter(lora.alpha for lora in loras.values())
+    (rank, _), (alpha, _) = ranks.most_common(1)[0], alphas.most_common(1)[0]
+    first = next(iter(loras.values()))
+    targets = sorted({name.rpartition(".")[2] for name in loras})
+    if any(_matches(name, targets) for name in others if name not in loras):
+        targets = sorted(loras)
+    return {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": first.dropout,
+        "target_modules": targets,
+        "rank_pattern": {name: lora.rank for name, lora in loras.items() if lora.rank != rank},
+        "alpha_pattern": {name: lora.alpha for name, lora in loras.items() if lora.alpha != alpha},
+        "use_rslora": first.stabilized,
+        "use_dora": first.magnitude,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _check_keys(config: Mapping[str, Any]) -> None:
+    for key, value in {"peft_type": None, **config}.items():
+        if key in ONLY:
+            if value not in ONLY[key] and (value or key == "peft_type"):
+                accepted = " or ".join(map(repr, ONLY[key]))
+                raise CheckpointError(f'"{key}" is {value!r}, which is unsupported; accepted is {accepted}')
+        elif value and key not in READ and key not in HARMLESS:
+            hint = did_you_mean(key, [*READ, *HARMLESS, *ONLY])
+            raise CheckpointError(
+                f'"{key}" is {value!r}{hint}, which is unsupported: adapters of the linear layers of the blocks are '
+                "read, and whatever else was trained would be lost"
+            )
+
+
+def _targets(config: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
+    """The modules that the config says are adapted."""
+    targets = config.get("target_modules")
+    named = isinstance(targets, list) and all(isinstance(one, str) for one in targets)
+    if not targets or not (named or isinstance(targets, str)):
+        raise CheckpointError(f'"target_modules" must name modules, or be a pattern, got {targets!r}')
+    if targets == "all-linear":
+        return list(modules)
+    if isinstance(targets, str):
+        found = [name for name in modules if _fits(targets, name)]
+    else:
+        found = [name for name in modules if _matches(name, targets)]
+    if not found:
+        leaves = sorted({name.rpartition(".")[2] for name in modules})
+        raise CheckpointError(
+            f"target_modules {targets!r} are no linear layers of this model's blocks: the adapter is another model's; "
+            f"here there are {', '.join(leaves)}"
+        )
+    return found
+
+
+def _matches(module: str, targets: Sequence[str]) -> bool:
+    return any(module == target or module.endswith(f".{target}") for target in targets)
+
+
+def _fits(pattern: str, module: str) -> bool:
+    try:
+        return re.fullmatch(pattern, module) is not None
+    except re.error as error:
+        raise CheckpointError(f"{pattern!r} is no regular expression: {error}") from error
+
+
+def _lora(config: Mapping[str, Any], module: str) -> Lora:
+    """How the config says that a module is adapted."""
+    numbers = {
+        "rank": _by_pattern(config, "rank_pattern", module, config.get("r", USUAL)),
+        "alpha": _by_pattern(config, "alpha_pattern", module, config.get("lora_alpha", USUAL)),
+        "dropout": config.get("lora_dropout", 0.0),
+    }
+    for field, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int if field == "rank" else int | float):
+            raise CheckpointError(f"the {field} of {module} must be a number, got {value!r}")
+    return Lora(**numbers, stabilized=bool(config.get("use_rslora")), magnitude=bool(config.get("use_dora")))
+
+
+def _by_pattern(config: Mapping[str, Any], key: str, module: str, usual: Any) -> Any:
+    """The value of the first pattern that the end of a module's name fits; else `usual`."""
+    own = config.get(key) or {}
+    if not isinstance(own, dict):
+        raise CheckpointError(f'"{key}" must be an object, got {own!r}')
+    return next((value for one, value in own.items() if _fits(rf"(.*\.)?({one})", module)), usual)

@@ -1,0 +1,263 @@
+"""Adapters as PEFT keeps them, in and out: strict when read, atomic when written.
+
+    adapter_config.json          peft_type LORA, r, lora_alpha, target_modules, rank_pattern, use_dora, ...
+    adapter_model.safetensors    base_model.model.MODULE.lora_A.weight [R, I], .lora_B.weight [O, R],
+                                 .lora_magnitude_vector [O]
+
+(PEFT, docs/source/developer_guides/checkpoint.md.) MODULE is the layer's name in transformers. A layer that is several
+of ours (fused queries, keys and values) is split by its rows; on the way out, parts with matrices A of their own become
+one adapter of the sum of their ranks, B with a block for each: the same function. Rotary pairing is turned as weights
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
+from headway.checkpoints.folder import TOKENIZER_FILES, SavesItself, check_target
+from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.hf.config import config_from_spec, tensor_names
+from headway.checkpoints.hf.layouts import layouts_for
+from headway.checkpoints.hf.layouts.rules import Rule
+from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
+from headway.checkpoints.storage.lazy import changed
+from headway.checkpoints.storage.reading import naming, read_json
+from headway.checkpoints.storage.safetensors import write_safetensors
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.errors import CheckpointError, did_you_mean
+from headway.models import ModelSpec, blank
+from headway.nn import Adapter, Lora, block_linears, merged_weight
+from headway.positions import Rotary
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
+A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A linear layer of theirs: `layers` of ours, of `rows` rows each, and I columns."""
+
+    layers: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    rule: Rule
+
+    @property
+    def transposed(self) -> bool:
+        """Whether their matrix is [I, O]."""
+        column = [torch.empty(rows, 1, device="meta") for rows in self.rows]
+        return self.rule.join(column).shape[0] == 1
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Matrices [rows, k] of ours as their [O, k]."""
+        whole = self.rule.join(list(parts))
+        return (whole.T if self.transposed else whole).contiguous()
+
+    def split(self, whole: Tensor) -> list[Tensor]:
+        """The inverse."""
+        return [part.contiguous() for part in self.rule.split(whole.T if self.transposed else whole)]
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter, and no model."""
+    return (path / CONFIG).exists() and not (path / "config.json").exists()
+
+
+def base_of(path: Path) -> str:
+    """The model that the adapter in a folder was trained on, by its own words. Raises CheckpointError where it says
+    nothing."""
+    base = read_json(current_folder(path) / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise CheckpointError(
+            f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give the model, and this "
+            f"folder as its adapter: headway.load(MODEL, adapter={str(path)!r}), --adapter {path}"
+        )
+    return base
+
+
+def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
+    """The adapter in a folder, for a model of `spec`.
+
+    Keys of the config that are null, false or empty change nothing and may be there. Raises CheckpointError for files
+    that are broken or missing, for keys that are unknown or unsupported, and for tensors that are missing, unexpected
+    or of another shape than the model and the config say, listed together."""
+    path = Path(path)
+    folder = current_folder(path)
+    if not (folder / CONFIG).exists():
+        there = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
+        raise CheckpointError(f"{path} is no adapter: {there}")
+    usual, modules = _theirs(spec)
+    with naming(folder / CONFIG):
+        wanted = read_config(read_json(folder / CONFIG), modules)
+    found = open_tensors(folder / WEIGHTS)
+    _compare(found.forms, wanted, modules, path)
+    layers: dict[str, Lora] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, lora in wanted.items():
+        module = modules[name]
+        parts = module.split(found[f"{PREFIX}{name}.{B}"])
+        for layer, b in zip(module.layers, parts, strict=True):
+            layers[layer] = lora
+            tensors[f"{layer}.{A}"], tensors[f"{layer}.{B}"] = found[f"{PREFIX}{name}.{A}"], b
+        if lora.magnitude:
+            norms = module.split(found[f"{PREFIX}{name}.{MAGNITUDE}"][:, None])
+            tensors |= {f"{one}.{MAGNITUDE}": m[:, 0] for one, m in zip(module.layers, norms, strict=True)}
+    return Adapter(layers, _turned(tensors, usual, spec))
+
+
+def save_adapter(
+    path: str | Path,
+    adapter: Adapter,
+    spec: ModelSpec,
+    *,
+    base: str | Path | None = None,
+    tokenizer: SavesItself | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the folder of the model.
+
+    Raises CheckpointError where `path` holds anything, unless `overwrite`, and for what the format cannot say: parts of
+    a fused layer that are adapted in different ways."""
+    check_target(path, overwrite)
+    usual, modules = _theirs(spec)
+    tensors, wanted = _turned(adapter.tensors, spec, usual), dict[str, Lora]()
+    found: dict[str, Tensor] = {}
+    for name, module in modules.items():
+        if there := [layer for layer in module.layers if layer in adapter.layers]:
+            wanted[name], own = _joined(name, module, adapter.layers, there, tensors)
+            found |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in own.items()}
+    others = {
+        name.removesuffix(".weight") for name in rules_by_name(tensor_names(config_from_spec(usual)), usual)
+    }
+    config = {
+        "base_model_name_or_path": None if base is None else str(base),
+        "task_type": TASKS.get(spec.kind),
+        **written_config(wanted, others),
+        "fan_in_fan_out": modules[next(iter(wanted))].transposed,
+    }
+    mine = (CONFIG, WEIGHTS)
+    with atomic_folder(path, keep=lambda n: n not in mine and not TOKENIZER_FILES.match(n)) as folder:
+        write_file(folder / CONFIG, json_text(config))
+        write_safetensors(folder / WEIGHTS, found)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+
+
+def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:
+    """A model's weights with adapters in them, each computed in float32 and rounded once to the dtype that it has."""
+
+    def change(name: str, value: Tensor) -> Tensor:
+        layer = name.removesuffix(".weight")
+        parts = [one.part(layer, value, torch.float32) for one in adapters if layer in one.layers]
+        return merged_weight(value, parts) if parts and name != layer else value
+
+    return changed(state, change)
+
+
+def fingerprint(state: Mapping[str, Tensor]) -> str:
+    """What tells weights from others: 32 digits of the SHA-256 of all names, shapes, dtypes and bytes."""
+    found = hashlib.sha256()
+    for name in state:
+        value = state[name].contiguous()
+        found.update(f"{name} {list(value.shape)} {value.dtype}\n".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
+
+
+@lru_cache(maxsize=2)
+def _theirs(spec: ModelSpec) -> tuple[ModelSpec, dict[str, _Module]]:
+    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there."""
+    usual, pairing = spec, layouts_for(spec.family)[0].pairing
+    if isinstance(spec.positions, Rotary):
+        usual = replace(spec, positions=spec.positions.with_pairing(pairing))
+    rules = rules_by_name(tensor_names(config_from_spec(usual)), usual)
+    with torch.device("meta"):
+        linears = block_linears(blank(usual))
+    modules = {}
+    for theirs, rule in rules.items():
+        layers = tuple(name.removesuffix(".weight") for name in rule.ours)
+        if theirs.endswith(".weight") and all(layer in linears for layer in layers):
+            rows = tuple(linears[layer].out_features for layer in layers)
+            columns = linears[layers[0]].in_features
+            modules[theirs.removesuffix(".weight")] = _Module(layers, rows, columns, rule)
+    return usual, modules
+
+
+def _turned(state: Mapping[str, Tensor], frm: ModelSpec, to: ModelSpec) -> Mapping[str, Tensor]:
+    """An adapter's tensors in another rotary pairing."""
+    if not isinstance(frm.positions, Rotary) or not isinstance(to.positions, Rotary):
+        return state
+    return change_pairing(state, frm, to.positions.pairing)[0]
+
+
+def _joined(
+    name: str,
+    module: _Module,
+    adapted: Mapping[str, Lora],
+    there: Sequence[str],
+    tensors: Mapping[str, Tensor],
+) -> tuple[Lora, dict[str, Tensor]]:
+    """The adapter of one layer of theirs from those of its parts."""
+    loras = {adapted[layer] for layer in there}
+    first = adapted[there[0]]
+    partly = first.magnitude and len(there) < len(module.layers)
+    if len({replace(lora, rank=1, alpha=lora.scale) for lora in loras}) > 1 or partly:
+        raise CheckpointError(
+            f"{name} is one layer in PEFT's files, and {', '.join(module.layers)} here: they must be adapted alike, "
+            f"and with magnitudes all of them; adapted are {', '.join(there)} by {', '.join(map(str, loras))}"
+        )
+    a, b = [tensors[f"{layer}.{A}"] for layer in there], [tensors[f"{layer}.{B}"] for layer in there]
+    shared = all(torch.equal(one, a[0]) for one in a)
+    rank = len(a[0]) if shared else sum(map(len, a))
+    blocks, column = [], 0
+    for layer, rows in zip(module.layers, module.rows, strict=True):
+        block = b[0].new_zeros(rows, rank)
+        if layer in there:
+            own = b[there.index(layer)]
+            block[:, column : column + own.shape[1]] = own
+            column += 0 if shared else own.shape[1]
+        blocks.append(block)
+    alpha = first.scale * (rank**0.5 if first.stabilized else rank)
+    found = {A: (a[0] if shared else torch.cat(a)).contiguous(), B: module.join(blocks)}
+    if first.magnitude:
+        norms = [tensors[f"{layer}.{MAGNITUDE}"][:, None] for layer in module.layers]
+        found[MAGNITUDE] = module.join(norms)[:, 0]
+    return first if len(module.layers) == 1 else replace(first, rank=rank, alpha=alpha), found
+
+
+def _compare(
+    found: Mapping[str, Any], wanted: Mapping[str, Lora], modules: Mapping[str, _Module], path: Path
+) -> None:
+    """Raise CheckpointError that lists what is missing, unexpected or of another shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, lora in wanted.items():
+        rows = sum(modules[name].rows)
+        shapes[f"{PREFIX}{name}.{A}"] = (lora.rank, modules[name].columns)
+        shapes[f"{PREFIX}{name}.{B}"] = (rows, lora.rank)
+        if lora.magnitude:
+            shapes[f"{PREFIX}{name}.{MAGNITUDE}"] = (rows,)
+    lines = [f"missing: {name}{did_you_mean(name, found)}" for name in shapes if name not in found]
+    lines += [f"unexpected: {name}{did_you_mean(name, shapes)}" for name in found if name not in shapes]
+    lines += [
+        f"shape: {name} is {list(found[name].shape)}, this model and {CONFIG} say {list(shape)}"
+        for name, shape in shapes.items()
+        if name in found and found[name].shape != shape
+    ]
+    if lines:
+        more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
+        raise CheckpointError(
+            f"{path}: the adapter does not fit this model ({len(lines)} difference{'s' * (len(lines) > 1)}): it is "
+            "another model's, or incomplete\n  " + "\n  ".join(lines[:20] + more)
+        )

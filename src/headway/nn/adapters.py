@@ -1,0 +1,185 @@
+"""Adapters on a model: made, attached, several at once, merged and unmerged.
+
+    adapter = Adapter.fresh(model, Lora(rank=8, alpha=16))    # of every linear layer of the blocks
+    attach(model, adapter, "mine")                            # all else is frozen
+    set_active(model, ["mine"])                               # several may be attached; the active ones add up
+    merge(model), unmerge(model)                              # into the weights, and out of them to the bit
+
+Legend: I numbers in, O numbers out, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import ConfigError, did_you_mean
+from headway.nn.block import Block
+from headway.nn.linear import Linear, replace_linear
+from headway.nn.lora import Lora, LoraLinear, LowRank
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter, apart from a model.
+
+    Attributes:
+        layers: how each is adapted, by the layer's name in the model.
+        tensors: LAYER.lora_A.weight [R, I], LAYER.lora_B.weight [O, R] and, with magnitudes,
+            LAYER.lora_magnitude_vector [O].
+    """
+
+    layers: Mapping[str, Lora]
+    tensors: Mapping[str, Tensor]
+
+    @staticmethod
+    def fresh(model: nn.Module, lora: Lora, targets: Sequence[str] = (), seed: int = 0) -> Adapter:
+        """One that adds nothing yet: A evenly from +-1 / sqrt(I), drawn by `seed`; B = 0; m = |W|.
+
+        `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
+        Raises ConfigError for one that is not there."""
+        generator, tensors = torch.Generator().manual_seed(seed), {}
+        found = target_layers(model, targets)
+        for name, layer in found.items():
+            w, bound = layer.matrix, layer.in_features**-0.5
+            a = torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+            wide = torch.promote_types(w.dtype, torch.float32)
+            tensors[f"{name}.lora_A.weight"] = a.to(w.device, wide)
+            tensors[f"{name}.lora_B.weight"] = w.new_zeros(layer.out_features, lora.rank, dtype=wide)
+            if lora.magnitude:
+                norm = torch.linalg.vector_norm(w.detach(), dim=1, dtype=wide)
+                tensors[f"{name}.lora_magnitude_vector"] = norm
+        return Adapter(dict.fromkeys(found, lora), tensors)
+
+    @staticmethod
+    def of(model: nn.Module, name: str) -> Adapter:
+        """The one that is attached to `model` as `name`. Raises ConfigError where there is none."""
+        layers: dict[str, Lora] = {}
+        tensors: dict[str, Tensor] = {}
+        for place, layer in adapted(model):
+            if name not in layer.adapters:
+                continue
+            part = layer.adapters[name]
+            assert isinstance(part, LowRank)
+            layers[place] = part.lora
+            tensors[f"{place}.lora_A.weight"] = part.lora_A.detach()
+            tensors[f"{place}.lora_B.weight"] = part.lora_B.detach()
+            if part.lora_magnitude_vector is not None:
+                tensors[f"{place}.lora_magnitude_vector"] = part.lora_magnitude_vector.detach()
+        if not layers:
+            raise _unknown(model, name)
+        return Adapter(layers, tensors)
+
+    def part(self, layer: str, like: Tensor, dtype: torch.dtype | None = None) -> LowRank:
+        """A copy of what it adds to one layer, in `dtype` or as `like`, and where `like` is."""
+        kind, leaves = dtype or like.dtype, ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+        found = [self.tensors[name] for leaf in leaves if (name := f"{layer}.{leaf}") in self.tensors]
+        return LowRank(self.layers[layer], *(value.to(like.device, kind, copy=True) for value in found))
+
+
+def block_linears(model: nn.Module) -> dict[str, Linear]:
+    """Every linear layer of the blocks by its name, adapted or not; neither embeddings nor the output layer."""
+    found: dict[str, Linear] = {}
+    for name, block in model.named_modules():
+        if isinstance(block, Block):
+            inner = ((f"{name}.{inner}", m) for inner, m in block.named_modules() if isinstance(m, Linear))
+            found |= {place.removesuffix(".base"): layer for place, layer in inner}
+    return found
+
+
+def target_layers(model: nn.Module, targets: Sequence[str] = ()) -> dict[str, Linear]:
+    """The layers of the blocks whose names end with one of `targets`, all unless given. Raises ConfigError for a target
+    that is no layer."""
+    every = block_linears(model)
+    known = sorted({name.rpartition(".")[2] for name in every})
+    for target in targets:
+        if target not in known:
+            raise ConfigError(
+                f"adapters: there is no linear layer {target!r}{did_you_mean(target, known)} in the blocks; "
+                f"there are {', '.join(known)}"
+            )
+    return {name: m for name, m in every.items() if not targets or name.rpartition(".")[2] in targets}
+
+
+def attach(
+    model: nn.Module, adapter: Adapter, name: str = "default", *, dtype: torch.dtype | None = None
+) -> None:
+    """Put an adapter on `model`, in place, and make it active; all that is not of an adapter is frozen.
+
+    `dtype` is that of the adapter's numbers, the layers' own unless given. Raises ConfigError for a name that is taken
+    or cannot be one, for layers that the model has not, and where adapters are merged."""
+    if not name or "." in name or name in adapter_names(model):
+        what = "there already" if name in adapter_names(model) else "no name: it is empty, or has a dot"
+        raise ConfigError(f"attach: the adapter {name!r} is {what}; give it another name")
+    every = block_linears(model)
+    if unknown := sorted(adapter.layers.keys() - every.keys()):
+        raise ConfigError(f"attach: the model has no layer {unknown[0]}{did_you_mean(unknown[0], every)}")
+    _check_unmerged(model)
+    replace_linear(model, lambda place, layer: LoraLinear(layer) if place in adapter.layers else layer)
+    model.requires_grad_(False)
+    for place, layer in adapted(model):
+        if place in adapter.layers:
+            layer.train(layer.base.training)
+            layer.adapters[name] = adapter.part(place, layer.base.matrix, dtype).train(layer.training)
+            layer.active = (*layer.active, name)
+        layer.adapters.requires_grad_(True)
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    """The layers that have adapters, by their names."""
+    return ((name, m) for name, m in model.named_modules() if isinstance(m, LoraLinear))
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """Of the adapters that are attached, in the order in which they were."""
+    return list(dict.fromkeys(name for _, layer in adapted(model) for name in layer.adapters))
+
+
+def named_adapter_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """What is trained of an adapted model."""
+    for place, layer in adapted(model):
+        yield from layer.adapters.named_parameters(f"{place}.adapters")
+
+
+def set_active(model: nn.Module, active: Sequence[str]) -> None:
+    """Which adapters are added, none for an empty list. Raises ConfigError for a name that is not there, and where
+    adapters are merged."""
+    there = adapter_names(model)
+    if unknown := [name for name in active if name not in there]:
+        raise _unknown(model, unknown[0])
+    _check_unmerged(model)
+    for _, layer in adapted(model):
+        layer.active = tuple(name for name in active if name in layer.adapters)
+
+
+def merge(model: nn.Module) -> None:
+    """Put the active adapters into the weights, which are kept beside. Raises ConfigError for quantised weights."""
+    for place, layer in adapted(model):
+        if "weight" not in dict(layer.base.named_parameters()):
+            raise ConfigError(
+                f"merge: {place} has quantised weights ({type(layer.base).__name__}), which would be rounded again; "
+                "merge the adapter into the model as it was before: headway surgery merge"
+            )
+    for _, layer in adapted(model):
+        layer.merge()
+
+
+def unmerge(model: nn.Module) -> None:
+    """Put back the weights that `merge` kept: the very bits."""
+    for _, layer in adapted(model):
+        layer.unmerge()
+
+
+def _check_unmerged(model: nn.Module) -> None:
+    if any(layer.merged for _, layer in adapted(model)):
+        raise ConfigError("the adapters are merged into the weights; unmerge(model) first")
+
+
+def _unknown(model: nn.Module, name: str) -> ConfigError:
+    there = adapter_names(model)
+    return ConfigError(
+        f"no adapter {name!r} is attached{did_you_mean(name, there)}; there are {', '.join(there) or 'none'}"
+    )

@@ -1,0 +1,262 @@
+"""Folders of adapters: there and back in every family, and what is wrong with one is said (PEFT itself: test_peft)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headway.checkpoints import load_adapter, merged_state, save_adapter
+from headway.checkpoints.adapters import base_of, fingerprint
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec
+from headway.nn import Adapter, Lora, adapted, attach, set_active
+from headway.positions import Rotary
+from tests.checkpoints.adapters import IDS, KINDS, SIZE, small, trained
+
+FAMILIES = ("llama", "gpt2", "falcon", "gpt_bigcode", "roformer")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_and_back_is_the_same_function(family: str, kind: str, tmp_path: Path) -> None:
+    """Fused layers come back as one adapter of more columns."""
+    model = small(family)
+    adapter = trained(Adapter.fresh(model, KINDS[kind]))
+    base = model(IDS)
+    save_adapter(tmp_path / "a", adapter, model.spec, base="somewhere")
+    assert base_of(tmp_path / "a") == "somewhere"
+    attach(model, adapter, "mine")
+    ours = model(IDS)
+    back = load_adapter(tmp_path / "a", model.spec)
+    attach(model, back, "back")
+    set_active(model, ["back"])
+    torch.testing.assert_close(model(IDS), ours, rtol=1e-5, atol=1e-6)
+    assert (ours - base).abs().max() > 1e-3
+    if all(lora.rank == 4 for lora in back.layers.values()):
+        assert back.layers == adapter.layers
+        assert all(torch.equal(back.tensors[n], value) for n, value in adapter.tensors.items())
+
+
+def test_the_pairing_of_rotary_positions_is_turned_with_the_weights(tmp_path: Path) -> None:
+    """In the folder, rows of B and magnitudes of queries and keys lie as the family's weights do."""
+    halves = small("llama", kv_heads=2)
+    spec = replace(halves.spec, positions=Rotary(pairing="adjacent"))
+    adapter = trained(Adapter.fresh(halves, KINDS["dora"]))
+    save_adapter(tmp_path / "adjacent", adapter, spec)
+    save_adapter(tmp_path / "halves", adapter, halves.spec)
+    for stored in (load_adapter(tmp_path / "adjacent", spec), load_adapter(tmp_path / "halves", halves.spec)):
+        assert all(torch.equal(stored.tensors[n], value) for n, value in adapter.tensors.items())
+    turned = load_adapter(tmp_path / "adjacent", halves.spec).tensors
+    for name, value in adapter.tensors.items():
+        same = "lora_A" in name or not name.partition("self_attn.")[2].startswith(("q_", "k_"))
+        assert torch.equal(turned[name], value) == same, name
+    rows = adapter.tensors["model.layers.0.self_attn.k_proj.lora_B.weight"].view(2, 4, 2, 4)
+    wanted = rows.transpose(1, 2).reshape(16, 4)
+    assert torch.equal(turned["model.layers.0.self_attn.k_proj.lora_B.weight"], wanted)
+
+
+def test_parts_of_a_fused_layer_with_one_a_are_one_adapter_and_come_back_to_the_bit(tmp_path: Path) -> None:
+    model = small("gpt2")
+    adapter = trained(Adapter.fresh(model, Lora(rank=3)))
+    tensors = dict(adapter.tensors)
+    for name in adapter.layers:
+        shared = name.replace("k_proj", "q_proj").replace("v_proj", "q_proj")
+        tensors[f"{name}.lora_A.weight"] = tensors[f"{shared}.lora_A.weight"]
+    save_adapter(tmp_path / "a", Adapter(adapter.layers, tensors), model.spec)
+    stored = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert stored["base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"].shape == (3, 32)
+    assert stored["base_model.model.transformer.h.0.attn.c_attn.lora_B.weight"].shape == (96, 3)
+    back = load_adapter(tmp_path / "a", model.spec)
+    assert back.layers == adapter.layers
+    assert all(torch.equal(back.tensors[n], value) for n, value in tensors.items())
+
+
+def test_some_parts_of_a_fused_layer_are_said_with_blocks_of_zeros_and_magnitudes_of_some_are_not(
+    tmp_path: Path,
+) -> None:
+    model = small("gpt2")
+    some = trained(Adapter.fresh(model, Lora(rank=3), ("q_proj", "v_proj")))
+    save_adapter(tmp_path / "a", some, model.spec)
+    attach(model, some, "a")
+    ours = model(IDS)
+    back = load_adapter(tmp_path / "a", model.spec)
+    key = "model.layers.1.self_attn.k_proj"
+    assert back.layers[key].rank == 6
+    assert not back.tensors[f"{key}.lora_B.weight"].any()
+    attach(model, back, "b")
+    set_active(model, ["b"])
+    torch.testing.assert_close(model(IDS), ours, rtol=1e-5, atol=1e-6)
+    some = Adapter.fresh(small("gpt2"), Lora(rank=3, magnitude=True), ("q_proj", "v_proj"))
+    with pytest.raises(
+        CheckpointError, match=r"c_attn is one layer in PEFT's files, and .*k_proj.* adapted alike"
+    ):
+        save_adapter(tmp_path / "b", some, model.spec)
+    assert not (tmp_path / "b").exists()
+
+
+def test_targets_are_named_by_their_last_part_where_nothing_else_has_it(tmp_path: Path) -> None:
+    model = small("gpt2")
+    for layers, wanted in (
+        ((), ["c_attn", "c_fc", "c_proj"]),
+        (("down_proj",), ["transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj"]),
+    ):
+        save_adapter(tmp_path / "a", Adapter.fresh(model, Lora(rank=2), layers), model.spec, overwrite=True)
+        config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+        assert config["target_modules"] == wanted
+        assert config["fan_in_fan_out"]
+
+
+def test_ranks_and_alphas_of_their_own(tmp_path: Path) -> None:
+    model = small("llama")
+    fresh = Adapter.fresh(model, Lora(rank=2, alpha=4))
+    wide = Adapter.fresh(model, Lora(rank=5, alpha=3), ("down_proj",))
+    adapter = trained(Adapter({**fresh.layers, **wide.layers}, {**fresh.tensors, **wide.tensors}))
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (2, 4)
+    assert set(config["rank_pattern"].values()) == {5}
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+    rewrite(tmp_path / "a", rank_pattern={r"layers\.\d\.mlp\.down_proj": 5}, alpha_pattern={"down_proj": 3})
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+    rewrite(
+        tmp_path / "a",
+        target_modules=r"model\.layers\.\d\..*_proj",
+        auto_mapping=None,
+        layer_replication=None,
+    )
+    assert load_adapter(tmp_path / "a", model.spec).layers == adapter.layers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_weights_compute_what_the_adapters_add(kind: str) -> None:
+    model = small("llama")
+    adapters = [trained(Adapter.fresh(model, KINDS[kind]), seed) for seed in (1, 2)]
+    state = dict(model.state_dict())
+    for i, adapter in enumerate(adapters):
+        attach(model, adapter, f"number {i}")
+    beside = model(IDS)
+    merged = small("llama")
+    merged.load_state_dict(dict(merged_state(state, adapters)))
+    torch.testing.assert_close(merged(IDS), beside, rtol=1e-5, atol=1e-6)
+    low = {name: value.bfloat16() for name, value in state.items()}
+    found = merged_state(low, adapters)
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    name = "model.layers.1.mlp.up_proj.weight"
+    exact = merged_state({name: low[name].float()}, adapters)[name]
+    assert torch.equal(found[name], exact.bfloat16())
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change keys of the config."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+NAME = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: rewrite(f, peft_type="IA3"), r'"peft_type" is \'IA3\'.* accepted is \'LORA\''),
+        (lambda f: rewrite(f, modules_to_save=["lm_head"]), r'"modules_to_save" is .*would be lost'),
+        (lambda f: rewrite(f, bias="all"), r'"bias" is \'all\''),
+        (lambda f: rewrite(f, lora_bias=True), r'"lora_bias" is True'),
+        (lambda f: rewrite(f, init_lora_weights="pissa"), r'"init_lora_weights" is \'pissa\''),
+        (lambda f: rewrite(f, layers_to_transform=[0]), r'"layers_to_transform" is \[0\]'),
+        (lambda f: rewrite(f, use_dorra=True), r'"use_dorra" is True \(did you mean "use_dora"\?\)'),
+        (lambda f: rewrite(f, r=8), r"lora_A\.weight is \[4, 32\], this model and .* say \[8, 32\]"),
+        (lambda f: rewrite(f, r="4"), r"the rank of .*q_proj must be a number, got '4'"),
+        (lambda f: rewrite(f, rank_pattern={"(": 3}), r"is no regular expression"),
+        (lambda f: rewrite(f, target_modules=[]), r'"target_modules" must name modules'),
+        (lambda f: rewrite(f, target_modules=["c_attn"]), r"are no linear layers .* another model's.*q_proj"),
+        (lambda f: rewrite(f, target_modules=["q_proj"]), r"unexpected: .*\.down_proj\.lora_A\.weight"),
+        (lambda f: rewrite(f, use_dora=True), r"missing: .*lora_magnitude_vector"),
+        (lambda f: retensor(f, lambda t: t.pop(f"{NAME}.lora_A.weight")), rf"\(1 difference\).*\n  missing: {NAME}"),
+        (
+            lambda f: retensor(f, lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(2)})),
+            r"unexpected: base_model\.model\.lm_head\.weight",
+        ),
+        (
+            lambda f: retensor(
+                f, lambda t: [t.update({n.removeprefix("base_model."): t.pop(n)}) for n in sorted(t)]
+            ),
+            r"missing: .*did you mean",  # PEFT warns, and computes what the base model does
+        ),
+        (lambda f: (f / "adapter_model.safetensors").unlink(), r"no file or folder .*adapter_model"),
+        (lambda f: (f / "adapter_config.json").unlink(), r"is no adapter: it has no adapter_config\.json"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_folder_is_said(
+    change: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    model = small("llama")
+    save_adapter(tmp_path / "a", Adapter.fresh(model, KINDS["lora"]), model.spec)
+    change(tmp_path / "a")
+    with pytest.raises((CheckpointError, ConfigError), match=f"(?s){words}") as error:
+        load_adapter(tmp_path / "a", model.spec)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (ModelSpec.of("llama", **{**SIZE, "layers": 3}), r"missing: .*layers\.2\."),
+        (ModelSpec.of("llama", **{**SIZE, "layers": 1}), r"unexpected: .*layers\.1\."),
+        (ModelSpec.of("llama", **{**SIZE, "hidden": 64}), r"shape: .*say \[64, 4\]"),
+        (ModelSpec.of("gpt2", **SIZE), r"are no linear layers of this model's blocks"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(other: ModelSpec, words: str, tmp_path: Path) -> None:
+    model = small("llama")
+    save_adapter(tmp_path / "a", Adapter.fresh(model, KINDS["lora"]), model.spec)
+    with pytest.raises(CheckpointError, match=f"(?s)another model's.*{words}|{words}"):
+        load_adapter(tmp_path / "a", other)
+
+
+def test_a_folder_is_written_whole_and_not_over_another(tmp_path: Path) -> None:
+    model = small("llama")
+    adapter = Adapter.fresh(model, KINDS["lora"])
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    with pytest.raises(CheckpointError, match="exists; choose another name, or use --overwrite"):
+        save_adapter(tmp_path / "a", adapter, model.spec)
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    save_adapter(tmp_path / "a", trained(adapter), model.spec, overwrite=True)
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
+        *("adapter_config.json", "adapter_model.safetensors", "notes.txt")
+    ]
+    with pytest.raises(CheckpointError, match="does not say which model it adapts"):
+        base_of(tmp_path / "a")
+
+
+def test_a_fingerprint_tells_weights_apart() -> None:
+    state = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2).bfloat16()}
+    same = fingerprint({name: value.clone() for name, value in state.items()})
+    others = [
+        {**state, "a": state["a"] + torch.eye(2, 3) * 1e-6},
+        {**state, "a": state["a"].view(3, 2)},
+        {**state, "b": state["b"].half()},
+        {"a": state["a"]},
+        {"c": state["a"], "b": state["b"]},
+    ]
+    assert same == fingerprint(state)
+    assert same not in {fingerprint(other) for other in others}
+
+
+def test_layers_that_are_adapted_are_those_of_the_blocks() -> None:
+    model = small("llama")
+    attach(model, Adapter.fresh(model, KINDS["lora"]))
+    assert len(dict(adapted(model))) == 14
+    assert not any("lm_head" in name or "embed" in name for name, _ in adapted(model))

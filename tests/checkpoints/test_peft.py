@@ -1,0 +1,147 @@
+"""Adapters against PEFT itself: its folders and ours, and training beside it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headway.checkpoints import build_model, load_adapter, load_folder, save_adapter, save_folder
+from headway.data import Batch
+from headway.nn import Adapter, Lora, adapted, attach, named_adapter_parameters
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.optimizer import Optimizer
+from headway.train.tasks.base import Objective
+from headway.train.trainer import fit
+from tests.checkpoints.adapters import IDS, KINDS, small, trained
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),  # PEFT asks for it
+]
+FAMILIES = ("llama", "qwen3", "phi", "gpt2", "falcon", "gpt_neox", "gpt_bigcode", "mpt", "bloom", "roformer")
+
+
+class Rows(Objective[Any]):
+    """A batch of ids for each step."""
+
+    def __init__(self, ids: list[torch.Tensor]) -> None:
+        self.ids = ids
+
+    def batches(self, step: int) -> list[Batch]:
+        return [Batch({"ids": self.ids[step][:, :-1]}, self.ids[step][:, 1:])]
+
+
+def peft_of(base: Path, adapter: Path, **how: Any) -> Any:
+    """PEFT's model of both folders; a warning of its own (a key that it misses) is an error."""
+    from peft import PeftModel
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    return PeftModel.from_pretrained(model, str(adapter), **how).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folders_of_ours_are_read_by_peft_and_its_folders_by_us(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    model = small(family)
+    save_folder(tmp_path / "base", model)
+    base, adapter = model(IDS), trained(Adapter.fresh(model, KINDS[kind]))
+    attach(model, adapter)
+    save_adapter(tmp_path / "ours", adapter, model.spec, base=tmp_path / "base")
+    peer = peft_of(tmp_path / "base", tmp_path / "ours")
+    torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
+    assert (peer(IDS).logits - base).abs().max() > 5e-3  # so that both have read it
+    peer.save_pretrained(tmp_path / "theirs")
+    again = build_model(load_folder(tmp_path / "base"))
+    attach(again, load_adapter(tmp_path / "theirs", again.spec))
+    torch.testing.assert_close(again(IDS), model(IDS), rtol=0, atol=1e-5)
+
+
+def test_transformers_loads_base_and_adapter_from_the_adapters_folder(tmp_path: Path) -> None:
+    model = small("llama")
+    save_folder(tmp_path / "base", model)
+    adapter = trained(Adapter.fresh(model, KINDS["lora"]))
+    save_adapter(tmp_path / "a", adapter, model.spec, base=tmp_path / "base")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    attach(model, adapter)
+    torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
+
+
+def test_ranks_and_alphas_by_pattern(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = small("llama")
+    save_folder(tmp_path / "base", model)
+    config = LoraConfig(
+        r=4,
+        lora_alpha=7,
+        target_modules=["q_proj", "down_proj"],
+        rank_pattern={"down_proj": 6, r"layers\.1\.self_attn\.q_proj": 2},
+        alpha_pattern={"q_proj": 5},
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(0)
+    peer = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base"), config).eval()
+    peer.save_pretrained(tmp_path / "theirs")
+    adapter = load_adapter(tmp_path / "theirs", model.spec)
+    assert adapter.layers["model.layers.1.self_attn.q_proj"] == Lora(rank=2, alpha=5)
+    assert adapter.layers["model.layers.0.self_attn.q_proj"] == Lora(rank=4, alpha=5)
+    assert adapter.layers["model.layers.0.mlp.down_proj"] == Lora(rank=6, alpha=7)
+    attach(model, adapter)
+    torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)
+    save_adapter(tmp_path / "ours", adapter, model.spec)
+    again = peft_of(tmp_path / "base", tmp_path / "ours")
+    torch.testing.assert_close(again(IDS).logits, model(IDS), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_20_steps_both_trainers_hold_the_same_adapter(kind: str, tmp_path: Path) -> None:
+    """PEFT's model under torch's AdamW, step by step by hand, and `fit`."""
+    model = small("llama", kv_heads=2)
+    save_folder(tmp_path / "base", model)
+    adapter = Adapter.fresh(model, KINDS[kind])
+    save_adapter(tmp_path / "a", adapter, model.spec)
+    peer = peft_of(tmp_path / "base", tmp_path / "a", is_trainable=True).train()
+    how: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    theirs = torch.optim.AdamW([p for p in peer.parameters() if p.requires_grad], **how)
+    drawn = torch.Generator().manual_seed(0)
+    batches = [torch.randint(64, (4, 17), generator=drawn) for _ in range(20)]
+    for ids in batches:
+        logits = peer(ids[:, :-1]).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        theirs.step()
+        theirs.zero_grad()
+    attach(model, adapter)
+    parameters = dict(named_adapter_parameters(model))
+    optimizer = Optimizer(
+        parameters, [(1e-3, torch.optim.AdamW(parameters.values(), **how))], MicrobatchPool(1)
+    )
+    fit(Rows(batches), model, optimizer, steps=20)
+    peer.save_pretrained(tmp_path / "theirs")
+    found, wanted = Adapter.of(model, "default"), load_adapter(tmp_path / "theirs", model.spec)
+    assert found.tensors.keys() == wanted.tensors.keys()
+    for name, value in wanted.tensors.items():
+        torch.testing.assert_close(found.tensors[name], value, rtol=0, atol=1e-5)
+        assert (value - adapter.tensors[name]).abs().max() > 5e-3  # it was trained
+    assert len(dict(adapted(model))) == 14
+
+
+def test_a_wrong_prefix_is_an_error_here_and_a_warning_there(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = small("llama")
+    save_folder(tmp_path / "base", model)
+    save_adapter(tmp_path / "a", trained(Adapter.fresh(model, KINDS["lora"])), model.spec)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    save_file({f"x.{name}": value for name, value in load_file(file).items()}, file)
+    with pytest.warns(UserWarning, match="missing adapter keys"):
+        peer = peft_of(tmp_path / "base", tmp_path / "a")
+    torch.testing.assert_close(peer(IDS).logits, model(IDS), rtol=0, atol=1e-5)  # of the base alone
+    with pytest.raises(Exception, match="missing: base_model"):
+        load_adapter(tmp_path / "a", model.spec)
+    assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["r"] == 4
