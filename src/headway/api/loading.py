@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
@@ -15,11 +15,13 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
+from headway.checkpoints.adapters import GENERATION, attach_folders, base_of, is_adapter
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.restore import build_model
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import current_folder
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.text import MarianTokenizer, Tokenizer, first_file
@@ -71,6 +73,7 @@ class Loading(TypedDict, total=False):
     backend: str
     revision: str | None
     allow_pickle: bool
+    adapter: str | Path | Sequence[str | Path]
 
 
 @overload
@@ -107,6 +110,7 @@ def load(
     backend: str = "auto",
     revision: str | None = None,
     allow_pickle: bool = False,
+    adapter: str | Path | Sequence[str | Path] = (),
     pool: Literal["first", "mean"] | None = None,
     unit: bool | None = None,
 ) -> AnyModel:
@@ -125,13 +129,16 @@ def load(
         "states"      TextEncoder     any encoder
 
     Args:
-        source: a folder (config.json, model.safetensors, tokenizer.json), or an id such as "owner/name".
+        source: a folder (config.json, model.safetensors, tokenizer.json), or an id such as "owner/name". The folder
+            of an adapter stands for the model that it says it adapts, with it.
         task: what it is for; None takes what the folder was saved for.
         dtype: "float32", "bfloat16", ... or a torch dtype; None or "auto" keeps the file's (float16 becomes
             float32 on a CPU, where float16 is hundreds of times slower).
         backend: of attention; a named one fails rather than falls back.
         revision: of a Hub id: branch, tag or commit.
         allow_pickle: read old `.bin` weights, too (with torch's restricted unpickler).
+        adapter: folders of adapters (PEFT's), which add up; the last of them that has a tokenizer or a
+            generation_config.json brings these along.
         pool, unit: of "embed": "first" or "mean" over a text's tokens, and whether vectors have length 1. Unless
             given, the folder's own, or "mean" and False.
     Raises CheckpointError or ConfigError, saying which file and what is wrong with it.
@@ -140,6 +147,9 @@ def load(
         raise ConfigError(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
+    adapters = [adapter] if isinstance(adapter, str | Path) else list(adapter)
+    if is_adapter(current_folder(source)):
+        adapters, source = [source, *adapters], _base(Path(source))
     here = current_folder(source).exists()
     path = Path(source) if here else _fetch(str(source), revision, allow_pickle)
     if revision is not None and here:
@@ -164,10 +174,15 @@ def load(
     _, choice = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, where, wanted)
     if wanted == torch.float16 and where.type == "cpu":
         warnings.warn(f"{choice.what} on a CPU: {choice.why}", stacklevel=2)
-    tokenizer = _tokenizer(current_folder(path))
+    places = [*map(current_folder, reversed(adapters)), current_folder(path)]
+    tokenizer = next((found for place in places if (found := _tokenizer(place)) is not None), None)
     if tokenizer is not None:  # before the weights are read
         tokenizer.require_fits(folder.spec.vocab)
     model = build_model(folder, dtype=wanted, device=where, backend=backend)
+    attach_folders(model, adapters)
+    settings = [place / GENERATION for place in places[:-1] if (place / GENERATION).exists()]
+    if settings:
+        folder = replace(folder, generation=read_json(settings[0]))
     return _wrapped(task, model, tokenizer, folder)
 
 
@@ -211,6 +226,17 @@ def _wrapped(
         several = folder.config.get("problem_type") == INDEPENDENT
         return Classifier(model, tokenizer, independent=several)
     return ENCODERS[task](model, tokenizer)
+
+
+def _base(adapter: Path) -> str:
+    """The model that an adapter says it adapts. Raises CheckpointError unless it is a folder here."""
+    base = base_of(adapter)
+    if not current_folder(base).exists():
+        raise CheckpointError(
+            f"{adapter} is an adapter of {base}, which is no folder here; give the model yourself: "
+            f"headway.load(MODEL, adapter={str(adapter)!r}), or MODEL --adapter {adapter}"
+        )
+    return base
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -35,11 +35,11 @@ from headway.checkpoints.storage.reading import naming, read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, did_you_mean
-from headway.models import ModelSpec, blank
-from headway.nn import Adapter, Lora, block_linears, merged_weight
+from headway.models import Model, ModelSpec, blank
+from headway.nn import Adapter, Lora, attach, block_linears, merged_weight
 from headway.positions import Rotary
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, GENERATION = "adapter_model.safetensors", "generation_config.json"
 PREFIX = "base_model.model."
 TASKS: Mapping[str, str] = {"decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
@@ -117,6 +117,13 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     return Adapter(layers, _turned(tensors, usual, spec))
 
 
+def attach_folders(model: Model, folders: Sequence[str | Path]) -> None:
+    """Put the adapters in these folders on a model; they add up. Raises as `load_adapter` does, and ConfigError for a
+    folder that is given twice."""
+    for folder in folders:
+        attach(model, load_adapter(folder, model.spec), str(folder).replace(".", "_"))
+
+
 def save_adapter(
     path: str | Path,
     adapter: Adapter,
@@ -124,9 +131,11 @@ def save_adapter(
     *,
     base: str | Path | None = None,
     tokenizer: SavesItself | None = None,
+    generation: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the folder of the model.
+    """Write a folder that `load_adapter` and PEFT read, as a whole; `base` is the folder of the model. With a tokenizer
+    and a generation_config.json where they are given: a model that the adapter is loaded with then has these.
 
     Raises CheckpointError where `path` holds anything, unless `overwrite`, and for what the format cannot say: parts of
     a fused layer that are adapted in different ways."""
@@ -147,12 +156,14 @@ def save_adapter(
         **written_config(wanted, others),
         "fan_in_fan_out": modules[next(iter(wanted))].transposed,
     }
-    mine = (CONFIG, WEIGHTS)
+    mine = (CONFIG, WEIGHTS, GENERATION)
     with atomic_folder(path, keep=lambda n: n not in mine and not TOKENIZER_FILES.match(n)) as folder:
         write_file(folder / CONFIG, json_text(config))
         write_safetensors(folder / WEIGHTS, found)
         if tokenizer is not None:
             tokenizer.save(folder)
+        if generation is not None:
+            write_file(folder / GENERATION, json_text(dict(generation)))
 
 
 def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Mapping[str, Tensor]:

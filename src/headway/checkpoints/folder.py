@@ -24,8 +24,9 @@ from headway.checkpoints.storage.files import atomic_folder, current_folder, jso
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
 from headway.checkpoints.storage.reading import naming, read_json
 from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
-from headway.errors import CheckpointError
+from headway.errors import CheckpointError, ConfigError
 from headway.models import Head, Model, ModelSpec
+from headway.nn import adapter_names
 from headway.positions import Rotary
 
 SHARD_BYTES = 4_000_000_000
@@ -150,7 +151,13 @@ def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
     """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
 
     Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,
-    its tokenizer included, and its other files stay."""
+    its tokenizer included, and its other files stay. ConfigError for a model with adapters, which are folders of their
+    own."""
+    if names := adapter_names(model):
+        raise ConfigError(
+            f"this model has adapters ({', '.join(names)}): save them by `save_adapter`, or put them into the weights "
+            "of its folder: headway surgery merge MODEL OUT --adapter FOLDER"
+        )
     save_state(path, model.spec, model.state_dict(), **how)
 
 

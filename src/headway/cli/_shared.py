@@ -43,6 +43,10 @@ KvCacheOption = Annotated[
 ]
 
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
+AdapterOption = Annotated[
+    list[Path] | None,
+    typer.Option("--adapter", help="folder of an adapter (PEFT's); may be given often, they add up"),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
 
 TruncateOption = Annotated[
@@ -67,6 +71,7 @@ class ModelRun:
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")
     ] = None
+    adapter: AdapterOption = None
     threads: ThreadsOption = None
     backend: BackendOption = "auto"
 
@@ -75,7 +80,8 @@ class ModelRun:
         set_threads(self.threads)
         from headway.api import load
 
-        return load(self.model, dtype=self.dtype, backend=self.backend, **more)
+        how: dict[str, Any] = {"dtype": self.dtype, "backend": self.backend, "adapter": self.adapter or ()}
+        return load(self.model, **how, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from headway.cli._shared import (
+    AdapterOption,
     BackendOption,
     JsonOption,
     RowOption,
@@ -47,6 +48,7 @@ def command(
             "--batch-size", min=1, help="rows of a task computed at once; changes no result [default: 32]"
         ),
     ] = None,
+    adapter: AdapterOption = None,
     context: RowOption = None,
     dtype: Annotated[
         str,
@@ -80,16 +82,17 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(model, harness.split(","), tasks, dtype, backend, given, json)
+        _harness(model, adapter or [], harness.split(","), tasks, dtype, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     assert data is not None
-    _text(model, data, context, dtype, limit, backend, json)
+    _text(model, adapter or [], data, context, dtype, limit, backend, json)
 
 
 def _harness(
     model: str,
+    adapters: list[Path],
     names: list[str],
     folder: Path | None,
     dtype: str,
@@ -103,7 +106,8 @@ def _harness(
         raise ConfigError(str(error)) from None
     from headway.api import load
 
-    lm = load(model, task="causal-lm", dtype=None if dtype == "auto" else dtype, backend=backend)
+    kind = None if dtype == "auto" else dtype
+    lm = load(model, task="causal-lm", dtype=kind, backend=backend, adapter=adapters)
     found = harness.evaluate(lm, names, folder=None if folder is None else str(folder), **given)
     results, documents = found["results"], found["n-samples"]
     rows = [
@@ -123,10 +127,18 @@ def _error(metric: str) -> str:
 
 
 def _text(
-    model: str, data: str, context: int | None, dtype: str, limit: int | None, backend: str, json: bool
+    model: str,
+    adapters: list[Path],
+    data: str,
+    context: int | None,
+    dtype: str,
+    limit: int | None,
+    backend: str,
+    json: bool,
 ) -> None:
     import torch
 
+    from headway.checkpoints.adapters import attach_folders
     from headway.checkpoints.folder import load_folder
     from headway.checkpoints.restore import build_model
     from headway.models import Decoder, Encoder
@@ -141,6 +153,7 @@ def _text(
     spec, task = source.spec, text_tasks()[text_task_of(source.spec)]
     found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
+    attach_folders(found_model, adapters)
     length = context or min(spec.trained_context, 2048)
     with (
         Text.read(data, source, framed=task.in_template) as text,

@@ -1,10 +1,9 @@
-"""`headway surgery gqa | window | context | longformer`: another function from the same weights, measured before and
-after."""
+"""`headway surgery gqa | window | context | merge | longformer`: another function from the same weights, measured
+before and after."""
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,13 +24,14 @@ from headway.cli._shared import (
     set_threads,
     with_options,
 )
+from headway.cli._surgery_reports import lengthened_text, operation_text
 from headway.errors import ConfigError
-from headway.report import cell, plain, size, table
+from headway.report import plain, table
 
 if TYPE_CHECKING:
     from headway.checkpoints import Folder
     from headway.choice import Choice
-    from headway.surgery import Lengthened, Operation, Pooled, Text
+    from headway.surgery import Pooled, Text
     from headway.surgery.operation import Change
 
 app = application("Change what a model computes, and report what that costs and saves: docs/surgery.md.")
@@ -79,8 +79,10 @@ class MeasuredRun(Run):
         *,
         beyond: int = 0,
         compare: "Callable[[Text], tuple[Pooled, ...]] | None" = None,
+        **more: Any,
     ) -> None:
-        """Operate, and print the report; `compare` is what is compared on the text beforehand."""
+        """Operate, and print the report; `compare` is what is compared on the text beforehand, `more` is for
+        `headway.surgery.operate`."""
         from headway.surgery import Text, operate, verdict
 
         if self.text is None and self.limit is not None:
@@ -90,7 +92,7 @@ class MeasuredRun(Run):
             note(f"reading {folder.path}, measuring before and after")
             done = operate(
                 folder, self.out, change, choices=(choice,), text=words, context=self.context, beyond=beyond,
-                overwrite=self.overwrite,
+                overwrite=self.overwrite, **more,
             )  # fmt: skip
         order, report = verdict(rows) if rows else None, operation_text(done)
         if rows:
@@ -204,6 +206,33 @@ def context(
 
 @app.command()
 @with_options
+def merge(
+    run: MeasuredRun,
+    adapter: Annotated[
+        list[Path], typer.Option("--adapter", help="folder of an adapter; may be given often")
+    ],
+) -> None:
+    """Put adapters into the weights. "Before" is the model with its adapters beside it."""
+    from headway.checkpoints import load_adapter, merged_state
+    from headway.checkpoints.folder import TokenizerFiles
+    from headway.choice import Choice
+    from headway.text import first_file
+
+    folder = run.open()
+    adapters = [load_adapter(path, folder.spec) for path in adapter]
+    brought = [path for path in adapter if first_file(path) is not None]
+    layers = len({layer for one in adapters for layer in one.layers})
+    run.operate(
+        folder,
+        lambda spec, state: (spec, merged_state(state, adapters)),
+        Choice(f"{layers} layers", f"adapted by {', '.join(map(str, adapter))}"),
+        adapters=adapters,
+        tokenizer=TokenizerFiles(replace(folder, path=brought[-1])) if brought else None,
+    )
+
+
+@app.command()
+@with_options
 def longformer(
     run: Run,
     context: Annotated[
@@ -236,62 +265,6 @@ def longformer(
     windows = sizes[0] if len(sizes) == 1 else sizes
     done = lengthen(folder, run.out, context, windows, text=words, overwrite=run.overwrite)
     print_report(done, lengthened_text(done), run.json)
-
-
-def operation_text(done: "Operation") -> str:
-    """The report for a terminal."""
-    was, now = done.before, done.after
-    lines = [f"{done.source} -> {done.target}; transformers {done.transformers}"]
-    lines += [f"  {name}: {a} -> {b}" for name, a, b in done.changed] or ["  the spec stays as it was"]
-    for choice in done.choices:
-        rejected = [f"    not {name}: {why}" for name, why in choice.rejected]
-        lines += [f"  {choice.what}: {choice.why}", *rejected]
-    rows: list[tuple[object, ...]] = [
-        ("parameters", was.parameters, now.parameters),
-        (f"KV per token ({done.dtype})", size(was.kv_bytes_per_token), size(now.kv_bytes_per_token)),
-        (f"KV of a row of {done.context}", size(was.kv_bytes_stored), size(now.kv_bytes_stored)),
-    ]
-    if was.loss is not None:
-        names = ("nats per token", "bits per byte", "perplexity")
-        losses = [(m.loss, m.bits_per_byte, m.perplexity) for m in (was, now)]
-        rows += zip(names, *losses, strict=True)
-    lines += ["", table(("what", "before", "after"), rows), ""]
-    lines.append(
-        f"  largest difference of a logit: {cell(done.difference)} (largest logit {cell(done.largest_logit)}), "
-        f"in the last {done.probed} of {done.probe} tokens"
-    )
-    if done.positions:
-        columns = ("tokens to look back on", "predictions", "perplexity before", "after")
-        ranges = [(f"{p.first}-{p.last}", p.tokens, _exp(p.before), _exp(p.after)) for p in done.positions]
-        lines += ["", table(columns, ranges)]
-    else:
-        lines.append("  no loss was measured: --text FILE gives held-out text to measure it on")
-    return "\n".join(lines)
-
-
-def _exp(loss: float | None) -> float | None:
-    return None if loss is None else math.exp(min(loss, 700.0))
-
-
-def lengthened_text(done: "Lengthened") -> str:
-    """The report for a terminal."""
-    lines = [f"{done.source} -> {done.target}; transformers {done.transformers}"]
-    lines += [f"  {name}: {a} -> {b}" for name, a, b in done.changed]
-    every, seen = done.pairs
-    marks = {True: "the first", False: "none"}
-    cells = [(d.tokens, marks[d.marked], d.difference, d.largest) for d in done.differences]
-    sizes = [("parameters", *done.parameters), ("longest row", *done.context)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            table(("what", "before", "after"), sizes),
-            "",
-            f"  scores of a row of {done.context[1]}: {seen}, {seen / every:.1%} of the {every} if all saw all",
-            f"  rows of up to {done.unchanged} tokens see what they saw; largest difference of an output:",
-            table(("tokens", "global", "difference", "largest output"), cells),
-        ]
-    )
 
 
 command = typer.main.get_command(app)

@@ -15,7 +15,8 @@ from headway.surgery.context import (
 )
 from headway.surgery.heads import POOLS, Pool, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
 from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
-from headway.surgery.operation import Measurement, Operation, Position, Text, operate, row_length
+from headway.surgery.operation import Measurement, Operation, Position, operate, row_length
+from headway.surgery.text import Text
 
 __all__ = [
     "METHODS",

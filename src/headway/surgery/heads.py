@@ -19,7 +19,7 @@ from torch import Tensor
 from headway.checkpoints.restore import fill
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
-from headway.surgery.operation import Text
+from headway.surgery.text import Text
 
 Pool = Literal["mean", "first", "random"]
 POOLS: Mapping[Pool, str] = MappingProxyType(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,55 +16,16 @@ from headway.checkpoints.folder import TokenizerFiles, check_target
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import fill
 from headway.choice import Choice
-from headway.data import Rows, TokenFile, encode_corpus
 from headway.errors import DataError
 from headway.models import Decoder, ModelSpec, cost
-from headway.text import Tokenizer
-from headway.train.evaluation import Evaluation, evaluate
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.nn import Adapter, attach
+from headway.surgery.text import Text
+from headway.train.evaluation import Evaluation
 
-Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, dict[str, Tensor]]]
+Change = Callable[[ModelSpec, Mapping[str, Tensor]], tuple[ModelSpec, Mapping[str, Tensor]]]
 T = TypeVar("T")
 LONGEST_ROW = 2048
 PROBED = 64
-
-
-@dataclass(frozen=True)
-class Text:
-    """Held-out text in a model's own tokens; of these, about the first `limit` are predicted."""
-
-    file: TokenFile
-    tokenizer: Tokenizer
-    limit: int | None = None
-
-    @staticmethod
-    @contextmanager
-    def read(
-        path: str | Path, folder: Folder, limit: int | None = None, *, framed: bool = True
-    ) -> Iterator[Text]:
-        """Text files are encoded by the tokenizer of `folder`, with BOS and EOS around each document if `framed`; a
-        .tokens file is opened.
-
-        Raises DataError or CheckpointError for a text or a tokenizer that is not there, or does not fit."""
-        tokenizer = Tokenizer.load(folder.path)
-        tokenizer.require_fits(folder.spec.vocab)
-        with tempfile.TemporaryDirectory() as scratch:
-            encoded = Path(path).suffix == ".tokens"
-            own = Path(scratch) / "text.tokens"
-            file = TokenFile(path) if encoded else encode_corpus(path, tokenizer, own, bos=framed, eos=framed)
-            file.require_tokenizer(tokenizer.fingerprint)
-            yield Text(file, tokenizer, limit)
-
-    def evaluate(self, model: Decoder, context: int) -> Evaluation:
-        """The model's loss in rows of `context` tokens, as `headway eval` measures it."""
-        with MicrobatchPool(torch.get_num_threads()) as pool:
-            return evaluate(model, Rows(self.file, context), limit=self.limit, pool=pool)
-
-    @property
-    def longest_document(self) -> int:
-        """In tokens."""
-        ends = np.asarray(self.file.ends, dtype=np.int64)
-        return int(np.diff(ends, prepend=0).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +108,16 @@ def operate(
     text: Text | None = None,
     context: int | None = None,
     beyond: int = 0,
+    adapters: Sequence[Adapter] = (),
+    tokenizer: TokenizerFiles | None = None,
     overwrite: bool = False,
 ) -> Operation:
     """Write `folder`, changed, at `target`; tokenizer and generation settings are copied.
 
     Both models are run in float32, in rows of `context` tokens (`row_length` unless given): the old one as it is
     read, the new one from the folder that was just written, before it takes its name. `beyond` is the number of
-    tokens up to which the change has no effect: rows must be longer.
+    tokens up to which the change has no effect: rows must be longer. `adapters` are on the old model, and `tokenizer`
+    is the new one's, where it is not that of `folder`.
 
     Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`); DataError for a context
     or a text that is too short to show anything; and what `change` raises.
@@ -168,6 +130,8 @@ def operate(
     ids = _probe(folder.spec, text, context)
     # What a model refuses is not what it computes: the old one is asked for rows that only the new one takes.
     old = fill(replace(folder.spec, max_context=None), folder.tensors)
+    for number, adapter in enumerate(adapters):
+        attach(old, adapter, str(number))
     was, logits_before = _measure(old, text, context, ids)
     del old
     written, (now, logits_after) = write(
@@ -176,6 +140,7 @@ def operate(
         spec,
         state,
         lambda path: _measure(load_model(path, dtype=torch.float32), text, context, ids),
+        tokenizer=tokenizer,
         overwrite=overwrite,
     )
     dtype = getattr(torch, written.dtype)
@@ -207,6 +172,7 @@ def write(
     measure: Callable[[Path], T],
     *,
     context: int | None = None,
+    tokenizer: TokenizerFiles | None = None,
     overwrite: bool = False,
 ) -> tuple[Written, T]:
     """Writes `folder`, changed, at `target`, with its tokenizer (for rows of `context` tokens, where given) and
@@ -216,7 +182,7 @@ def write(
         target,
         spec,
         state,
-        tokenizer=TokenizerFiles(folder, context),
+        tokenizer=TokenizerFiles(folder, context) if tokenizer is None else tokenizer,
         generation=folder.generation,
         keep_pairing=True,
         overwrite=overwrite,

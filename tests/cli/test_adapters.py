@@ -1,0 +1,109 @@
+"""Adapters in use: `headway.load`, `--adapter` of the commands, and `headway surgery merge`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import headway
+from headway.checkpoints import load_folder, save_adapter, save_folder
+from headway.cli import run
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec, build
+from headway.nn import Adapter, Lora, adapter_names, set_active
+from headway.text import train_bpe
+from tests.checkpoints.adapters import trained
+from tests.text.test_chat import TURNS, with_template
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve "
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in: a model `m`, adapters `a` (of m, with a tokenizer that has a chat template) and `b`, and
+    `text.txt`."""
+    monkeypatch.chdir(tmp_path)
+    spec = ModelSpec.of("llama", vocab=280, width=16, layers=2, heads=4, kv_heads=2, hidden=24, init_std=0.3,
+                        trained_context=32, tied=True)  # fmt: skip
+    model, tokenizer = build(spec, seed=0).eval(), train_bpe([WORDS], 280)
+    save_folder("m", model, tokenizer=tokenizer)
+    first = trained(Adapter.fresh(model, Lora(rank=2, magnitude=True)))
+    talks = with_template(tokenizer, TURNS)
+    save_adapter("a", first, spec, base="m", tokenizer=talks, generation={"eos_token_id": [3, 4]})
+    save_adapter("b", trained(Adapter.fresh(model, Lora(rank=3), ("q_proj",)), 2), spec)
+    Path("text.txt").write_text(WORDS * 10)
+    return tmp_path
+
+
+def test_a_model_is_loaded_with_its_adapters(home: Path) -> None:
+    plain, both, by_itself = headway.load("m"), headway.load("m", adapter=["a", "b"]), headway.load("a")
+    ids = torch.arange(9)[None]
+    assert isinstance(both, headway.LanguageModel)
+    assert adapter_names(both.model) == ["a", "b"]
+    alone = by_itself.model(ids)
+    assert (alone - plain.model(ids)).abs().max() > 1e-3
+    assert (both.model(ids) - alone).abs().max() > 1e-3
+    set_active(both.model, ["a"])
+    assert torch.equal(both.model(ids), alone)
+    assert torch.equal(headway.load("m", adapter=home / "a").model(ids), alone)
+    assert plain.tokenizer.chat_template is None
+    assert by_itself.tokenizer.chat_template is not None
+    assert both.tokenizer.chat_template is not None
+    assert by_itself.generation["eos_token_id"] == [3, 4]
+    low = headway.load("a", dtype="bfloat16").model
+    assert {p.dtype for p in low.parameters()} == {torch.bfloat16}
+
+
+def test_an_adapter_without_its_model_says_what_to_do(home: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"does not say which model it adapts .*adapter='b'"):
+        headway.load("b")
+    (home / "m").rename(home / "moved")
+    with pytest.raises(
+        CheckpointError, match=r"a is an adapter of m, which is no folder here; give the model"
+    ):
+        headway.load("a")
+    with pytest.raises(ConfigError, match="'a' is there already"):
+        headway.load("moved", adapter=["a", "a"])
+    with pytest.raises(CheckpointError, match="moved is no adapter: it has no adapter_config"):
+        headway.load("moved", adapter="moved")
+
+
+def test_an_adapted_model_is_not_saved_as_if_it_were_its_base(home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has adapters \(a\): save them .* headway surgery merge"):
+        headway.load("a").save("saved")
+    assert not (home / "saved").exists()
+
+
+def test_commands_take_adapters(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = headway.load("m", adapter=["a", "b"]).generate("one two", max_new_tokens=8)
+    both = ["--adapter", "a", "--adapter", "b"]
+    assert run(["generate", "m", "one two", "-n", "8", "-t", "0", *both]) == 0
+    assert capsys.readouterr().out == expected.text + "\n"
+    losses = []
+    for how in ([], both):
+        assert run(["eval", "m", "--data", "text.txt", "--dtype", "fp32", "--json", *how]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_merged_weights_are_the_model_with_its_adapters(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer is the one that an adapter brings."""
+    command = ["surgery", "merge", "m", "out", "--adapter", "a", "--adapter", "b", "--text", "text.txt"]
+    assert run([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["difference"] < 1e-5 * report["largest_logit"]
+    assert report["before"]["loss"] == pytest.approx(report["after"]["loss"], abs=1e-6)
+    assert report["changed"] == []
+    merged, beside = headway.load("out"), headway.load("m", adapter=["a", "b"])
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(merged.model(ids), beside.model(ids), rtol=1e-5, atol=1e-5)
+    assert merged.tokenizer.chat_template is not None
+    assert load_folder("out").config["model_type"] == "llama"
+    assert run(["surgery", "merge", "m", "again", "--adapter", "b"]) == 0
+    out = capsys.readouterr().out
+    assert "2 layers: adapted by b" in out
+    assert "the spec stays as it was" in out
+    assert headway.load("again").tokenizer.chat_template is None
