@@ -56,6 +56,7 @@ SUBCOMMANDS = [
     "embed",
     "chat",
     "eval",
+    "instruct",
     "convert",
     "surgery",
     "show",

@@ -36,6 +36,10 @@ class DataError(HeadwayError):
     """Text or token files that cannot be read as what they claim to be."""
 
 
+class EndpointError(HeadwayError):
+    """A server that refuses, does not answer, or answers with something else."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`' (did you mean "rms_norm_eps"?)'` when a known name is close to `name`, else the empty string."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -51,6 +51,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(
         "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"
     ),
+    "instruct": Command("Make instructions from seed tasks by asking a model", "headway.cli.instruct"),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),

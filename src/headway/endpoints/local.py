@@ -1,0 +1,38 @@
+"""A folder, or an id of the Hub, as an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.api import LanguageModel, load
+from headway.endpoints.base import Endpoint, Reply
+from headway.errors import DataError
+from headway.text.chat import Message
+
+
+class LocalEndpoint(Endpoint):
+    """`LanguageModel.chat` of the model of a folder. Equal requests have equal replies.
+
+    Raises what `headway.load` does, and DataError for a model without a chat template."""
+
+    def __init__(self, source: str | LanguageModel, name: str | None = None) -> None:
+        self.lm = load(source, task="causal-lm") if isinstance(source, str) else source
+        self._name = name or str(source)
+        if self.lm.need_tokenizer().chat_template is None:
+            raise DataError(f"{self._name}: its tokenizer has no chat template, so it cannot answer messages")
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
+        """The reply, of at most `max_tokens` tokens, and at most what the context has room for."""
+        ids = self.lm.need_tokenizer().render_chat(messages)
+        room = self.lm.spec.trained_context - len(ids)
+        if room < 1:
+            raise DataError(
+                f"{self.name}: the messages have {len(ids)} tokens, and the model's context of "
+                f"{self.lm.spec.trained_context} has no room for a reply"
+            )
+        made = self.lm.generate(ids, max_new_tokens=min(max_tokens, room), temperature=temperature, seed=seed)
+        return Reply(made.text, "length" if made.finish_reason == "length" else "stop")

@@ -1,0 +1,132 @@
+"""A server that speaks OpenAI's protocol of chat completions, over the standard library's HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from headway.endpoints.base import Endpoint, Reply
+from headway.errors import EndpointError
+from headway.text.chat import Message
+
+KEY, OPENAI_KEY = "HEADWAY_API_KEY", "OPENAI_API_KEY"
+LONGEST_WAIT = 60.0  # seconds between two tries
+
+
+class ServerEndpoint(Endpoint):
+    """POST url/chat/completions, as OpenAI, vLLM, llama.cpp and others take it.
+
+    Args:
+        url: with its version, as in "https://api.openai.com/v1".
+        model: one of the server's models; None takes the only one that it lists.
+        timeout: seconds of one try. tries: of a request that fails for now (429, 5xx, no connection, timeout), with
+            waits of 1, 2, 4, ... seconds, or what the server asks for (Retry-After).
+        sleep: waits so many seconds.
+
+    The key is read from the environment: HEADWAY_API_KEY, or, for api.openai.com alone, OPENAI_API_KEY.
+    Raises EndpointError for what the server refuses, for replies that are none, and after the last try.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        timeout: float = 600.0,
+        tries: int = 6,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url, self.timeout, self.tries, self.sleep = url.rstrip("/"), timeout, tries, sleep
+        self.model = model or self._only_model()
+
+    @property
+    def name(self) -> str:
+        return f"{self.url}#{self.model}"
+
+    def chat(self, messages: Sequence[Message], *, seed: int, temperature: float, max_tokens: int) -> Reply:
+        """One completion."""
+        body = {
+            "model": self.model,
+            "messages": [dict(message) for message in messages],
+            "seed": seed,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        answer = self._ask("/chat/completions", body)
+        try:
+            choice = answer["choices"][0]
+            return Reply(choice["message"]["content"] or "", str(choice["finish_reason"]))
+        except (KeyError, IndexError, TypeError):
+            raise EndpointError(
+                f"{self.name}: this is no chat completion: {json.dumps(answer)[:200]}; is the URL that of an "
+                "OpenAI-compatible server, with its version (/v1)?"
+            ) from None
+
+    def _only_model(self) -> str:
+        answer = self._ask("/models", None)
+        try:
+            names = [str(model["id"]) for model in answer["data"]]
+        except (KeyError, TypeError):
+            raise EndpointError(
+                f"{self.url}: it does not list its models; name one: {self.url}#MODEL"
+            ) from None
+        if len(names) != 1:
+            raise EndpointError(
+                f"{self.url} has {len(names)} models ({', '.join(sorted(names)[:8])}); name one: {self.url}#MODEL"
+            )
+        return names[0]
+
+    def _ask(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := self._key():
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        for attempt in range(self.tries):
+            wait, request = min(2.0**attempt, LONGEST_WAIT), Request(self.url + path, data, headers)
+            try:
+                with urlopen(request, timeout=self.timeout) as response:
+                    return json.load(response)
+            except HTTPError as error:
+                said = _message(error)
+                if error.code != 429 and error.code < 500:
+                    raise EndpointError(self._refused(error.code, said)) from None
+                problem, asked = f"{error.code} {said}", error.headers.get("Retry-After", "")
+                wait = min(float(asked), LONGEST_WAIT) if asked.isdigit() else wait
+            except ValueError as error:
+                raise EndpointError(f"{self.url}{path}: the answer is no JSON ({error})") from None
+            except (URLError, OSError, HTTPException) as error:
+                problem = str(getattr(error, "reason", error))
+            if attempt + 1 < self.tries:
+                self.sleep(wait)
+        raise EndpointError(
+            f"{self.url}: no reply after {self.tries} tries; the last said: {problem}. Replies so far are kept: the "
+            "same command goes on from there"
+        )
+
+    def _key(self) -> str | None:
+        own = os.environ.get(OPENAI_KEY) if urlsplit(self.url).hostname == "api.openai.com" else None
+        return os.environ.get(KEY) or own
+
+    def _refused(self, code: int, said: str) -> str:
+        hint = {
+            401: f"; the key is read from {KEY}, and for api.openai.com from {OPENAI_KEY}",
+            403: f"; the key in {KEY} may not do this",
+            404: "; check the URL (it ends in /v1 for most servers) and the model",
+        }
+        return f"{self.url}: {code} {said}{hint.get(code, '')}"
+
+
+def _message(error: HTTPError) -> str:
+    """What a server says of an error: OpenAI's {"error": {"message": ...}}, or the text as it is."""
+    text = error.read().decode("utf-8", "replace").strip()
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200] or str(error.reason)

@@ -1,0 +1,108 @@
+"""What endpoints were asked and said: an append-only file, from which a run that goes on is replayed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headway.endpoints.base import Endpoint, Reply
+from headway.errors import ConfigError, DataError
+from headway.text.chat import Message
+
+
+class Transcript:
+    """A JSONL file of {"key", "request", "reply"}, one line for each request, on disk before its reply is used.
+
+    A request whose key is in the file is not sent: its reply is that of the file. A last line that a dying process left
+    without its end is cut off when the file is opened. A context manager.
+
+    Raises ConfigError when another process has the file, DataError with file and line for what is no transcript.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.sent = 0
+        self._file = self.path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._kept = self._read()
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(
+                f"{path} is in use by another process; wait for it, or choose another file"
+            ) from None
+        except DataError:
+            self._file.close()
+            raise
+
+    def chat(
+        self,
+        endpoint: Endpoint,
+        key: str,
+        messages: Sequence[Message],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+    ) -> Reply:
+        """The reply to a request, which is sent unless the file has one under its key.
+
+        Raises ConfigError where the file has another request under this key, saying what differs; else what the
+        endpoint raises."""
+        settings = {"seed": seed, "temperature": temperature, "max_tokens": max_tokens}
+        request = {"endpoint": endpoint.name, "messages": [dict(one) for one in messages], **settings}
+        if key in self._kept:
+            before, reply = self._kept[key]
+            differing = [name for name, value in request.items() if before.get(name) != value]
+            if differing:
+                raise ConfigError(
+                    f"{self.path}: the request {key!r} was another one: {_differences(before, request, differing)}. Go "
+                    "on with the settings of before, or choose another output"
+                )
+            return reply
+        reply = endpoint.chat(messages, seed=seed, temperature=temperature, max_tokens=max_tokens)
+        said = {"text": reply.text, "finish_reason": reply.finish_reason}
+        line = json.dumps({"key": key, "request": request, "reply": said})
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.sent += 1
+        self._kept[key] = (request, reply)
+        return reply
+
+    def _read(self) -> dict[str, tuple[Mapping[str, Any], Reply]]:
+        self._file.seek(0)
+        data = self._file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            self._file.truncate(len(whole))
+        kept: dict[str, tuple[Mapping[str, Any], Reply]] = {}
+        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                value = json.loads(line)
+                kept[value["key"]] = (value["request"], Reply(**value["reply"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{self.path}:{number}: no line of a transcript ({type(error).__name__}: {error})"
+                ) from None
+        return kept
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:
+    short = [name for name in names if name != "messages"]
+    said = [f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in short]
+    return ", ".join([*said, *(["its messages differ"] if "messages" in names else [])])

@@ -1,0 +1,134 @@
+"""Instructions as seeds, as the prompt shows them, and as a reply lists them.
+
+The prompt, the form of the list and the filters are those of Stanford Alpaca (generate_instruction.py, Apache 2.0). One
+thing is added: an item without an output is rejected, too.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headway.data.values import values
+from headway.endpoints import Reply
+from headway.errors import DataError
+
+NO_INPUT = "<noinput>"
+PROMPT = (files("headway.instruct") / "prompt.txt").read_text(encoding="utf-8") + "\n"
+UNSUITABLE = (
+    *(
+        "image",
+        "images",
+        "graph",
+        "graphs",
+        "picture",
+        "pictures",
+        "file",
+        "files",
+        "map",
+        "maps",
+        "draw",
+        "plot",
+    ),
+    *("go to", "video", "audio", "music", "flowchart", "diagram"),
+)
+_UNSUITABLE = re.compile(rf"\b({'|'.join(UNSUITABLE)})\b", re.IGNORECASE)
+_BEGINS = re.compile(r"\s*(\d+)\.\s+Instruction:")
+_BETWEEN = re.compile(r"###|\n(?=\d+\.\s+Instruction:)")
+
+
+@dataclass(frozen=True)
+class Item:
+    """An instruction with its input ("" where it needs none) and its output: a record of Alpaca's form."""
+
+    instruction: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What a reply has and is not kept: the text, or the item's fields, and why."""
+
+    reason: str
+    text: str
+    detail: str = ""
+
+    @property
+    def record(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def read_seeds(path: str | Path) -> list[Item]:
+    """Seed tasks: {"instruction": ..., "instances": [{"input": ..., "output": ...}]} (Wang et al.), the first instance
+    of each, or records of Alpaca's form. Raises DataError with file and line."""
+    return [_seed(value, where) for where, value in values(path)]
+
+
+def _seed(value: Any, where: str) -> Item:
+    try:
+        first = value["instances"][0] if "instances" in value else value
+        fields = (value["instruction"], first.get("input", ""), first["output"])
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise DataError(
+            f'{where}: a seed task has "instruction" and "instances" with "input" and "output" (or "input" and '
+            f'"output" themselves), got {sorted(value) if isinstance(value, dict) else type(value).__name__}'
+        ) from None
+    if not all(isinstance(text, str) for text in fields):
+        raise DataError(f"{where}: instruction, input and output are texts")
+    return Item(*fields)
+
+
+def prompt(examples: Sequence[Item]) -> str:
+    """The request for more tasks after these."""
+    parts = [PROMPT]
+    for number, one in enumerate(examples, 1):
+        instruction = re.sub(r"\s+", " ", one.instruction).strip().rstrip(":")
+        parts.append(f"###\n{number}. Instruction: {instruction}\n")
+        parts.append(f"{number}. Input:\n{one.input or NO_INPUT}\n{number}. Output:\n{one.output}\n")
+    return "".join([*parts, f"###\n{len(examples) + 1}. Instruction:"])
+
+
+def parse(reply: Reply, first: int) -> list[Item | Rejected]:
+    """The items of a reply, in its order. A reply may go on after the prompt's last words ("4. Instruction:", `first`
+    being 4), or say them again. The last item of a reply that was cut off is rejected, and so is what has not the three
+    fields."""
+    text = reply.text.strip().removeprefix("###")
+    if not _BEGINS.match(text):
+        text = f"{first}. Instruction: {text}"
+    parts = [part.strip() for part in _BETWEEN.split(text) if part.strip()]
+    found: list[Item | Rejected] = [_parsed(part) for part in parts]
+    if reply.finish_reason == "length":
+        found[-1] = Rejected("cut off", parts[-1])
+    return found
+
+
+def _parsed(text: str) -> Item | Rejected:
+    begins = _BEGINS.match(text)
+    number = begins[1] if begins else ""
+    fields = re.split(rf"{number}\.\s+(Instruction|Input|Output):", text) if begins else []
+    if len(fields) != 7 or fields[1::2] != ["Instruction", "Input", "Output"]:
+        return Rejected("malformed", text)
+    instruction, given, output = (field.strip() for field in fields[2::2])
+    item = Item(instruction, "" if given.lower() == NO_INPUT else given, output)
+    reason, detail = unsuitable(item)
+    return Rejected(reason, instruction, detail) if reason else item
+
+
+def unsuitable(item: Item) -> tuple[str, str]:
+    """Why an item is filtered out, and by what; two empty texts where it is not."""
+    count, named = len(item.instruction.split()), _UNSUITABLE.search(item.instruction)
+    if not 3 < count <= 150:
+        return ("too short" if count <= 3 else "too long"), f"{count} words"
+    if named:
+        return "unsuitable word", named[0]
+    if item.instruction.startswith("Write a program"):
+        return "a program", ""
+    if item.instruction[0] in string.punctuation or not item.instruction[0].isascii():
+        return "first character", item.instruction[0]
+    return ("", "") if item.output else ("no output", "")

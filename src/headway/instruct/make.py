@@ -1,0 +1,127 @@
+"""Rounds of requests, until there are enough instructions: a pure function of the settings and the replies."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from headway.checkpoints import atomic_write
+from headway.endpoints import Endpoint, Transcript
+from headway.errors import DataError
+from headway.instruct.items import Item, Rejected, parse, prompt
+from headway.instruct.similarity import Neighbours, words
+
+EXAMPLES = 3
+NEAR = 0.7
+PATIENCE = 20  # replies in a row that bring nothing
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run made.
+
+    items: the instructions that were kept.   replies, sent: requests that it took, and those that were not replayed.
+    rejected: how many items, by reason.   out, rejects, transcript: where they are.
+    """
+
+    items: list[Item] = field(repr=False)
+    replies: int
+    sent: int
+    rejected: dict[str, int]
+    out: Path
+    rejects: Path
+    transcript: Path
+
+    @property
+    def asked(self) -> int:
+        """Items that the replies had."""
+        return len(self.items) + sum(self.rejected.values())
+
+
+def make_instructions(
+    endpoint: Endpoint,
+    seeds: Sequence[Item],
+    count: int,
+    out: str | Path,
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    max_tokens: int = 3072,
+    say: Callable[[str], None] = lambda text: None,
+) -> Made:
+    """Write `count` instructions to `out`, a JSONL file of Alpaca's records.
+
+    Each request shows 3 of the seeds, drawn by (seed, round), and asks for the rest of a list of 20. What a reply lists
+    is kept unless a filter rejects it, or its ROUGE-L with a seed or with what was kept before is greater than 0.7
+    (`headway.instruct.similarity`). Beside `out` stand `out`.rejects.jsonl, with reasons, and `out`.transcript.jsonl,
+    with every reply: a run that is started again replays it and goes on, as if it had never been stopped, and a greater
+    `count` continues a smaller one.
+
+    Raises DataError for fewer than 3 seeds, and after 20 replies in a row that brought nothing; else what the endpoint
+    raises. What was made until then is written.
+    """
+    if len(seeds) < EXAMPLES:
+        raise DataError(
+            f"{len(seeds)} seed tasks; a request shows {EXAMPLES} of them, so give that many or more"
+        )
+    path = Path(out)
+    rejects, transcript = (path.with_name(f"{path.name}.{kind}.jsonl") for kind in ("rejects", "transcript"))
+    pool = Neighbours(NEAR)
+    for one in seeds:
+        pool.add(words(one.instruction))
+    texts = [one.instruction for one in seeds]
+    kept: list[Item] = []
+    refused: list[tuple[int, Rejected]] = []
+    number = barren = 0
+    with Transcript(transcript) as replies:
+        try:
+            while len(kept) < count:
+                shown = random.Random(f"{seed}:{number}").sample(seeds, EXAMPLES)
+                reply = replies.chat(
+                    endpoint,
+                    f"{seed}:{number}",
+                    [{"role": "user", "content": prompt(shown)}],
+                    seed=seed * 1_000_000 + number,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                )
+                before = len(kept)
+                for found in parse(reply, EXAMPLES + 1):
+                    if len(kept) == count:
+                        break
+                    tokens = [] if isinstance(found, Rejected) else words(found.instruction)
+                    near = pool.nearest(tokens)
+                    if isinstance(found, Rejected):
+                        refused.append((number, found))
+                    elif near is not None:
+                        detail = f"ROUGE-L {near[1]:.3f} with: {texts[near[0]]}"
+                        refused.append((number, Rejected("near-duplicate", found.instruction, detail)))
+                    else:
+                        kept.append(found)
+                        texts.append(found.instruction)
+                        pool.add(tokens)
+                number, barren = number + 1, 0 if len(kept) > before else barren + 1
+                say(f"reply {number}: {len(kept) - before} kept, {len(kept)} of {count}")
+                if barren == PATIENCE:
+                    counts = ", ".join(f"{why} {n}" for why, n in _reasons(refused).items())
+                    raise DataError(
+                        f"{PATIENCE} replies in a row brought no new instruction (rejected so far: {counts}); look at "
+                        f"{rejects}, and ask a model that can write such a list"
+                    )
+        finally:
+            if number:
+                atomic_write(path, "".join(_line(asdict(one)) for one in kept))
+                atomic_write(rejects, "".join(_line({"reply": n, **one.record}) for n, one in refused))
+        return Made(kept, number, replies.sent, _reasons(refused), path, rejects, transcript)
+
+
+def _reasons(refused: Sequence[tuple[int, Rejected]]) -> dict[str, int]:
+    return dict(Counter(one.reason for _, one in refused).most_common())
+
+
+def _line(value: dict[str, object]) -> str:
+    return json.dumps(value, ensure_ascii=False) + "\n"

@@ -1,0 +1,191 @@
+"""Self-instruct with an endpoint whose replies are known: what is kept, what is rejected and why, and resuming."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.cli import run
+from headway.data.record_kinds import Chat
+from headway.data.records import read_records
+from headway.endpoints import Reply
+from headway.errors import ConfigError, DataError
+from headway.instruct import Item, make_instructions, read_seeds, rouge_l, words
+from headway.instruct.items import Rejected, parse, prompt
+from tests.data import data_path
+from tests.endpoints.scripted import Scripted, completion, server
+
+VERBS = ("name", "sort", "count", "praise", "translate", "correct", "shorten", "describe", "compare", "guess")
+THINGS = ("rivers", "numbers", "verbs", "poems", "recipes", "towns", "colours", "birds", "letters", "laws")
+
+
+def seeds() -> list[Item]:
+    return read_seeds(data_path("alpaca/seed_tasks.jsonl"))
+
+
+def writer(messages: Sequence[Any], seed: int) -> Reply:
+    """A list of tasks: some good, some of every bad kind, the last sometimes cut off."""
+    draw = random.Random(seed)
+    items = []
+    for number in range(4, 4 + draw.randrange(3, 9)):
+        verb, thing, other = draw.choice(VERBS), draw.choice(THINGS), draw.choice(THINGS)
+        place, ways = draw.randrange(10**9), draw.randrange(10**9)
+        instruction = f"{verb.capitalize()} the {thing} of {place} {other} in {ways} ways"
+        kind = draw.randrange(12)
+        instruction = {0: f"Draw the {thing}, please do", 1: "Do it", 2: seeds()[0].instruction}.get(
+            kind, instruction
+        )
+        given = draw.choice(["<noinput>", "<NoInput>", f"some {thing}"])
+        output = "" if kind == 3 else f"{thing} and {other}"
+        label = "Outcome" if kind == 4 else "Output"
+        items.append(f" {instruction}\n{number}. Input:\n{given}\n{number}. {label}:\n{output}\n")
+    heads = [f"{number}. Instruction:" for number in range(5, 4 + len(items))]
+    text = items[0] + "".join(f"###\n{head}{item}" for head, item in zip(heads, items[1:], strict=True))
+    return Reply(text, draw.choice(["stop", "length"]))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_row_42_seeds_become_new_instructions_without_near_duplicates(tmp_path: Path) -> None:
+    made = make_instructions(Scripted(writer), seeds(), 40, tmp_path / "made.jsonl")
+    assert len(seeds()) == 175
+    kept = lines(made.out)
+    assert [Item(**one) for one in kept] == made.items
+    assert len(kept) == 40
+    before = [words(one.instruction) for one in seeds()]
+    for one in kept:
+        tokens = words(one["instruction"])
+        assert max(rouge_l(tokens, other) for other in before) <= 0.7
+        before.append(tokens)
+    chats = list(read_records(made.out, Chat))
+    assert len(chats) == 40
+    rejects = lines(made.rejects)
+    assert len(rejects) == sum(made.rejected.values()) == made.asked - 40
+    wanted = {"near-duplicate", "unsuitable word", "too short", "no output", "malformed", "cut off"}
+    assert set(made.rejected) == wanted
+    (near, *_) = (one for one in rejects if one["reason"] == "near-duplicate")
+    assert near["detail"] == f"ROUGE-L 1.000 with: {seeds()[0].instruction}"
+    assert len(lines(made.transcript)) == made.replies
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stop: int) -> None:
+    whole = make_instructions(Scripted(writer), seeds(), 30, tmp_path / "whole" / "made.jsonl")
+    assert whole.replies > stop + 1
+
+    def dying(messages: Sequence[Any], seed: int) -> Reply:
+        if seed >= stop:
+            raise KeyboardInterrupt
+        return writer(messages, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_instructions(Scripted(dying), seeds(), 30, tmp_path / "cut" / "made.jsonl")
+    so_far = lines(tmp_path / "cut" / "made.jsonl")
+    assert 0 < len(so_far) < 30
+    transcript = tmp_path / "cut" / "made.jsonl.transcript.jsonl"
+    transcript.write_bytes(transcript.read_bytes()[:-9])  # and the last line was being written
+    again = Scripted(writer)
+    ended = make_instructions(again, seeds(), 30, tmp_path / "cut" / "made.jsonl")
+    assert (again.asked, ended.sent, ended.replies) == (
+        whole.replies - stop + 1,
+        whole.replies - stop + 1,
+        whole.replies,
+    )
+    for name in ("made.jsonl", "made.jsonl.rejects.jsonl", "made.jsonl.transcript.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    more = make_instructions(Scripted(writer), seeds(), 35, tmp_path / "cut" / "made.jsonl")
+    assert more.items[:30] == whole.items
+    with pytest.raises(ConfigError, match=r"temperature was 1\.0 and is 0\.2"):
+        make_instructions(Scripted(writer), seeds(), 35, tmp_path / "cut" / "made.jsonl", temperature=0.2)
+    assert len(lines(more.out)) == 35
+
+
+def test_the_prompt_is_alpacas() -> None:
+    text = prompt([Item("Say  hello:\n", "", "Hello."), Item("Add.", "1 2", "3")])
+    assert text.startswith("You are asked to come up with a set of 20 diverse task instructions.")
+    assert text.endswith(
+        "List of 20 tasks:\n###\n1. Instruction: Say hello\n1. Input:\n<noinput>\n1. Output:\nHello.\n"
+        "###\n2. Instruction: Add.\n2. Input:\n1 2\n2. Output:\n3\n###\n3. Instruction:"
+    )
+
+
+ONE = "Sort these words, please.\n4. Input:\nb a\n4. Output:\na b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f" {ONE}",
+        f"4. Instruction: {ONE}",
+        f"###\n4. Instruction: {ONE}\n###",
+        f"9. Instruction: {ONE}".replace("4.", "9."),
+    ],
+)
+def test_a_reply_goes_on_or_begins_again(text: str) -> None:
+    assert parse(Reply(text, "stop"), 4) == [Item("Sort these words, please.", "b a", "a b")]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reason"),
+    [
+        ("Sort these words", "too short"),
+        ("word " * 151, "too long"),
+        ("Describe the Flowchart of it", "unsuitable word"),
+        ("Please go to the next town", "unsuitable word"),
+        ("Write a program that adds numbers", "a program"),
+        ("'Quoted' words come first here", "first character"),
+        ("Écrire une phrase en français", "first character"),
+    ],
+)
+def test_filters_say_why(instruction: str, reason: str) -> None:
+    (found,) = parse(Reply(ONE.replace("Sort these words, please.", instruction), "stop"), 4)
+    assert isinstance(found, Rejected)
+    assert (found.reason, found.text) == (reason, instruction.strip())
+    (good,) = parse(Reply(ONE.replace("Sort", "Photograph maplike"), "stop"), 4)
+    assert isinstance(good, Item)
+
+
+def test_a_model_that_writes_no_lists_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"20 replies in a row brought no new instruction \(rejected so far: malformed 20\)"
+    ):
+        make_instructions(Scripted(lambda messages, seed: "I cannot."), seeds(), 3, tmp_path / "made.jsonl")
+    assert len(lines(tmp_path / "made.jsonl.rejects.jsonl")) == 20
+    with pytest.raises(DataError, match="2 seed tasks; a request shows 3 of them"):
+        make_instructions(Scripted(writer), seeds()[:2], 3, tmp_path / "other.jsonl")
+
+
+def test_seeds_that_are_none_are_named_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "seeds.jsonl"
+    path.write_text('{"instruction": "a", "output": "b"}\n{"instruction": "a", "instances": []}\n')
+    with pytest.raises(
+        DataError, match=r"seeds.jsonl:2: a seed task has .*got \['instances', 'instruction'\]"
+    ):
+        read_seeds(path)
+    path.write_text('{"instruction": "a", "output": 3}\n')
+    with pytest.raises(DataError, match=r"seeds.jsonl:1: instruction, input and output are texts"):
+        read_seeds(path)
+
+
+def test_the_command_prints_the_yield(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(path: str, body: Any) -> Any:
+        made = writer(body["messages"], body["seed"])
+        return completion(made.text, made.finish_reason)
+
+    source = str(data_path("alpaca/seed_tasks.jsonl"))
+    with server(answer) as url:
+        command = ["instruct", "--seeds", source, "--endpoint", f"{url}#m", "-n", "12"]
+        command += ["--out", str(tmp_path / "made.jsonl")]
+        assert run(command) == 0
+        printed = capsys.readouterr()
+        assert "yield, kept / listed" in printed.out
+        assert "12 of 12" in printed.err
+        assert run([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kept"], report["sent"]) == (12, 0)
+    assert report["yield"] == pytest.approx(12 / (12 + sum(report["rejected"].values())))
