@@ -16,6 +16,7 @@ stages:
 claims:
   pooling the mean is better than nothing: short.val_loss < llama.val_loss
 columns: [val_loss]           # of the table
+decode: 512                   # measure the speed of decoding behind prompts of so many tokens
 small: {depth: 1, steps: 2}   # with --small, in every stage
 """
 
@@ -35,7 +36,7 @@ from headway.train.rows_config import FROM_SCRATCH
 from headway.train.tasks import TASKS, settings_of
 
 Moments = Literal["keep", "zero"]
-RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns")
+RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns", "decode")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
 FIRST_ONLY = (*FROM_SCRATCH, "model", "tokenizer", "units", "vocab")
 """Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
@@ -72,13 +73,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Stages in their order, for each seed; `columns` of the table are all measures unless given."""
+    """Stages in their order, for each seed; `columns` of the table are all measures unless given. With `decode`,
+    decoders are timed behind prompts of that length."""
 
     out: Path
     stages: tuple[Stage, ...]
     seeds: tuple[int, ...] = (0,)
     claims: tuple[Claim, ...] = ()
     columns: tuple[str, ...] = ()
+    decode: int | None = None
 
     def folder(self, seed: int) -> Path:
         """Of all stages of one seed."""
@@ -115,9 +118,11 @@ def read_recipe(
         if name not in own:
             raise ConfigError(f"{key}: there is no stage {name!r}{did_you_mean(name, names)}")
         own[name][setting] = given.pop(key)
-    small_of_all = values.pop(SMALL, {})
-    small_of_all = small_of_all if small else {}
-    recipe = {key: values.pop(key) for key in RECIPE_KEYS if key in values}
+    in_toy_size = values.pop(SMALL, {})
+    small_of_all = dict(in_toy_size) if small else {}
+    recipe = {
+        key: around.pop(key) for around in (values, small_of_all) for key in RECIPE_KEYS if key in around
+    }
     seeds = tuple(given.pop("seeds", recipe.get("seeds", (values.pop("seed", 0),))))
     out = Path(given.pop("out", values.pop("out", "runs/recipe")))
     for everyone in (values, small_of_all, given):
@@ -127,7 +132,7 @@ def read_recipe(
         around = {**small_of_all, **(entry.get(SMALL, {}) if small else {}), **given, **own[name]}
         stages.append(_stage(entry, name, values, around, [s.name for s in stages], path))
     claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
-    found = Recipe(out, tuple(stages), seeds, claims, tuple(recipe.get("columns", ())))
+    found = Recipe(out, tuple(stages), seeds, claims, tuple(recipe.get("columns", ())), recipe.get("decode"))
     for stage in stages:  # every setting is validated before anything is run
         model = None if stage.source is None else Path(stage.source)
         stage.config(found.stage_folder(stage, seeds[0]), seeds[0], model)

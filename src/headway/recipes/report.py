@@ -12,7 +12,15 @@ from headway.report import cell, plain, table
 
 USUAL = ("loss", "accuracy", "val_loss", "val_accuracy", "val_bits_per_byte")
 LAST = ("seconds",)
-INTERNAL = {"trained_tokens", "parameters", "kv_bytes_per_token", "steps", "bits_per_byte", "val_tokens"}
+INTERNAL = {
+    "tokens_per_s",
+    "trained_tokens",
+    "parameters",
+    "kv_bytes_per_token",
+    "steps",
+    "bits_per_byte",
+    "val_tokens",
+}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from headway.checkpoints import load_folder
@@ -13,14 +12,11 @@ from headway.checkpoints.storage.files import atomic_write, json_text
 from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.errors import ConfigError
-from headway.models import cost
+from headway.recipes.measures import measures
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, write_model
 from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
-from headway.train.config import TrainConfig
-from headway.train.metrics import METRICS, read_metrics
-from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.run import train, with_task
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
@@ -87,29 +83,7 @@ def _stage(
             write_safetensors(kept, moments_after(last, load_folder(source).spec, stage.surgery))
     config = with_task(config)
     train(config, resume="auto", quiet=quiet)
-    found = measures(folder, config)
+    found = measures(folder, config, recipe.decode)
     record = {"stage": stage.name, "seed": seed, "task": config.task, "run": settings, "measures": found}
     atomic_write(folder / DONE, json_text(record))
     return record
-
-
-def measures(folder: Path, config: TrainConfig) -> dict[str, Any]:
-    """What a finished run measured: its last step's, the last held-out ones (`val_..`), those before the first step
-    (`start_..`), and what its model is."""
-    lines = read_metrics(folder / METRICS)
-    steps = [line for line in lines if "loss" in line]
-    last = steps[-1] if steps else {}
-    names = ("loss", "accuracy", "bits_per_byte", "trained_tokens", "seconds")
-    found: dict[str, Any] = {"steps": last.get("step", 0)} | {n: last[n] for n in names if n in last}
-    for line in lines:
-        held = {name: value for name, value in line.items() if name.startswith("val_")}
-        found |= held
-        if line.get("step") == 0:
-            found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
-    spec = load_folder(folder / FINAL).spec
-    found["parameters"] = cost.parameter_count(spec)
-    if spec.causal:
-        found["kv_bytes_per_token"] = cost.kv_bytes_per_token(
-            spec, DTYPES[choose_precision(config.dtype).what]
-        )
-    return found

@@ -139,15 +139,21 @@ class Optimizer:
             self._take(name, state)
 
     def take_state_tensors(self, tensors: dict[str, Tensor]) -> int:
-        """Take what fits of another optimizer's `state_tensors`, parameter by parameter; of how many there was."""
+        """Take what fits of another optimizer's `state_tensors`, parameter by parameter, zeros for the others; how many
+        there were."""
         fit = {
             name: state
             for name, state in _by_parameter(tensors).items()
             if name in self.parameters and self._misfit(name, state) is None
         }
-        for name, state in fit.items():
-            self._take(name, state)
+        for name, p in self.parameters.items():
+            self._take(name, fit[name] if name in fit else self._fresh(p, type(self._owner(name)).__name__))
         return len(fit)
+
+    @staticmethod
+    def _fresh(p: nn.Parameter, kind: str) -> dict[str, Tensor]:
+        """As the first step would find it."""
+        return {field: torch.zeros(()) if field == "step" else torch.zeros_like(p) for field in STATE[kind]}
 
     def _owner(self, name: str) -> torch.optim.Optimizer:
         p = self.parameters[name]

@@ -1,0 +1,96 @@
+"""The recipes of several stages: each is understood and runs with --small; killed anywhere, it goes on to the bit."""
+
+import importlib.util
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.recipes import Recipe, read_recipe, run_recipe
+from headway.recipes import run as recipes_run
+from headway.train.config import TrainConfig
+from headway.train.config_io import read_yaml
+from tests.recipes.toys import TOYS
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+
+FOLDER = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if "stages" in read_yaml(path))
+IN_MAKE_TEST = {"context-extend", "roformer-six"}
+
+
+def small(name: str, out: Path) -> Recipe:
+    """With toy data in the places of the recipe's."""
+    data = TOYS[name](out.parent)
+    return read_recipe(FOLDER / f"{name}.yaml", [*data, f"out={out}", "threads=1"], small=True)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_understood(name: str) -> None:
+    assert name in TOYS, f"{name} needs toy data in tests/recipes/toys.py"
+    assert len(read_recipe(FOLDER / f"{name}.yaml").stages) > 1
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
+def test_a_recipe_runs_in_toy_size(name: str, tmp_path: Path) -> None:
+    recipe = small(name, tmp_path / "out")
+    report = run_recipe(recipe, quiet=True)
+    assert all(measures["steps"] > 0 for measures in report.measures(0).values())
+    assert len(report.verdicts) == len(recipe.claims)
+    assert (recipe.out / "report.md").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_killed_in_every_stage_it_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    whole, killed = small(name, tmp_path / "whole"), small(name, tmp_path / "killed")
+    run_recipe(whole, quiet=True)
+    for stage in killed.stages:
+        folder = killed.stage_folder(stage, killed.seeds[0])
+        assert in_a_child(killed_inside(killed, folder)) == -signal.SIGKILL
+        assert not (folder / "final").exists()
+    run_recipe(killed, resume="auto", quiet=True)
+    for stage in whole.stages:
+        folders = (str(r.stage_folder(stage, r.seeds[0])) for r in (killed, whole))
+        assert_same_bits(*folders)
+
+
+def killed_inside(recipe: Recipe, folder: Path) -> Callable[[], None]:
+    """The recipe, gone on with, and killed in the first step of the run in `folder`."""
+
+    def run() -> None:
+        train = recipes_run.train
+
+        def other(config: TrainConfig, **options: Any) -> Any:
+            if Path(config.out) == folder:
+                killed_at_micro_batch(config, 1)()
+            return train(config, **options)
+
+        recipes_run.train = other
+        run_recipe(recipe, resume="auto", quiet=True)
+
+    return run
+
+
+def loader(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / "loaders" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_chapters_begin_where_they_say(tmp_path: Path) -> None:
+    body = "话说天下大势，分久必合。" * 30
+    text = f"三国\n第一回 目录\n第二回 目录\n\n第一回 宴桃园\n\n  {body}\n第二回 张翼德\n {body}\n"
+    assert loader("chapters").chapters(text) == [f"第一回 宴桃园\n{body}\n", f"第二回 张翼德\n{body}\n"]
+
+
+def test_text8_is_letters_and_single_spaces() -> None:
+    rule = loader("text8").text8
+    assert rule("In 1987, the U.S.; naïve") == "in one nine eight seven the u s na ve"
+    assert rule(rule("A b\n\nC 0")) == rule("A b\n\nC 0") == "a b c zero "
