@@ -42,6 +42,7 @@ OWN = {
         "headway/train/upgrade.py",
         "headway/models/",
         "headway/checkpoints/",
+        "headway/api/",
     ),  # heads
 }
 NAMES: Mapping[str, Mapping[str, object]] = {"backend": BACKENDS, "family": FAMILIES, "task": TASKS}

@@ -212,7 +212,7 @@ LINES = [
     ('{"tokens": ["a"], "tags": []}', r"1 words and 0 tags"),
     ('{"tokens": "a", "tags": []}', r'"tokens" must be a list, got str'),
     ('{"A": "", "B": "", "C": "", "label": "A"}', r'"label" must be "B" or "C".*got \'A\''),
-    ('{"question": "", "context": "a", "answers": [{"text": "a", "answer_start": -1}]}', r"not stand at character -1"),
+    ('{"question": "", "context": "a", "answers": [{"text": "a", "answer_start": -2}]}', r"not stand at character -2"),
     ('{"question": "", "context": "a", "answers": [{"text": "a"}]}', r'answers\[0\] needs a string "text"'),
     ('{"question": "", "context": "a", "answers": {"text": ["a"], "answer_start": []}}', r"lists .* of one length"),
     ('{"text": "a", "label": 1, "target": {"span1_text": "b"}}', r'"target" needs span1_text, span1_index'),

@@ -112,7 +112,7 @@ def _print(result: TrainResult, json: bool) -> None:
     own = ("model", "metrics", "curve", "steps", "trained_tokens", "seconds", "loss", "accuracy")
     report = attributes(result, *own) | {f"val_{name}": getattr(held, name, None) for name in measured}
     held_out = {
-        "held-out loss, nats per token": report["val_loss"],
+        f"held-out loss, nats per {result.unit}": report["val_loss"],
         "held-out bits per byte": report["val_bits_per_byte"],
         "held-out accuracy": report["val_accuracy"],
     }
@@ -121,8 +121,8 @@ def _print(result: TrainResult, json: bool) -> None:
         held_out |= {f"held-out {name}": value for name, value in held.metrics.items()}
     rows: list[tuple[str, object]] = [
         ("steps", result.steps),
-        ("trained tokens", result.trained_tokens),
-        ("loss of the last step, nats per token", result.loss),
+        (f"trained {result.unit}s", result.trained_tokens),
+        (f"loss of the last step, nats per {result.unit}", result.loss),
         *((name, value) for name, value in held_out.items() if value is not None),
         ("model", str(result.model)),
         ("metrics", str(result.metrics)),
@@ -148,7 +148,7 @@ class SettingsCommand:
             if not others:
                 raise
             raise ConfigError(
-                f"{option} is an option of task {' and '.join(others)}, and this is {task or 'training on text'}; say "
+                f"{option} is an option of task {', '.join(others)}, and this is {task or 'training on text'}; say "
                 f"--task {others[0]}, or leave it out"
             ) from error
 

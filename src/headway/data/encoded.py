@@ -6,6 +6,7 @@ Legend: B rows, T slots.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ def shortened(text: Encoded, limit: int) -> Encoded:
     return select(text, [i for i in range(len(text.ids)) if i not in gone])
 
 
+def without_places(text: Encoded) -> Encoded:
+    """The same without offsets, which take most of its memory."""
+    return replace(text, offsets=[])
+
+
 def select(text: Encoded, slots: Sequence[int]) -> Encoded:
     """These slots of a text, in this order."""
     return Encoded(
@@ -69,6 +75,21 @@ def select(text: Encoded, slots: Sequence[int]) -> Encoded:
         [text.offsets[i] for i in slots],
         [text.texts[i] for i in slots],
     )
+
+
+def pieces(text: Encoded, limit: int) -> list[list[int]]:
+    """The slots of a text in rows of at most `limit`, each of its tokens in one, the template's in all. Raises
+    ConfigError where the template leaves no room."""
+    own = [i for i, which in enumerate(text.texts) if which is not None]
+    if not own:
+        return [list(range(len(text.ids)))]
+    before, after = range(own[0]), range(own[-1] + 1, len(text.ids))
+    room = limit - len(before) - len(after)
+    if room < 1:
+        raise ConfigError(
+            f"rows of {limit} tokens have no room for text within the template; use longer ones"
+        )
+    return [[*before, *own[at : at + room], *after] for at in range(0, len(own), room)]
 
 
 def windows(pair: Encoded, limit: int, stride: int) -> list[Encoded]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from headway.data import conversations
 from headway.data.record_kinds import (
+    NOWHERE,
     Answer,
     Chat,
     Completion,
@@ -139,6 +140,8 @@ def _answer(found: Any, context: str, where: str) -> Answer:
     text, start = (found.get("text"), found.get("answer_start")) if isinstance(found, dict) else (None, None)
     if not isinstance(text, str) or type(start) is not int:
         raise DataError(f'{where} needs a string "text" and a whole number "answer_start"; got {found!r}')
+    if start == NOWHERE and text:
+        return Answer(text, start)
     if start < 0 or not text or not context.startswith(text, start):
         there = context[max(start, 0) : max(start, 0) + len(text)]
         raise DataError(

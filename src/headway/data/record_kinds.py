@@ -76,8 +76,12 @@ class Triplet:
     where: str = ""
 
 
+NOWHERE = -1
+
+
 class Answer(NamedTuple):
-    """Text that stands at character `start` of a context."""
+    """Text that stands at character `start` of a context; at NOWHERE, if it is in other words than the context's: one
+    can be measured by it, and nothing is trained (CMRC)."""
 
     text: str
     start: int

@@ -32,7 +32,7 @@ def spans(text: str, tokens: Iterable[tuple[str, float, tuple[int, int]]]) -> li
     read = list(tokens)
     found = []
     for label, first, behind in entities([name for name, _, _ in read]):
-        start, end = read[first][2][0], read[behind - 1][2][1]
+        start, end = _bare(text, read[first][2][0], read[behind - 1][2][1])
         mean = sum(p for _, p, _ in read[first:behind]) / (behind - first)
         found.append(Span(label, text[start:end], start, end, mean))
     return found
@@ -73,7 +73,7 @@ def best_answers(
         for value, at in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             start, end = places[at // size], places[at % size]
             if value > float("-inf") and start is not None and end is not None:
-                place = (start[0], end[1])
+                place = _bare(context, start[0], end[1])
                 best[place] = max(value, best.get(place, value))
         first += size
     ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
@@ -83,6 +83,11 @@ def best_answers(
         before = sum(score > null + no_answer for _, score in ranked)
         answers.insert(before, Answer("", 0, 0, math.exp(null)))
     return answers[:top_k]
+
+
+def _bare(text: str, start: int, end: int) -> tuple[int, int]:
+    """The place without the white space that its first token begins with."""
+    return end - len(text[start:end].lstrip()), end
 
 
 def _stretches(begins: Tensor, ends: Tensor, longest: int) -> Tensor:

@@ -20,6 +20,7 @@ class Family:
         about: one line.
         defaults: fields of `ModelSpec` that need not be given (patterns are Causal() where none are).
         theta: of the rotary positions, unless given.
+        classifier: activation of the dense layer in front of a classifier of texts, in an encoder.
         groups: whether several query heads share a kv head in models of one's own (`ModelSpec.of_depth`).
         derive: more such fields, from those that are known by then.
     """
@@ -29,6 +30,7 @@ class Family:
     theta: float = 10000.0
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     groups: bool = False
+    classifier: str = "tanh"
 
     def hidden(self, width: int) -> int:
         """F in models of one's own: 8/3 M, rounded up to a multiple of 64, with a gate, and 4 M without one; either has
@@ -266,6 +268,7 @@ FAMILIES: Mapping[str, Family] = {
             "trained_context": 1536,
             "pooled_dropout": True,
         },
+        classifier="gelu",
     ),
     "wobert": Family("bert over Chinese words: the same model, of another vocab", _BERT),
     "nezha": Family(

@@ -22,7 +22,7 @@ class TrainResult:
     Attributes:
         out: the run's folder. model: in it, a Hugging Face folder. metrics, curve: metrics.jsonl and its picture.
         steps, trained_tokens, seconds: of the whole run.
-        loss: of the last step, per token. accuracy: of its masked tokens, None for other tasks.
+        loss: of the last step, per `unit`. accuracy: of its predictions, None where that is not counted.
         validation: of held-out data, after the last step.
         next_command: what to type to use the model.
     """
@@ -38,6 +38,7 @@ class TrainResult:
     validation: Evaluation | None
     next_command: str
     accuracy: float | None = None
+    unit: str = "token"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def read_config(
     for key in together:
         if key not in kind.model_fields and (others := tasks_with(key)):
             raise ConfigError(
-                f"{where}: {key} is a setting of task {' and '.join(others)}, and this is "
+                f"{where}: {key} is a setting of task {', '.join(others)}, and this is "
                 f"{task or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
             )
     usual = {name: value for name, value in (defaults or {}).items() if name in kind.model_fields}

@@ -54,6 +54,7 @@ class Evaluation:
         positions: the same loss by the number of tokens of its document that stand before the predicted one.
         hits: how many of them the model finds most probable; None where that is not counted.
         metrics: further measures of the task by name, such as f1.
+        unit: what is predicted.
     """
 
     nats: float
@@ -63,10 +64,11 @@ class Evaluation:
     positions: tuple[Bucket, ...] = ()
     hits: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "token"
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """Nats per token, or what is predicted."""
         return self.nats / max(self.tokens, 1)
 
     @property
@@ -96,7 +98,7 @@ class Evaluation:
         said = f"{bits:.4f} bits/byte" if bits is not None else f"loss {self.loss:.4f}"
         measured = {} if found is None else {"accuracy": found}
         more = "".join(f", {name} {value:.4f}" for name, value in (measured | {**self.metrics}).items())
-        return f"{said}{more} over {self.tokens} tokens"
+        return f"{said}{more} over {self.tokens} {self.unit}s"
 
 
 def evaluate(

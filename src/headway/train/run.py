@@ -69,8 +69,8 @@ def train(
                 shutil.rmtree(out / left, ignore_errors=True)
         task = find_task(str(config.task))(config, out, start, dtype)
         with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
-            if remark is not None:
-                reporter.note(remark)
+            for note in (*([] if remark is None else [remark]), *task.remarks):
+                reporter.note(note)
             reporter.note(f"{precision.what}: {precision.why}")
             return Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter).go()
 
@@ -239,6 +239,7 @@ class Run:
             validation=validation,
             next_command=task.next_command.format(model=shlex.quote(str(model))),
             accuracy=record.get("accuracy"),
+            unit=task.unit,
         )
 
 

@@ -21,6 +21,10 @@ TASKS = {
     "causal-lm": "headway.train.tasks.causal_lm:CausalLM",
     "masked-lm": "headway.train.tasks.masked_lm:MaskedLM",
     "translation": "headway.train.tasks.translation:Translation",
+    "classify": "headway.train.tasks.classify:Classify",
+    "tag": "headway.train.tasks.tag:Tag",
+    "answer": "headway.train.tasks.answer:Answer",
+    "embed": "headway.train.tasks.embed:Embed",
 }
 
 

@@ -106,6 +106,8 @@ class Task(Objective[M]):
         tokenizer: saved with the model. generation: what generation_config.json says of it.
         data: what tells the training data from another; compared when a run is resumed.
         steps: length of the run; None where the clock decides.
+        remarks: what is said when the run begins, of data that was not taken as it is, say.
+        unit: what the loss is a mean over.
         workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
     """
 
@@ -116,6 +118,8 @@ class Task(Objective[M]):
     data: Mapping[str, Any]
     steps: int | None
     generation: Mapping[str, Any] | None = None
+    remarks: Sequence[str] = ()
+    unit: str = "token"
     workers: int = 1
     micro_batch: int | None = None
 

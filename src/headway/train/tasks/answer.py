@@ -1,0 +1,225 @@
+"""Where a text answers a question (Devlin et al. 2019, section 4.2; Beltagy et al. 2020, section 5).
+
+Legend: B rows of a batch, T slots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.data import Batch
+from headway.data.encoded import encoder_inputs, windows, without_places
+from headway.data.record_kinds import NOWHERE, Question
+from headway.data.spans import best_answers
+from headway.errors import DataError
+from headway.metrics import CHINESE, answer_measures
+from headway.models import Head, ModelSpec
+from headway.text import Encoded, Tokenizer
+from headway.train.config import TASK, setting
+from headway.train.head_config import HeadConfig
+from headway.train.tasks.base import Sums
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+
+
+class AnswerConfig(HeadConfig):
+    """Settings of a training to find answers."""
+
+    task: str | None = setting("answer", TASK, group="Task")
+    batch: int = setting(32, "windows of one optimizer step", group="Batch", unit="windows", ge=1)
+    stride: int = setting(
+        128, "tokens from one window of a text to the next", group="Batch", unit="tokens", ge=1
+    )
+    occurrences: Literal["first", "all"] = setting(
+        "first",
+        "which places of the answer are right: the first that the data gives, or wherever the text of one of its "
+        "answers stands (-log of the sum of their probabilities)",
+        group="Task",
+    )
+    longest: int = setting(
+        30, "most tokens of an answer that is found in an evaluation", group="Task", unit="tokens", ge=1
+    )
+    out: str = setting("runs/answer", "folder of the run", group="Output")
+
+
+class Window(NamedTuple):
+    """Part of a text with its question. question: number of the record. spans: (first, last) slots of its answers;
+    slot 0 ([CLS]) where it holds none."""
+
+    question: int
+    text: Encoded
+    spans: Sequence[tuple[int, int]]
+
+
+class QuestionRows(HeadRows):
+    """Windows of texts, and where the answer begins and ends in each.
+
+        loss = (-log sum of p(begins at i) - log sum of p(ends at j)) / 2
+
+    over the first tokens i and the last tokens j of the answers; p is a softmax over the row's tokens. With one answer
+    it is what `transformers` minimises; with several the loss of Clark and Gardner 2018, section 3.3, that Longformer's
+    TriviaQA was trained with."""
+
+    unit = "window"
+
+    def __init__(
+        self,
+        parts: Sequence[Window],
+        records: Sequence[Question],
+        spec: ModelSpec,
+        longest: int,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        self.parts, self.records, self.spec = parts, records, spec
+        self.longest, self.remarks = longest, remarks
+        self.lengths = [len(part.text.ids) for part in parts]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Targets are bool [B, T, 2]: whether a slot is right as a beginning, as an end."""
+        parts = [self.parts[i] for i in indices]
+        inputs = encoder_inputs([part.text for part in parts], self.spec)
+        targets = torch.zeros(*inputs["ids"].shape, 2, dtype=torch.bool)
+        for row, part in enumerate(parts):
+            for side in (0, 1):
+                targets[row, [span[side] for span in part.spans], side] = True
+        return Batch(inputs, targets)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.targets)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
+        valid = batch.inputs["tokens"].valid.unsqueeze(-1)
+        logits = outputs.masked_fill(~valid, -torch.inf)
+        right = logits.masked_fill(~batch.targets, -torch.inf).logsumexp(1)
+        total = (logits.logsumexp(1) - right).sum() / 2
+        return Sums(total, total.detach())
+
+    def predicted(self, outputs: Tensor, batch: Batch) -> list[Tensor]:
+        counts = batch.inputs["tokens"].valid.sum(1).tolist()
+        return [out[:count] for out, count in zip(outputs, counts, strict=True)]
+
+    def scores(self, found: Sequence[Tensor]) -> dict[str, float]:
+        """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language.
+        Where some question has no answer, "none" is among the answers (`no_answer` 0)."""
+        windows_of: dict[int, list[int]] = {}
+        for i, part in enumerate(self.parts):
+            windows_of.setdefault(part.question, []).append(i)
+        open_ended = 0.0 if any(not record.answers for record in self.records) else None
+        gold = [[answer.text for answer in record.answers] for record in self.records]
+        exact, f1 = answer_measures([text for texts in gold for text in texts])
+        sums = [0.0, 0.0]
+        for question, numbers in windows_of.items():
+            best = best_answers(
+                self.records[question].context,
+                [self.parts[i].text for i in numbers],
+                [found[i] for i in numbers],
+                longest=self.longest,
+                no_answer=open_ended,
+            )
+            sums[0] += exact(gold[question], best[0].text)
+            sums[1] += f1(gold[question], best[0].text)
+        return {"exact": sums[0] / len(self.records), "f1": sums[1] / len(self.records)}
+
+
+class Answer(HeadTask):
+    """The stretch of a text that answers a question."""
+
+    settings = AnswerConfig
+    head_task = "answer"
+    kinds = (Question,)
+    next_command = "headway answer {model} 'QUESTION' 'TEXT'"
+
+    @classmethod
+    def head(cls, config: AnswerConfig, records: Sequence[Question], spec: ModelSpec) -> Head:
+        return Head("answer")
+
+    @classmethod
+    def texts(cls, records: Sequence[Question]) -> Iterator[str]:
+        before = None
+        for record in records:
+            yield record.question
+            if record.context != before:
+                yield record.context
+            before = record.context
+
+    @classmethod
+    def rows(
+        cls,
+        records: Sequence[Question],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        config: AnswerConfig,
+        *,
+        scored: bool = True,
+    ) -> QuestionRows:
+        wheres = [record.where for record in records]
+        pairs = [(record.question, record.context) for record in records]
+        found: list[Window] = []
+        parted = lost = 0
+        for i, whole in enumerate(encoded_whole(tokenizer, pairs, wheres, config)):
+            own = windows(whole, config.context, config.stride)
+            parted += len(own) > 1
+            own = own[:1] if config.too_long == "cut" else own
+            if whole.texts[0] is not None:
+                raise DataError(
+                    "windows without an answer are trained to say so at the token before the question ([CLS]), and "
+                    "this tokenizer puts none there; take one with a template"
+                )
+            places = occurrences(records[i]) if config.occurrences == "all" else given(records[i])[:1]
+            spans = [slots_of(part, places) for part in own]
+            lost += bool(places) and not any(spans)
+            kept = own if scored else map(without_places, own)
+            found += [Window(i, part, at or [(0, 0)]) for part, at in zip(kept, spans, strict=True)]
+        remarks = []
+        if parted:
+            long = f"{parted} of {len(records)} questions have texts of more than {config.context} tokens"
+            remarks.append(f"{long}: {config.too_long}")
+        if lost:
+            remarks.append(f"{lost} of {len(records)} questions have no answer in what is read")
+        return QuestionRows(found, records, spec, config.longest, remarks)
+
+
+def given(record: Question) -> list[tuple[int, int]]:
+    """(start, stop) of the characters of each answer that the data gives, without white space around it."""
+    found = []
+    for answer in record.answers:
+        if answer.start == NOWHERE:
+            continue
+        start = answer.start + len(answer.text) - len(answer.text.lstrip())
+        found.append((start, start + len(answer.text.strip())))
+    return found
+
+
+def occurrences(record: Question) -> list[tuple[int, int]]:
+    """(start, stop) of the answers that the data gives, and of all places where the text of one stands between borders
+    of words (of Chinese: anywhere)."""
+    found = {*given(record)}
+    letter = rf"(?!{CHINESE.pattern})\w"
+    for text in {answer.text.strip() for answer in record.answers} - {""}:
+        before = rf"(?<![^\W{CHINESE.pattern[1:-1]}])" if re.match(letter, text[0]) else ""
+        after = rf"(?!{letter})" if re.match(letter, text[-1]) else ""
+        found |= {match.span() for match in re.finditer(before + re.escape(text) + after, record.context)}
+    return sorted(found)
+
+
+def slots_of(text: Encoded, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first, last) slot of each place that a window holds whole: of the tokens of the context that have a character of
+    it."""
+    inside = [
+        (i, at)
+        for i, (at, which) in enumerate(zip(text.offsets, text.texts, strict=True))
+        if which == 1 and at
+    ]
+    if not inside:
+        return []
+    begin, end = inside[0][1][0], inside[-1][1][1]
+    found = []
+    for start, stop in places:
+        own = [i for i, at in inside if at[0] < stop and at[1] > start]
+        if own and begin <= start and stop <= end:
+            found.append((own[0], own[-1]))
+    return found

@@ -1,0 +1,138 @@
+"""The class of a text, or of a pair of texts (Devlin et al. 2019, section 4.1).
+
+Legend: B rows of a batch, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.data import Batch
+from headway.data.encoded import encoder_inputs
+from headway.data.record_kinds import Labelled
+from headway.errors import ConfigError, DataError, did_you_mean
+from headway.metrics import accuracy, macro_f1, matthews
+from headway.models import Head, ModelSpec
+from headway.models.families import find_family
+from headway.text import Encoded, Tokenizer
+from headway.text.tokenizer import Text
+from headway.train.config import TASK, setting
+from headway.train.head_config import WholeConfig
+from headway.train.tasks.base import Sums
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+
+
+class ClassifyConfig(WholeConfig):
+    """Settings of a classifier's training."""
+
+    task: str | None = setting("classify", TASK, group="Task")
+    labels: tuple[str, ...] = setting(
+        (),
+        "names of the classes in their order [default: the model's, where they do; else those of the data, sorted]",
+        group="Task",
+    )
+    out: str = setting("runs/classify", "folder of the run", group="Output")
+
+
+class LabelledRows(HeadRows):
+    """Texts and the number of the label of each [N].
+
+    loss = -log softmax(logits)[label]
+    """
+
+    def __init__(
+        self, texts: Sequence[Encoded], labels: Sequence[int], spec: ModelSpec, remarks: Sequence[str] = ()
+    ) -> None:
+        self.texts, self.labels, self.spec, self.remarks = texts, labels, spec, remarks
+        self.lengths = [len(text.ids) for text in texts]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        inputs = encoder_inputs([self.texts[i] for i in indices], self.spec)
+        return Batch(inputs, torch.tensor([self.labels[i] for i in indices]))
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.targets)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
+        total = F.cross_entropy(outputs, batch.targets, reduction="sum")
+        return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
+
+    def predicted(self, outputs: Tensor, batch: Batch) -> list[int]:
+        found: list[int] = outputs.argmax(-1).tolist()
+        return found
+
+    def scores(self, found: Sequence[int]) -> dict[str, float]:
+        """Accuracy, macro F1 and Matthews' correlation."""
+        measures = {"accuracy": accuracy, "f1": macro_f1, "matthews": matthews}
+        return {name: measure(self.labels, found) for name, measure in measures.items()}
+
+
+class Classify(HeadTask):
+    """One label of a text or a pair."""
+
+    settings = ClassifyConfig
+    head_task = "classify"
+    kinds = (Labelled,)
+    next_command = "headway classify {model} 'a text'"
+
+    @classmethod
+    def head(cls, config: ClassifyConfig, records: Sequence[Labelled], spec: ModelSpec) -> Head:
+        names = label_names([record.label for record in records], config.labels, spec.head, cls.head_task)
+        if spec.head.task == cls.head_task and spec.head.labels == names:
+            return spec.head
+        return Head("classify", labels=names, dense=find_family(spec.family).classifier)
+
+    @classmethod
+    def texts(cls, records: Sequence[Labelled]) -> Iterator[str]:
+        return (text for record in records for text in (record.text, record.pair) if text is not None)
+
+    @classmethod
+    def rows(
+        cls,
+        records: Sequence[Labelled],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        config: WholeConfig,
+        *,
+        scored: bool = True,
+    ) -> LabelledRows:
+        numbers = {name: i for i, name in enumerate(spec.head.labels)}
+        for record in records:
+            if record.label not in numbers:
+                raise unknown_label(record.label, spec.head.labels, record.where)
+        texts: list[Text] = [
+            record.text if record.pair is None else (record.text, record.pair) for record in records
+        ]
+        read, remarks = encoded(tokenizer, texts, [record.where for record in records], config)
+        return LabelledRows(read, [numbers[record.label] for record in records], spec, remarks)
+
+
+def label_names(found: Sequence[str], asked: tuple[str, ...], own: Head, task: str) -> tuple[str, ...]:
+    """The names of the labels, in order: those that are asked for, those of a head of the same task that has all that
+    are found, or those that are found, sorted (as numbers where they are)."""
+    there = set(found)
+    if asked:
+        if len(set(asked)) < len(asked):
+            raise ConfigError(f"labels: a name is there twice: {', '.join(asked)}")
+        return asked
+    if own.task == task and there <= {*own.labels}:
+        return own.labels
+    if len(there) < 2:
+        raise DataError(
+            f"the data has the label {', '.join(there)!r} only, and there is nothing to learn from one; give data with "
+            "several, or all of them as labels"
+        )
+    are_numbers = all(name.lstrip("-").isdecimal() for name in there)
+    return tuple(sorted(there, key=(lambda name: (int(name), name)) if are_numbers else None))
+
+
+def unknown_label(name: str, labels: Sequence[str], where: str) -> DataError:
+    """The error for a label that the model lacks."""
+    return DataError(
+        f"{where}: the label {name!r} is none of the model's{did_you_mean(name, labels)}; there are "
+        f"{', '.join(labels[:20])}"
+    )

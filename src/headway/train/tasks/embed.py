@@ -1,0 +1,185 @@
+"""Vectors of texts that are near where the texts are alike (Reimers and Gurevych 2019, section 3).
+
+Legend: N records of a batch, M width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.data import Batch
+from headway.data.encoded import encoder_inputs
+from headway.data.record_kinds import Labelled, Triplet
+from headway.errors import DataError
+from headway.metrics import spearman
+from headway.models import Head, ModelSpec
+from headway.similarity import normalize
+from headway.text import Encoded, Tokenizer
+from headway.train.config import TASK, setting
+from headway.train.head_config import WholeConfig
+from headway.train.tasks.base import Sums
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+
+NONE = -1  # in place of a negative that a record lacks
+
+
+class EmbedConfig(WholeConfig):
+    """Settings of an embedder's training."""
+
+    task: str | None = setting("embed", TASK, group="Task")
+    loss: Literal["infonce", "margin"] = setting(
+        "infonce",
+        "infonce: the positive of a text among all positives and negatives of the step; margin: the record's own "
+        "negative less like it than its positive, by `margin`",
+        group="Task",
+    )
+    temperature: float = setting(0.05, "of infonce: cosines are divided by it", group="Task", gt=0)
+    margin: float = setting(0.2, "of margin: a difference of cosines", group="Task", gt=0, lt=2)
+    pool: Literal["first", "mean"] = setting(
+        "mean", "which states a text's vector is made of: the first token's, or the mean", group="Task"
+    )
+    out: str = setting("runs/embed", "folder of the run", group="Output")
+
+    def contradictions(self) -> dict[str, bool]:
+        """See `TrainConfig`."""
+        apart = self.micro_batch is not None or self.workers is not None
+        return {
+            "loss infonce compares all texts of a step, which is one forward pass; leave micro_batch and workers out, "
+            "or lower batch": self.loss == "infonce" and apart,
+            **super().contradictions(),
+        }
+
+
+class TripletRows(HeadRows):
+    """Texts that are alike, and ones that are less so; s(a, b) is the cosine of two texts' vectors.
+
+        infonce   -log exp(s(a, p) / t) / sum over all positives and negatives x of the batch of exp(s(a, x) / t)
+        margin    max(0, margin - s(a, p) + s(a, n))
+
+    (van den Oord et al. 2018, equation 4; Schroff et al. 2015, equation 1, with cosines.)
+
+    texts: all of them. records: the numbers of (anchor, positive, negative) of each, NONE without a negative.
+    wanted: how alike anchor and positive are, where that is a number and the only thing that is known."""
+
+    def __init__(
+        self,
+        texts: Sequence[Encoded],
+        records: Sequence[tuple[int, int, int]],
+        spec: ModelSpec,
+        config: EmbedConfig,
+        wanted: Sequence[float] = (),
+        remarks: Sequence[str] = (),
+    ) -> None:
+        self.texts, self.records, self.spec, self.config = texts, records, spec, config
+        self.wanted, self.remarks = wanted, remarks
+        self.lengths = [max(len(texts[i].ids) for i in own if i != NONE) for own in records]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Targets [N, 3] are the rows of anchor, positive and negative: all anchors, then positives, then negatives."""
+        own = [self.records[i] for i in indices]
+        order = [(row, role) for role in range(3) for row, record in enumerate(own) if record[role] != NONE]
+        targets = torch.full((len(own), 3), NONE)
+        for place, (row, role) in enumerate(order):
+            targets[row, role] = place
+        return Batch(encoder_inputs([self.texts[own[row][role]] for row, role in order], self.spec), targets)
+
+    def count(self, batch: Batch) -> int:
+        return len(batch.targets)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
+        vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
+        near, far = cosines(outputs, batch)
+        known = negative != NONE
+        if self.config.loss == "margin":
+            total = (self.config.margin - near + far)[known].clamp(min=0).sum()
+        else:
+            others = vectors[torch.cat([positive, negative[known]])]
+            logits = vectors[anchor] @ others.T / self.config.temperature
+            total = F.cross_entropy(logits, torch.arange(len(logits)), reduction="sum")
+        hits = {"hits": int((near > far).sum())} if bool(known.all()) else {}
+        return Sums(total, total.detach(), hits)
+
+    def predicted(self, outputs: Tensor, batch: Batch) -> list[tuple[float, float]]:
+        near, far = cosines(outputs, batch)
+        return list(zip(near.tolist(), far.tolist(), strict=True))
+
+    def scores(self, found: Sequence[tuple[float, float]]) -> dict[str, float]:
+        """Share of the records whose positive is nearer than their negative (of those that have one), or, of pairs with
+        numbers, their rank correlation with the cosines."""
+        if self.wanted:
+            return {"spearman": spearman(self.wanted, [near for near, _ in found])}
+        pairs = [both for both in found if not math.isnan(both[1])]
+        return {"accuracy": sum(near > far for near, far in pairs) / len(pairs)} if pairs else {}
+
+
+def cosines(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """[N] of anchor and positive, and of anchor and negative, NaN without one."""
+    vectors, (anchor, positive, negative) = normalize(outputs), batch.targets.unbind(1)
+    far = (vectors[anchor] * vectors[negative]).sum(-1)
+    return (vectors[anchor] * vectors[positive]).sum(-1), far.masked_fill(negative == NONE, math.nan)
+
+
+class Embed(HeadTask):
+    """Vectors by which like texts are found."""
+
+    settings = EmbedConfig
+    head_task = "embed"
+    kinds = (Triplet,)
+    measured = (Triplet, Labelled)
+    next_command = "headway embed {model} 'a text' 'another' --similarity"
+
+    @classmethod
+    def head(cls, config: EmbedConfig, records: Sequence[Triplet], spec: ModelSpec) -> Head:
+        return Head("embed", pool=config.pool, unit=True)
+
+    @classmethod
+    def texts(cls, records: Sequence[Triplet]) -> Iterator[str]:
+        return (
+            text for record in records for text in (record.anchor, record.positive, record.negative) if text
+        )
+
+    @classmethod
+    def rows(
+        cls,
+        records: Sequence[Triplet | Labelled],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        config: EmbedConfig,
+        *,
+        scored: bool = True,
+    ) -> TripletRows:
+        each = [_texts_of(record) for record in records]
+        known = list(dict.fromkeys(text for own in each for text in own))
+        wheres = {text: record.where for record, own in zip(records, each, strict=True) for text in own}
+        read, remarks = encoded(tokenizer, known, [wheres[text] for text in known], config)
+        number = {text: i for i, text in enumerate(known)}
+        numbers = [(number[a], number[p], number[n[0]] if n else NONE) for a, p, *n in each]
+        wanted = [_degree(record) for record in records if isinstance(record, Labelled)]
+        if wanted and len(wanted) < len(records):
+            raise DataError("triplets and pairs with a degree are in one file; measure them apart")
+        return TripletRows(read, numbers, spec, config, wanted, remarks)
+
+
+def _texts_of(record: Triplet | Labelled) -> list[str]:
+    if isinstance(record, Triplet):
+        return [record.anchor, record.positive, *([] if record.negative is None else [record.negative])]
+    if record.pair is None:
+        raise DataError(
+            f"{record.where}: a pair of texts and how alike they are is expected, and there is one text"
+        )
+    return [record.text, record.pair]
+
+
+def _degree(record: Labelled) -> float:
+    try:
+        return float(record.label)
+    except ValueError:
+        raise DataError(
+            f"{record.where}: how alike two texts are must be a number, got {record.label!r}"
+        ) from None

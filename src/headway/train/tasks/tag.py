@@ -1,0 +1,180 @@
+"""The label of each word of a text (Devlin et al. 2019, section 5.3).
+
+Legend: B rows of a batch, T slots, C labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.data import Batch
+from headway.data.encoded import encoder_inputs, pieces, select, without_places
+from headway.data.record_kinds import Tagged
+from headway.errors import DataError
+from headway.metrics import accuracy, entity_f1
+from headway.models import Head, ModelSpec
+from headway.nn import IGNORE_INDEX
+from headway.text import Encoded, Tokenizer
+from headway.text.wordpiece import HAN
+from headway.train.config import TASK, setting
+from headway.train.head_config import HeadConfig
+from headway.train.tasks.base import Sums
+from headway.train.tasks.classify import label_names, unknown_label
+from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+
+OUTSIDE = "O"
+_HAN = re.compile(HAN)
+
+
+class TagConfig(HeadConfig):
+    """Settings of a tagger's training."""
+
+    task: str | None = setting("tag", TASK, group="Task")
+    labels: tuple[str, ...] = setting(
+        (),
+        "names of the tags in their order [default: the model's, where they do; else those of the data, sorted]",
+        group="Task",
+    )
+    out: str = setting("runs/tag", "folder of the run", group="Output")
+
+
+class Piece(NamedTuple):
+    """Part of a text. record: its number. labels: of each token, by number, IGNORE_INDEX for the template's. first:
+    (slot, word) of each word that begins here."""
+
+    record: int
+    text: Encoded
+    labels: Sequence[int]
+    first: Sequence[tuple[int, int]]
+
+
+class TaggedRows(HeadRows):
+    """Pieces of texts with the labels of their tokens.
+
+        loss = sum over the tokens of words of -log softmax(logits)[label]
+
+    Every token of a word is trained, since `Tagger.tag` asks each: the first says the word's tag, the others go on with
+    it ("I-" for "B-", where there is such a label)."""
+
+    unit = "token"
+
+    def __init__(
+        self, parts: Sequence[Piece], records: Sequence[Tagged], spec: ModelSpec, remarks: Sequence[str] = ()
+    ) -> None:
+        self.parts, self.records, self.spec, self.remarks = parts, records, spec, remarks
+        self.lengths = [len(part.labels) for part in parts]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        parts = [self.parts[i] for i in indices]
+        inputs = encoder_inputs([part.text for part in parts], self.spec)
+        targets = torch.full_like(inputs["ids"], IGNORE_INDEX)
+        for row, part in enumerate(parts):
+            targets[row, : len(part.labels)] = torch.tensor(part.labels)
+        return Batch(inputs, targets)
+
+    def count(self, batch: Batch) -> int:
+        return int((batch.targets != IGNORE_INDEX).sum())
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sums:
+        total = F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+        return Sums(total, total.detach(), {"hits": int((outputs.argmax(-1) == batch.targets).sum())})
+
+    def predicted(self, outputs: Tensor, batch: Batch) -> list[list[int]]:
+        found: list[list[int]] = outputs.argmax(-1).tolist()
+        return found
+
+    def scores(self, found: Sequence[list[int]]) -> dict[str, float]:
+        """Accuracy over words, and F1 of the entities; a word has the tag of its first token. Words that are not read
+        are outside."""
+        said = [[OUTSIDE] * len(record.tags) for record in self.records]
+        for part, labels in zip(self.parts, found, strict=True):
+            for slot, word in part.first:
+                said[part.record][word] = self.spec.head.labels[labels[slot]]
+        wanted = [list(record.tags) for record in self.records]
+        flat = [list(chain.from_iterable(tags)) for tags in (wanted, said)]
+        return {"accuracy": accuracy(*flat), "f1": entity_f1(wanted, said)}
+
+
+class Tag(HeadTask):
+    """One label of each word."""
+
+    settings = TagConfig
+    head_task = "tag"
+    kinds = (Tagged,)
+    next_command = "headway classify {model} 'a text'"
+
+    @classmethod
+    def head(cls, config: TagConfig, records: Sequence[Tagged], spec: ModelSpec) -> Head:
+        found = [tag for record in records for tag in record.tags]
+        return Head("tag", labels=label_names(found, config.labels, spec.head, cls.head_task))
+
+    @classmethod
+    def texts(cls, records: Sequence[Tagged]) -> Iterator[str]:
+        return (joined(record.words)[0] for record in records)
+
+    @classmethod
+    def rows(
+        cls,
+        records: Sequence[Tagged],
+        tokenizer: Tokenizer,
+        spec: ModelSpec,
+        config: TagConfig,
+        *,
+        scored: bool = True,
+    ) -> TaggedRows:
+        numbers = {name: i for i, name in enumerate(spec.head.labels)}
+        for record in records:
+            for tag in record.tags:
+                if tag not in numbers:
+                    raise unknown_label(tag, spec.head.labels, record.where)
+        later = {name: numbers.get(f"I-{name.removeprefix('B-')}", i) for name, i in numbers.items()}
+        both = [joined(record.words) for record in records]
+        texts, wheres = [text for text, _ in both], [record.where for record in records]
+        found: list[Piece] = []
+        parted = lost = 0
+        for i, whole in enumerate(encoded_whole(tokenizer, texts, wheres, config)):
+            words = [None if at is None else both[i][1][at[0]] for at in whole.offsets]
+            begins = [word is not None and word != words[slot - 1] for slot, word in enumerate(words)]
+            labels = [
+                IGNORE_INDEX if word is None else (numbers if first else later)[records[i].tags[word]]
+                for word, first in zip(words, begins, strict=True)
+            ]
+            slots = pieces(whole, config.context)
+            parted += len(slots) > 1
+            for own in slots[:1] if config.too_long == "cut" else slots:
+                first = [
+                    (to, word) for to, at in enumerate(own) if begins[at] and (word := words[at]) is not None
+                ]
+                text = without_places(select(whole, own))
+                found.append(Piece(i, text, [labels[at] for at in own], first))
+                lost -= len(first)
+            lost += len(records[i].words)
+        remarks = []
+        if parted:
+            long = f"{parted} of {len(records)} texts have more than {config.context} tokens"
+            remarks.append(f"{long}: {config.too_long}")
+        if lost:
+            remarks.append(f"{lost} words are not read")
+        return TaggedRows(found, records, spec, remarks)
+
+
+def joined(words: Sequence[str]) -> tuple[str, list[int]]:
+    """The words as a text, and for each character the number of its word. A space stands between two words, but for
+    two of Chinese; it belongs to the word behind it, as in byte-level tokens."""
+    parts, owner = list[str](), list[int]()
+    for i, word in enumerate(words):
+        if not word:
+            raise DataError(f"word {i + 1} of {' '.join(words)!r} is empty")
+        if parts and not (_HAN.match(parts[-1][-1]) and _HAN.match(word[0])):
+            parts.append(" ")
+            owner.append(i)
+        parts.append(word)
+        owner += [i] * len(word)
+    return "".join(parts), owner

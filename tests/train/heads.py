@@ -1,0 +1,98 @@
+"""Small data for each task of a head, that a small encoder learns in a second or two."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.train.config import TrainConfig
+from headway.train.tasks import find_task
+
+NAMES, PLACES, VERBS = ("anna", "bob", "carl"), ("rome", "oslo", "new york"), ("lives", "works", "sings")
+ENDS = ("today .", "now and then .", ".", "for a very long while .")
+Record = dict[str, Any]
+
+
+def sentences(seed: int) -> Iterator[tuple[str, str, str, str]]:
+    rng = random.Random(seed)
+    while True:
+        yield rng.choice(NAMES), rng.choice(VERBS), rng.choice(PLACES), rng.choice(ENDS)
+
+
+def labelled(seed: int, count: int) -> list[Record]:
+    """Which place is named; every other record is a pair."""
+    found = []
+    for i, (name, verb, place, end) in zip(range(count), sentences(seed), strict=False):
+        text = f"{name} {verb} in {place} {end}"
+        found.append(
+            {"text": text, "label": place} if i % 2 else {"text_a": name, "text_b": text, "label": place}
+        )
+    return found
+
+
+def tagged(seed: int, count: int) -> list[Record]:
+    found = []
+    for _, (name, verb, place, end) in zip(range(count), sentences(seed), strict=False):
+        inside = ["B-LOC", "I-LOC"][: len(place.split())]
+        words = [name, verb, "in", *place.split(), *end.split()]
+        tags = ["B-PER", "O", "O", *inside, *["O"] * len(end.split())]
+        found.append({"tokens": words, "ner_tags": tags})
+    return found
+
+
+def questions(seed: int, count: int) -> list[Record]:
+    found = []
+    texts = sentences(seed)
+    for _ in range(count):
+        (name, verb, place, end), (_, other, elsewhere, _) = next(texts), next(texts)
+        context = f"one {other} in {elsewhere} . {name} {verb} in {place} {end}"
+        start = context.rindex(place)
+        answer = {"text": place, "answer_start": start}
+        found.append(
+            {"question": f"where is {name} ?", "context": context, "answers": [answer], "id": str(len(found))}
+        )
+    return found
+
+
+def triplets(seed: int, count: int) -> list[Record]:
+    """As CAIL2019-SCM has them: which text is more like A, by the place."""
+    rng, texts, found = random.Random(seed), sentences(seed), list[Record]()
+    while len(found) < count:
+        a, b, c = (next(texts) for _ in range(3))
+        if a[2] == b[2] != c[2]:
+            near, far = " ".join(b), " ".join(c)
+            label = rng.choice("BC")
+            pair = (near, far) if label == "B" else (far, near)
+            found.append({"A": " ".join(a), "B": pair[0], "C": pair[1], "label": label})
+    return found
+
+
+DATA: dict[str, Callable[[int, int], list[Record]]] = {
+    "classify": labelled,
+    "tag": tagged,
+    "answer": questions,
+    "embed": triplets,
+}
+USUAL: dict[str, Any] = {
+    "family": "bert", "depth": 2, "width": 32, "heads": 2, "hidden": 48, "dropout": 0.0, "vocab": 400,
+    "units": "words", "context": 32, "batch": 16, "steps": 6, "lr": 3e-3, "dtype": "fp32", "threads": 1,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {"answer": {"stride": 8}}
+
+
+def write(path: Path, records: list[Record]) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    return str(path)
+
+
+def settings(task: str, folder: Path, **changes: Any) -> TrainConfig:
+    """A run of the task in `folder`, with data there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "data": write(folder / "train.jsonl", DATA[task](0, 96)),
+        "validation": write(folder / "held.jsonl", DATA[task](1, 24)),
+        "out": str(folder / "run"),
+    }
+    given = {"task": task, **USUAL, **OWN.get(task, {}), **files, **changes}
+    return find_task(task).settings.of({name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,266 @@
+"""What heads are trained on: labels, texts that are too long, broken records, folders with another head."""
+
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.checkpoints.folder import load_folder, save_folder
+from headway.data.encoded import pieces
+from headway.data.record_kinds import Answer, Question, Tagged
+from headway.errors import ConfigError, DataError
+from headway.models import Head, ModelSpec, build
+from headway.text import Tokenizer
+from headway.train import train
+from headway.train.records import read_all
+from headway.train.tasks import find_task
+from headway.train.tasks.answer import Answer as AnswerTask
+from headway.train.tasks.answer import AnswerConfig
+from headway.train.tasks.embed import Embed, EmbedConfig
+from headway.train.tasks.heads import HeadTask, evaluate_rows
+from headway.train.tasks.tag import Tag, TagConfig, joined
+from tests.train.heads import DATA, labelled, questions, settings, tagged, write
+
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = {
+    word for task in DATA.values() for record in task(0, 30) for word in re.findall(r"\w+|[.?]", str(record))
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """BERT's, with a token for each word and letter."""
+    file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
+    file.write_text("\n".join([*SPECIALS, *sorted(WORDS | {*string.ascii_lowercase})]))
+    return Tokenizer.load(file)
+
+
+def spec_of(tokenizer: Tokenizer, head: Head, family: str = "roformer") -> ModelSpec:
+    own = {"patterns": None} if family == "longformer" else {}
+    spec = ModelSpec.of(
+        family, vocab=tokenizer.vocab_size, width=16, layers=1, heads=2, hidden=24, dropout=0.0, attention_dropout=0.0,
+        **own,
+    )  # fmt: skip
+    return spec.with_head(head)
+
+
+@pytest.fixture
+def pretrained(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """An encoder with a masked-lm head."""
+    spec = spec_of(tokenizer, Head("masked-lm", dense="gelu"))
+    save_folder(tmp_path / "pretrained", build(spec, seed=3), tokenizer=tokenizer)
+    return tmp_path / "pretrained"
+
+
+FOLDER: dict[str, Any] = dict.fromkeys(
+    ("family", "depth", "width", "heads", "hidden", "dropout", "vocab", "units")
+)
+
+
+def made(task: str, folder: Path, **changes: Any) -> HeadTask:
+    found = find_task(task)(settings(task, folder, **changes), folder, None, torch.float32)
+    assert isinstance(found, HeadTask)
+    return found
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_a_folder_with_another_head_keeps_what_stands_below(
+    task: str, pretrained: Path, tmp_path: Path
+) -> None:
+    found = made(task, tmp_path, **FOLDER, model=str(pretrained))
+    assert found.remarks[0].endswith(f"has the head 'masked-lm'; '{task}' is a new one, with fresh weights")
+    stored = load_folder(pretrained).tensors
+    state = found.model.state_dict()
+    below = [name for name in state if name.startswith("model.")]
+    assert len(below) > 10
+    assert all(torch.equal(state[name], stored[name]) for name in below)
+    again = made(task, tmp_path, **FOLDER, model=str(pretrained))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.model.parameters(), found.model.parameters(), strict=True)
+    )
+
+
+def test_a_folder_with_the_same_head_goes_on_with_it(pretrained: Path, tmp_path: Path) -> None:
+    first = train(settings("classify", tmp_path / "a", **FOLDER, model=str(pretrained), steps=1), quiet=True)
+    fewer = write(tmp_path / "fewer.jsonl", [r for r in labelled(2, 40) if r["label"] != "oslo"])
+    found = made("classify", tmp_path / "b", **FOLDER, model=str(first.model), data=fewer)
+    assert not found.remarks
+    assert found.model.spec.head.labels == ("new york", "oslo", "rome")  # the model's, in its order
+    stored = load_folder(first.model).tensors
+    assert all(torch.equal(value, stored[name]) for name, value in found.model.state_dict().items())
+    other = write(tmp_path / "other.jsonl", [{"text": "a", "label": "x"}, {"text": "b", "label": "rome"}])
+    fresh = made("classify", tmp_path / "c", **FOLDER, model=str(first.model), data=other, validation=other)
+    assert fresh.model.spec.head.labels == ("rome", "x")
+    assert "has the head 'classify'; 'classify' is a new one" in fresh.remarks[0]
+
+
+def test_labels_are_those_of_the_data_or_those_that_are_given(tmp_path: Path) -> None:
+    numbers = [{"text": "a", "label": n} for n in (10, 2, -1)]
+    path = write(tmp_path / "n.jsonl", numbers)
+    assert made("classify", tmp_path, data=path, validation=path).model.spec.head.labels == ("-1", "2", "10")
+    given = made("classify", tmp_path / "given", labels=("rome", "new york", "oslo", "paris"))
+    assert given.model.spec.head.labels == ("rome", "new york", "oslo", "paris")
+    one = write(tmp_path / "one.jsonl", numbers[:1])
+    with pytest.raises(DataError, match="the label '10' only"):
+        made("classify", tmp_path, data=one, validation=None, context=64)
+    with pytest.raises(
+        DataError, match=r"n\.jsonl:1: the label '10' is none of the model's; there are new york, oslo"
+    ):
+        made("classify", tmp_path, validation=path, context=64)
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:1: the label '.*' is none of the model's; there are x, y"
+    ):
+        made("classify", tmp_path / "other", labels=("x", "y"))
+    with pytest.raises(ConfigError, match="a name is there twice"):
+        made("classify", tmp_path, labels=("x", "x"))
+
+
+def test_a_decoder_has_no_such_head(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="task classify was asked for, but llama is no encoder"):
+        made("classify", tmp_path, family=None)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_texts_beyond_the_context_are_said(task: str, tmp_path: Path) -> None:
+    """The longest of the texts have some 14 tokens, of the questions some 24."""
+    short: dict[str, Any] = {"context": 20, "stride": 4} if task == "answer" else {"context": 10}
+    with pytest.raises(DataError, match=r"train\.jsonl:\d+: \d\d tokens, and context is \d\d; raise context"):
+        made(task, tmp_path, **short, too_long="error")
+    cut = made(task, tmp_path, **short, too_long="cut")
+    assert max(cut.train_rows.lengths) == short["context"]
+    said = "; ".join(cut.remarks)
+    assert (
+        "texts are cut to 10 tokens" in said
+        or "texts of more than 20 tokens: cut" in said
+        or "10 tokens: cut" in said
+    )
+    assert "held out: " in said
+    if task in ("answer", "tag"):
+        parts = made(task, tmp_path, **short, too_long="windows")
+        assert max(parts.train_rows.lengths) <= short["context"]
+        assert len(parts.train_rows) > len(cut.train_rows) == 96
+        assert ": windows" in parts.remarks[0]
+    else:
+        with pytest.raises(ConfigError, match="too_long"):
+            settings(task, tmp_path, too_long="windows")
+
+
+def test_words_that_are_cut_off_are_outside_and_counted(tokenizer: Tokenizer) -> None:
+    spec = spec_of(tokenizer, Head("tag", labels=("B-X", "O")))
+    records = [Tagged(list("abcdefgh"), ["B-X"] * 8)]
+    rows = Tag.rows(records, tokenizer, spec, TagConfig(data="", context=6, too_long="cut"))
+    assert rows.remarks == ["1 of 1 texts have more than 6 tokens: cut", "4 words are not read"]
+    assert rows.scores([[0] * 6])["accuracy"] == 1 / 2
+    whole = Tag.rows(records, tokenizer, spec, TagConfig(data="", context=6))
+    assert whole.scores([[0] * 6] * 2) == {"accuracy": 1, "f1": 1}
+    assert len(whole) == 2
+
+
+def test_pieces_hold_each_token_once_within_the_template(tokenizer: Tokenizer) -> None:
+    text = tokenizer.inputs(["a b c d e f g h i"])[0]
+    found = pieces(text, 6)
+    assert [[text.texts[i] for i in part] for part in found] == [[None, 0, 0, 0, 0, None]] * 2 + [
+        [None, 0, None]
+    ]
+    assert sorted(i for part in found for i in part[1:-1]) == list(range(1, 10))
+    with pytest.raises(ConfigError, match="rows of 2 tokens have no room"):
+        pieces(text, 2)
+
+
+def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Tokenizer) -> None:
+    spec = spec_of(tokenizer, Head("answer"))
+    context = "a b c d e f g h i j k l m n o p"
+    record = Question("a", context, (Answer("k l", 20),), "0")
+    rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=11, stride=4))
+    spans = [
+        part.spans for part in rows.parts
+    ]  # windows of 7 tokens: a.., e.., i.., of which the last two have it
+    assert [len(part.text.ids) for part in rows.parts] == [11, 11, 11, 8]
+    assert spans == [[(0, 0)], [(0, 0)], [(5, 6)], [(0, 0)]]
+    found = [torch.zeros(n, 2) for n in rows.lengths]
+    found[2][5, 0] = found[2][6, 1] = 9.0
+    assert rows.scores(found) == {"exact": 1, "f1": 1}
+    found[1][4, 0] = found[1][4, 1] = 12.0  # f
+    assert rows.scores(found) == {"exact": 0, "f1": 0}
+    cut = AnswerTask.rows(
+        [record], tokenizer, spec, AnswerConfig(data="", context=11, stride=4, too_long="cut")
+    )
+    assert cut.remarks[1] == "1 of 1 questions have no answer in what is read"
+
+
+def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> None:
+    spec = spec_of(tokenizer, Head("answer"))
+    records = [Question("a", "b c", (), "0"), Question("a", "b c", (Answer("c", 2),), "1")]
+    rows = AnswerTask.rows(records, tokenizer, spec, AnswerConfig(data="", context=16))
+    none, some = torch.zeros(6, 2), torch.zeros(6, 2)
+    none[0], some[4] = 5.0, 5.0
+    assert rows.scores([none, some]) == {"exact": 1, "f1": 1}
+    assert rows.scores([some, none]) == {"exact": 0, "f1": 0}
+
+
+def test_an_answer_in_other_words_is_measured_and_not_trained(tokenizer: Tokenizer) -> None:
+    spec = spec_of(tokenizer, Head("answer"))
+    record = Question("a", "b c", (Answer("d", -1), Answer("c", 2)), "0")
+    rows = AnswerTask.rows([record], tokenizer, spec, AnswerConfig(data="", context=16))
+    assert rows.parts[0].spans == [(4, 4)]
+
+
+@pytest.mark.parametrize("task", ["classify", "embed", "answer", "tag"])
+def test_a_longformer_has_the_global_tokens_of_its_task(task: str, tmp_path: Path) -> None:
+    found = made(task, tmp_path, family="longformer")
+    batch = found.train_rows.batch(range(8))
+    marked = batch.inputs["tokens"].globals
+    first = torch.zeros_like(marked)
+    if task in ("classify", "embed"):
+        first[:, 0] = True
+    if task == "answer":  # [CLS] where is anna ?
+        first = torch.arange(marked.shape[1]).expand_as(marked) < 5
+    assert torch.equal(marked, first)
+
+
+def test_words_are_joined_by_spaces_but_in_chinese() -> None:
+    text, owner = joined(["in", "\u5317\u4eac", "\u7684", "x", "y"])
+    assert text == "in \u5317\u4eac\u7684 x y"
+    assert owner == [0, 0, 1, 1, 1, 2, 3, 3, 4, 4]
+
+
+def test_pairs_with_a_number_are_measured_by_rank(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    pairs = [{"text": "a b", "text_pair": p, "label": n} for p, n in (("a b", "5.0"), ("a c", 3), ("d e", 0))]
+    records, _ = read_all(write(tmp_path / "pairs.jsonl", pairs), Embed.measured)
+    spec = spec_of(tokenizer, Head("embed", pool="mean", unit=True))
+    rows = Embed.rows(records, tokenizer, spec, EmbedConfig(data=""))
+    assert evaluate_rows(build(spec, seed=0), rows).metrics == {"spearman": pytest.approx(1)}
+    wrong, _ = read_all(write(tmp_path / "x.jsonl", [{**pairs[0], "label": "alike"}]), Embed.measured)
+    with pytest.raises(DataError, match=r"x\.jsonl:1: how alike two texts are must be a number, got 'alike'"):
+        Embed.rows(wrong, tokenizer, spec, EmbedConfig(data=""))
+
+
+def test_up_to_a_hundredth_of_the_records_may_be_broken(tmp_path: Path) -> None:
+    def file(good: int) -> str:
+        return write(tmp_path / "b.jsonl", [*labelled(0, good), {"text": 3, "label": "rome"}])
+
+    found = made("classify", tmp_path, data=file(99))
+    assert "b.jsonl: 1 records are left out, as " in found.remarks[0]
+    with pytest.raises(DataError, match=r"b\.jsonl:99: .*\(1 of 99 records cannot be read\)"):
+        made("classify", tmp_path, data=file(98))
+    with pytest.raises(DataError, match=r"leave none to train on where 1 are held out"):
+        made(
+            "tag",
+            tmp_path,
+            data=write(tmp_path / "one.jsonl", tagged(0, 1)),
+            validation=None,
+            validation_share=0.5,
+        )
+
+
+def test_a_share_of_the_records_is_held_out(tmp_path: Path) -> None:
+    found = made("answer", tmp_path, validation=None, validation_share=0.25)
+    assert found.held_rows is not None
+    assert (len(found.train_rows), len(found.held_rows)) == (72, 24)
+    other = made("answer", tmp_path, validation=None, validation_share=0.25, seed=1)
+    assert other.data["digest"] != found.data["digest"]
+    assert questions(0, 2) == questions(0, 2)

@@ -1,0 +1,300 @@
+"""Heads of encoders: what is trained is what `transformers` minimises, what is measured is what the commands give."""
+
+import dataclasses
+import json
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headway
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.restore import build_model
+from headway.cli import run
+from headway.data.encoded import encoder_inputs
+from headway.data.record_kinds import Answer, Labelled, Question, Tagged, Triplet
+from headway.errors import ConfigError
+from headway.metrics import accuracy, entity_f1, squad_exact
+from headway.models import Head, ModelSpec, build
+from headway.text import Tokenizer, train_words
+from headway.train import train
+from headway.train.tasks import find_task
+from headway.train.tasks.answer import Answer as AnswerTask
+from headway.train.tasks.answer import AnswerConfig, QuestionRows, Window, occurrences
+from headway.train.tasks.classify import Classify, ClassifyConfig
+from headway.train.tasks.embed import Embed, EmbedConfig
+from headway.train.tasks.heads import HeadTask, evaluate_rows, outputs
+from headway.train.tasks.tag import Tag, TagConfig
+from tests.small_bert import LABELS, TEXTS, bert
+from tests.train.heads import DATA, settings
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+
+TASKS = list(DATA)
+pytestmark = pytest.mark.filterwarnings("ignore:train_words")  # of so few words
+
+
+def made(task: str, folder: Path, **changes: Any) -> HeadTask:
+    config = settings(task, folder, **changes)
+    found = find_task(task)(config, folder, None, torch.float32)
+    assert isinstance(found, HeadTask)
+    return found
+
+
+# --- what is minimised
+
+
+def theirs(folder: Path, kind: str, **config: Any) -> tuple[Any, Any, Tokenizer]:
+    """A random model of transformers, ours of the same folder, and its tokenizer."""
+    path, model = bert(folder, kind, **config)
+    return model, build_model(load_folder(path)), Tokenizer.load(path)
+
+
+def asked(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same in the names of transformers."""
+    mask = inputs["tokens"].valid.long()
+    return {"input_ids": inputs["ids"], "token_type_ids": inputs["types"], "attention_mask": mask}
+
+
+def test_the_loss_of_classes_is_that_of_transformers(tmp_path: Path) -> None:
+    names = {0: "x", 1: "y", 2: "z"}
+    model, ours, tokenizer = theirs(tmp_path, "ForSequenceClassification", id2label=names, num_labels=3)
+    records = [Labelled(t, None if i else "a mat", "xyz"[i % 3], "") for i, t in enumerate([*TEXTS, *TEXTS])]
+    config = ClassifyConfig(data="", context=24)
+    rows = Classify.rows(records, tokenizer, ours.spec, config)
+    batch = rows.batch(range(len(rows)))
+    wanted = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
+    found = rows.loss(outputs(ours, batch), batch)
+    assert batch.targets.tolist() == [0, 1, 2, 0, 1, 2]
+    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_the_loss_of_tags_is_that_of_transformers(tmp_path: Path) -> None:
+    model, ours, tokenizer = theirs(tmp_path, "ForTokenClassification", id2label=LABELS, num_labels=4)
+    records = [
+        Tagged(["the", "cats", "ran"], ["O", "B-PER", "I-PER"]),
+        Tagged(["ons", "home", ",", "where", "is", "a", "cat"], ["B-LOC", "O", "O", "O", "O", "O", "B-PER"]),
+    ]
+    rows = Tag.rows(records, tokenizer, ours.spec, TagConfig(data="", context=24))
+    batch = rows.batch([0, 1])
+    assert batch.targets[0, :6].tolist() == [-100, 0, 1, 2, 2, -100]  # cat ##s: B-PER and on with I-PER
+    assert batch.targets[1, :3].tolist() == [-100, 3, 3]  # on ##s: there is no I-LOC
+    wanted = model(**asked(dict(batch.inputs)), labels=batch.targets).loss
+    found = rows.loss(outputs(ours, batch), batch)
+    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_the_loss_of_answers_is_that_of_transformers(tmp_path: Path) -> None:
+    model, ours, tokenizer = theirs(tmp_path, "ForQuestionAnswering")
+    records = [
+        Question("who ran", "the cat sat on a mat", (Answer("cat", 4),), "0"),
+        Question("who sat", "the dog ran on a mat", (Answer("ran on", 8),), "1"),
+        Question("is it", "the cat sat on a mat", (), "2"),  # no answer: [CLS]
+    ]
+    rows = AnswerTask.rows(records, tokenizer, ours.spec, AnswerConfig(data="", context=24))
+    batch = rows.batch([0, 1, 2])
+    starts, ends = torch.tensor([5, 6, 0]), torch.tensor([5, 7, 0])
+    assert batch.targets.long().argmax(1).tolist() == torch.stack([starts, ends], 1).tolist()
+    wanted = model(**asked(dict(batch.inputs)), start_positions=starts, end_positions=ends).loss
+    found = rows.loss(outputs(ours, batch), batch)
+    assert float(found.loss) / rows.count(batch) == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_the_loss_of_several_answers_is_minus_log_of_the_sum_of_their_probabilities(tmp_path: Path) -> None:
+    _, ours, tokenizer = theirs(tmp_path, "ForQuestionAnswering")
+    record = Question("who ran", "a cat , the cat , cats", (Answer("cat", 2),), "0")
+    assert occurrences(record) == [(2, 5), (12, 15)]  # not the beginning of "cats"
+    rows = AnswerTask.rows(
+        [record], tokenizer, ours.spec, AnswerConfig(data="", context=24, occurrences="all")
+    )
+    batch = rows.batch([0])
+    out = outputs(ours, batch)
+    p = out[0].softmax(0)
+    slots = batch.targets[0, :, 0].nonzero().flatten().tolist()
+    assert [rows.parts[0].text.ids[i] for i in slots] == [tokenizer.encode("cat", bos=False)[0]] * 2
+    wanted = -(p[slots, 0].sum().log() + p[slots, 1].sum().log()) / 2
+    assert float(rows.loss(out, batch).loss) == pytest.approx(wanted.item(), rel=1e-5)
+    # and a longer row beside it, whose slots are empty here, changes nothing
+    more = Window(1, tokenizer.inputs([("who ran", "a cat " * 7)])[0], [(0, 0)])
+    both = QuestionRows([*rows.parts, more], [record, record], ours.spec, 30)
+    first = both.loss(out_of(both, ours)[:1], slice_of(both.batch([0, 1]), 1))
+    assert float(first.loss) == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def out_of(rows: QuestionRows, model: Any) -> Tensor:
+    return outputs(model, rows.batch(range(len(rows))))
+
+
+def slice_of(batch: Any, count: int) -> Any:
+    tokens = batch.inputs["tokens"]
+    first = dataclasses.replace(tokens, index=tokens.index[:count])
+    return batch._replace(inputs={**batch.inputs, "tokens": first}, targets=batch.targets[:count])
+
+
+@pytest.mark.parametrize("context", ["a cat", "\u5317\u4eac\u548c\u5317\u4eac"])
+def test_occurrences_stand_between_borders_of_words_but_in_chinese(context: str) -> None:
+    record = Question("", context + " concat cat", (Answer(context[:2].strip(), 0),), "")
+    assert occurrences(record) == ([(0, 2), (3, 5)] if context[0] != "a" else [(0, 1)])
+    other = Question("", "cat\u732bcat cat2", (Answer("cat", 0),), "")
+    assert occurrences(other) == [(0, 3), (4, 7)]
+
+
+def test_the_losses_of_triplets_are_their_formulas() -> None:
+    tokenizer = train_words(["a b c d e f g h"] * 9, 300)
+    spec = small(tokenizer, Head("embed", pool="mean", unit=True))
+    records = [Triplet("a", "b", "c"), Triplet("d e", "f", "a"), Triplet("g", "h c", "b")]
+    model = build(spec, seed=1).eval()
+    vectors = {
+        text: model(**encoder_inputs(tokenizer.inputs([text]), spec))[0]
+        for r in records
+        for text in (r.anchor, r.positive, str(r.negative))
+    }
+
+    def cos(a: str, b: str) -> float:
+        return (vectors[a] @ vectors[b]).item()
+
+    margin = sum(max(0.0, 0.2 - cos(r.anchor, r.positive) + cos(r.anchor, str(r.negative))) for r in records)
+    others = [r.positive for r in records] + [str(r.negative) for r in records]
+    t, info = 0.05, 0.0
+    for r in records:
+        scores = torch.tensor([cos(r.anchor, x) / t for x in others])
+        info -= cos(r.anchor, r.positive) / t - float(scores.logsumexp(0))
+    for loss, wanted in (("margin", margin), ("infonce", info)):
+        rows = Embed.rows(records, tokenizer, spec, EmbedConfig(data="", loss=loss))
+        batch = rows.batch([0, 1, 2])
+        assert float(rows.loss(outputs(model, batch), batch).loss) == pytest.approx(wanted, rel=1e-4)
+        right = [cos(r.anchor, r.positive) > cos(r.anchor, str(r.negative)) for r in records]
+        assert evaluate_rows(model, rows).metrics == {"accuracy": pytest.approx(sum(right) / 3)}
+
+
+def small(tokenizer: Tokenizer, head: Head, family: str = "roformer", **more: Any) -> ModelSpec:
+    spec = ModelSpec.of(
+        family, vocab=tokenizer.vocab_size, width=32, layers=2, heads=2, hidden=48, dropout=0.0, attention_dropout=0.0,
+        **more,
+    )  # fmt: skip
+    return spec.with_head(head)
+
+
+# --- how it is trained
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_micro_batches_are_the_whole_batch(task: str, tmp_path: Path) -> None:
+    """In float64, to the order of summation; infonce has no micro batches."""
+    own = {"loss": "margin"} if task == "embed" else {}
+    gradients = []
+    for i, micro_batch in enumerate((16, 5, 1)):
+        found = made(task, tmp_path / str(i), micro_batch=micro_batch, **own)
+        model = found.model.double()
+        batches = found.batches(0)
+        assert len(batches) == -(-16 // micro_batch)
+        count = sum(found.count(batch) for batch in batches)
+        for batch in batches:
+            (found.loss(model, batch).total / count).backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for others in gradients[1:]:
+        for a, b in zip(gradients[0], others, strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-13)
+
+
+def test_infonce_is_one_forward_pass(tmp_path: Path) -> None:
+    assert len(made("embed", tmp_path, batch=12).batches(0)) == 1
+    with pytest.raises(ConfigError, match=r"infonce compares all texts of a step.*leave micro_batch"):
+        settings("embed", tmp_path, micro_batch=4)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_killed_and_resumed_is_uninterrupted(task: str, tmp_path: Path) -> None:
+    """With dropout; killed between two micro batches of step 4, across the end of an epoch."""
+    usual = {"dropout": 0.1, "steps": 8, "width": 16, "save_every": 2}
+    micro = {} if task == "embed" else {"micro_batch": 8}
+    killed = settings(task, tmp_path / "killed", **usual, **micro)
+    whole = settings(task, tmp_path / "whole", **usual, **micro)
+    train(whole, quiet=True)
+    assert in_a_child(killed_at_micro_batch(killed, 4 if task == "embed" else 8)) == -signal.SIGKILL
+    train(killed, resume="auto", quiet=True)
+    assert_same_bits(killed.out, whole.out)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of each task that learns what there is to learn."""
+    folder = tmp_path_factory.mktemp("heads")
+    steps = {"answer": 150}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
+        return {
+            task: train(settings(task, folder / task, steps=steps.get(task, 40), batch=32), quiet=True)
+            for task in TASKS
+        }
+
+
+def held(result: Any) -> list[dict[str, Any]]:
+    lines = (result.out.parent / "held.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def last(result: Any) -> dict[str, Any]:
+    """The evaluation after the last step, in metrics.jsonl."""
+    lines = [json.loads(line) for line in result.metrics.read_text().splitlines()]
+    return next(line for line in reversed(lines) if "val_loss" in line)
+
+
+def test_a_trained_classifier_is_as_right_as_the_log_says(trained: dict[str, Any]) -> None:
+    result = trained["classify"]
+    model = headway.load(result.model, task="classify")
+    records = held(result)
+    texts = [r["text"] if "text" in r else (r["text_a"], r["text_b"]) for r in records]
+    found = [row[0].label for row in model.classify(texts)]
+    assert model.spec.head.labels == ("new york", "oslo", "rome")
+    assert last(result)["val_accuracy"] == accuracy([r["label"] for r in records], found) > 0.9
+    assert result.validation.metrics["accuracy"] == last(result)["val_accuracy"]
+    assert result.accuracy is not None
+
+
+def test_a_trained_tagger_is_as_right_as_the_log_says(trained: dict[str, Any]) -> None:
+    result = trained["tag"]
+    model = headway.load(result.model, task="tag")
+    wanted, found = [], []
+    for record in held(result):
+        text = " ".join(record["tokens"])
+        tags = ["O"] * len(record["tokens"])
+        for span in model.tag(text):
+            first, behind = text[: span.start].count(" "), text[: span.end].count(" ") + 1
+            tags[first:behind] = [f"B-{span.label}", *[f"I-{span.label}"] * (behind - first - 1)]
+        found.append(tags)
+        wanted.append(record["ner_tags"])
+    assert last(result)["val_f1"] == pytest.approx(entity_f1(wanted, found))
+    assert last(result)["val_f1"] > 0.9
+
+
+def test_a_trained_answerer_is_as_right_as_the_log_says(trained: dict[str, Any]) -> None:
+    result = trained["answer"]
+    model = headway.load(result.model, task="answer")
+    found = [
+        squad_exact([r["answers"][0]["text"]], model.answer(r["question"], r["context"], stride=8)[0].text)
+        for r in held(result)
+    ]
+    assert last(result)["val_exact"] == pytest.approx(sum(found) / len(found))
+    assert last(result)["val_exact"] > 0.7
+    assert last(result)["val_f1"] >= last(result)["val_exact"]
+
+
+def test_a_trained_embedder_ranks_triplets_as_the_log_says(trained: dict[str, Any]) -> None:
+    """Triplets as CAIL2019-SCM has them: A, B, C and which of the two is more like A."""
+    result = trained["embed"]
+    model = headway.load(result.model, task="embed")
+    right = []
+    for record in held(result):
+        a, b, c = model.embed([record[name] for name in "ABC"])
+        right.append(("B" if a @ b > a @ c else "C") == record["label"])
+    assert last(result)["val_accuracy"] == pytest.approx(sum(right) / len(right))
+    assert last(result)["val_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_next_command_is_one(task: str, trained: dict[str, Any]) -> None:
+    assert run(shlex.split(trained[task].next_command)[1:]) == 0
