@@ -57,6 +57,7 @@ SUBCOMMANDS = [
     "chat",
     "eval",
     "instruct",
+    "judge",
     "convert",
     "surgery",
     "show",

@@ -52,6 +52,7 @@ COMMANDS: dict[str, Command] = {
         "Bits per byte of a model on a text, or tasks of lm-evaluation-harness", "headway.cli.evaluate"
     ),
     "instruct": Command("Make instructions from seed tasks by asking a model", "headway.cli.instruct"),
+    "judge": Command("Let a model judge the answers of two others", "headway.cli.judge"),
     "convert": Command(
         "Convert a checkpoint to another format, and verify that both are equal", "headway.cli.convert"
     ),

@@ -1,0 +1,191 @@
+"""What verdicts and ratings come to, and how far the judge is to be trusted.
+
+Intervals are percentiles of the bootstrap (Efron 1979) over questions, whose turns stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.judge.match import Rating, Verdict
+from headway.report import cell, table
+
+RESAMPLES, LEVEL = 10_000, 0.95
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and between which two it lies, in 95 % of the resamples; None where there is nothing to tell it from."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        return "-" if self.value is None else f"{cell(self.value)}  [{cell(self.low)}, {cell(self.high)}]"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two sets of answers compared in both orders.
+
+    wins, ties, losses: of A. A win only where both orders agree on it; a tie otherwise.
+    win_rate: of A, with ties as half wins.
+    a_first, b_first: verdicts for A, ties and verdicts for B, by the order that they were shown in.
+    flips: turns whose verdict changed with the order.
+    unparsed: verdicts that were not found; their turns do not count.
+    first_shown, longer: share of verdicts for one of the two that went to the answer that stood first, or is longer.
+    length_correlation: Pearson's, of (length A - length B) / (length A + length B) with the turn's mean verdict
+        (1 for A, -1 for B).
+    """
+
+    wins: int
+    ties: int
+    losses: int
+    win_rate: Interval
+    a_first: tuple[int, int, int]
+    b_first: tuple[int, int, int]
+    flips: int
+    unparsed: int
+    first_shown: float | None
+    longer: float | None
+    length_correlation: float | None
+
+    def text(self) -> str:
+        """As a table."""
+        turns = self.wins + self.ties + self.losses
+        rows = [
+            ("A wins, ties, B wins (both orders agree on a win)", f"{self.wins}, {self.ties}, {self.losses}"),
+            ("win rate of A (a tie is half a win)", str(self.win_rate)),
+            ("A first: A, tie, B", ", ".join(map(str, self.a_first))),
+            ("B first: A, tie, B", ", ".join(map(str, self.b_first))),
+            ("verdicts that change with the order", f"{self.flips} of {turns}"),
+            ("verdicts for the answer shown first", _share(self.first_shown)),
+            ("verdicts for the longer answer", _share(self.longer)),
+            ("correlation of verdict and length", _number(self.length_correlation)),
+            ("verdicts not found in what was said", str(self.unparsed)),
+        ]
+        return table(("pairs", "value"), rows)
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Two sets of answers rated one by one.
+
+    mean_a, mean_b: over the turns that both have a rating for.   ratio: mean A / mean B ("90 % of ChatGPT" is 0.9).
+    length_correlation: Pearson's, of an answer's length with its rating.   unparsed: ratings that were not found.
+    """
+
+    turns: int
+    mean_a: float | None
+    mean_b: float | None
+    ratio: Interval
+    length_correlation: float | None
+    unparsed: int
+
+    def text(self) -> str:
+        """As a table."""
+        rows = [
+            ("turns", str(self.turns)),
+            ("mean rating of A", _number(self.mean_a)),
+            ("mean rating of B", _number(self.mean_b)),
+            ("ratio of the means, A / B", str(self.ratio)),
+            ("correlation of rating and length", _number(self.length_correlation)),
+            ("ratings not found in what was said", str(self.unparsed)),
+        ]
+        return table(("ratings", "value"), rows)
+
+
+def pairs_of(verdicts: Sequence[tuple[Verdict, Verdict]], *, seed: int = 0) -> Pairs:
+    """What verdicts in both orders come to."""
+    whole = [both for both in verdicts if all(one.winner is not None for one in both)]
+    signs = np.array([[_sign(one) for one in both] for both in whole]).reshape(-1, 2)
+    agreed = np.where(signs[:, 0] == signs[:, 1], signs[:, 0], 0.0)
+    lengths = np.array([both[0].match.lengths for both in whole], dtype=np.float64).reshape(-1, 2)
+    decided = [one for both in whole for one in both if one.winner != "tie"]
+    uneven = [one for one in decided if one.match.lengths[0] != one.match.lengths[1]]
+    share = (lengths[:, 0] - lengths[:, 1]) / np.maximum(lengths.sum(1), 1)
+    return Pairs(
+        wins=int((agreed > 0).sum()),
+        ties=int((agreed == 0).sum()),
+        losses=int((agreed < 0).sum()),
+        win_rate=_interval([both[0].match.question for both in whole], [(agreed + 1) / 2], _mean, seed),
+        a_first=_counts(signs[:, 0]),
+        b_first=_counts(signs[:, 1]),
+        flips=int((signs[:, 0] != signs[:, 1]).sum()),
+        unparsed=sum(one.winner is None for both in verdicts for one in both),
+        first_shown=_mean_of([one.winner == one.first for one in decided]),
+        longer=_mean_of(
+            [(one.winner == "A") == (one.match.lengths[0] > one.match.lengths[1]) for one in uneven]
+        ),
+        length_correlation=_correlation(share, signs.mean(1) if len(signs) else np.zeros(0)),
+    )
+
+
+def ratings_of(ratings: Sequence[tuple[Rating, Rating]], *, seed: int = 0) -> Ratings:
+    """What ratings come to."""
+    whole = [both for both in ratings if all(one.score is not None for one in both)]
+    scores = np.array([[one.score for one in both] for both in whole], dtype=np.float64).reshape(-1, 2)
+    lengths = np.array([both[0].match.lengths for both in whole], dtype=np.float64).reshape(-1, 2)
+    names = [both[0].match.question for both in whole]
+    return Ratings(
+        turns=len(whole),
+        mean_a=_mean_of(scores[:, 0]),
+        mean_b=_mean_of(scores[:, 1]),
+        ratio=_interval(names, [scores[:, 0], scores[:, 1]], lambda a, b: a / b, seed),
+        length_correlation=_correlation(lengths.ravel(), scores.ravel()),
+        unparsed=sum(one.score is None for both in ratings for one in both),
+    )
+
+
+def _interval(
+    names: Sequence[str], columns: Sequence[Array], statistic: Callable[..., Array], seed: int
+) -> Interval:
+    """`statistic` of the columns' sums, and its percentiles where questions are drawn anew with replacement."""
+    if not names:
+        return Interval(None)
+    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    own = np.array([places[name] for name in names])
+    sums = [np.bincount(own, column, len(places)) for column in columns]
+    counts = np.bincount(own, minlength=len(places)).astype(np.float64)
+    draws = np.random.default_rng(seed).integers(len(places), size=(RESAMPLES, len(places)))
+    weights = np.stack([np.bincount(draw, minlength=len(places)) for draw in draws]).astype(np.float64)
+    resampled = statistic(*(weights @ one / (weights @ counts) for one in sums))
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(statistic(*(one.sum() / counts.sum() for one in sums))), float(low), float(high))
+
+
+def _mean(values: Array) -> Array:
+    return values
+
+
+def _sign(verdict: Verdict) -> float:
+    return {"A": 1.0, "B": -1.0}.get(str(verdict.winner), 0.0)
+
+
+def _counts(signs: Array) -> tuple[int, int, int]:
+    return int((signs > 0).sum()), int((signs == 0).sum()), int((signs < 0).sum())
+
+
+def _mean_of(values: Sequence[bool] | Array) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _correlation(x: Array, y: Array) -> float | None:
+    """Pearson's; None where one of the two does not vary."""
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else cell(value)
