@@ -13,6 +13,7 @@ from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.errors import ConfigError
 from headway.recipes.measures import measures
+from headway.recipes.picture import draw_stages
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, write_model
@@ -24,7 +25,7 @@ REPORT = "report"
 
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
-    """Run all stages for all seeds, and report; report.json and report.md in the recipe's folder say the same.
+    """Run all stages for all seeds, and report; report.json, report.md and report.png in the recipe's folder keep it.
 
     resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
     on, bit for bit as `headway train` does.
@@ -48,7 +49,9 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
     ]
     report = RecipeReport(recipe, tuple(map(tuple, records)))
     atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
-    atomic_write(recipe.out / f"{REPORT}.md", report.markdown())
+    pictured = draw_stages(recipe, recipe.out / f"{REPORT}.png")
+    picture = f"\n![held-out loss]({REPORT}.png)\n" if pictured else ""
+    atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
     return report
 
 
