@@ -298,3 +298,32 @@ def test_a_trained_embedder_ranks_triplets_as_the_log_says(trained: dict[str, An
 @pytest.mark.parametrize("task", TASKS)
 def test_the_next_command_is_one(task: str, trained: dict[str, Any]) -> None:
     assert run(shlex.split(trained[task].next_command)[1:]) == 0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_eval_measures_what_the_log_says(
+    task: str, trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trained[task]
+    records = str(result.out.parent / "held.jsonl")
+    command = ["eval", str(result.model), "--data", records, "--dtype", "fp32", "--json"]
+    assert run(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name, value in last(result).items():
+        if name != "step":
+            assert found[name.removeprefix("val_")] == pytest.approx(value, rel=1e-5)
+    assert run([*command, "--limit", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+
+
+def test_eval_reads_records_with_a_head_for_them_only(
+    trained: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, records = str(trained["classify"].model), str(trained["tag"].out.parent / "held.jsonl")
+    assert run(["eval", model, "--data", records]) == 1
+    assert "held.jsonl:1: this record is Tagged" in capsys.readouterr().err
+    short = ["eval", model, "--data", str(trained["classify"].out.parent / "held.jsonl"), "--context", "8"]
+    assert run(short) == 1
+    assert "tokens, and context is 8" in capsys.readouterr().err
+    assert run([*short, "--cut"]) == 0
+    assert "texts are cut to 8 tokens" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """`headway eval MODEL --data TEXT | --harness TASKS`: how well a model predicts a text, or does tasks."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,18 +11,28 @@ from headway.cli._shared import (
     JsonOption,
     RowOption,
     ThreadsOption,
+    TruncateOption,
     attributes,
+    note,
     print_report,
     set_threads,
 )
 from headway.errors import ConfigError
 from headway.report import table
 
+if TYPE_CHECKING:
+    from headway.checkpoints.folder import Folder
+
 
 def command(
     model: Annotated[str, typer.Argument(help="Hugging Face folder")],
     data: Annotated[
-        str | None, typer.Option("--data", help="text file, folder of text files, or token file (.tokens)")
+        str | None,
+        typer.Option(
+            "--data",
+            help="text file, folder of text files, or token file (.tokens); records (.jsonl, .json, .csv, .tsv), for a "
+            "model that classifies, tags, answers or embeds",
+        ),
     ] = None,
     harness: Annotated[
         str | None,
@@ -60,15 +70,19 @@ def command(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", min=1, help="only the first N tokens of the text, or N documents of each task"
+            "--limit",
+            min=1,
+            help="only the first N tokens of the text, N records, or N documents of each task",
         ),
     ] = None,
+    cut: TruncateOption = False,
     threads: ThreadsOption = None,
     backend: BackendOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Bits per byte, perplexity and loss by position of a model on a text; of an encoder, loss and accuracy on masked
-    tokens, under one mask for good. With --harness, what lm-evaluation-harness finds for its tasks."""
+    tokens, under one mask for good, or what its head scores on records (accuracy, F1, exact match). With --harness,
+    what lm-evaluation-harness finds for its tasks."""
     if dtype not in ("auto", "bf16", "fp32", "fp16"):
         raise ConfigError(f"--dtype {dtype}: auto, bf16 and fp32 are known")
     if (data is None) == (harness is None):
@@ -87,7 +101,16 @@ def command(
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     assert data is not None
-    _text(model, adapter or [], data, context, dtype, limit, backend, json)
+    from headway.checkpoints.folder import load_folder
+    from headway.train.tasks import head_task_of
+
+    source = load_folder(model)
+    if head_task_of(source.spec) is not None:
+        _records(source, adapter or [], data, context, dtype, limit, backend, cut, json)
+        return
+    if cut:
+        raise ConfigError("--cut is for records that a classifier or an embedder reads")
+    _text(source, adapter or [], data, context, dtype, limit, backend, json)
 
 
 def _harness(
@@ -126,8 +149,53 @@ def _error(metric: str) -> str:
     return f"{name}_stderr{comma}{kind}"
 
 
+def _records(
+    source: "Folder",
+    adapters: list[Path],
+    data: str,
+    context: int | None,
+    dtype: str,
+    limit: int | None,
+    backend: str,
+    cut: bool,
+    json: bool,
+) -> None:
+    import torch
+
+    from headway.checkpoints.adapters import attach_folders
+    from headway.checkpoints.restore import build_model
+    from headway.models import Encoder
+    from headway.text import Tokenizer
+    from headway.train.head_evaluation import evaluate_head
+    from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+
+    precision = choose_precision(dtype)
+    model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
+    assert isinstance(model, Encoder)
+    attach_folders(model, adapters)
+    with MicrobatchPool(torch.get_num_threads()) as pool:
+        found, remarks = evaluate_head(
+            model, Tokenizer.load(source.path), data, context=context, cut=cut, limit=limit, pool=pool
+        )
+    for remark in remarks:
+        note(remark)
+    report = {
+        "model": str(source.path),
+        "data": data,
+        "dtype": precision.what,
+        f"{found.unit}s": found.tokens,
+        "loss": found.loss,
+        **found.metrics,
+        f"{found.unit}s_per_s": found.tokens / found.seconds,
+    }
+    facts = [
+        (name.replace("_", " "), value) for name, value in report.items() if name not in ("model", "data")
+    ]
+    print_report(report, table(("what", "value"), facts), json)
+
+
 def _text(
-    model: str,
+    source: "Folder",
     adapters: list[Path],
     data: str,
     context: int | None,
@@ -139,7 +207,6 @@ def _text(
     import torch
 
     from headway.checkpoints.adapters import attach_folders
-    from headway.checkpoints.folder import load_folder
     from headway.checkpoints.restore import build_model
     from headway.models import Decoder, Encoder
     from headway.surgery import Text
@@ -149,7 +216,6 @@ def _text(
     from headway.train.text_config import TextConfig
 
     precision = choose_precision(dtype)
-    source = load_folder(model)
     spec, task = source.spec, text_tasks()[text_task_of(source.spec)]
     found_model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
     assert isinstance(found_model, (Decoder, Encoder))
@@ -163,7 +229,7 @@ def _text(
         rows_of = task.rows(text.file, settings, text.tokenizer, spec)
         found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool)
     report = {
-        "model": model,
+        "model": str(source.path),
         "data": data,
         "dtype": precision.what,
         "context": length,

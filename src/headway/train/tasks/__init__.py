@@ -15,6 +15,7 @@ from headway.train.text_config import TextConfig
 if TYPE_CHECKING:
     from headway.models import ModelSpec
     from headway.train.tasks.base import Task
+    from headway.train.tasks.heads import HeadTask
     from headway.train.tasks.text import TextTask
 
 TASKS = {
@@ -61,6 +62,12 @@ def text_task_of(spec: ModelSpec) -> str:
             return name
     said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise ConfigError(f"nothing trains this model ({spec.family}) on text alone. {said}")
+
+
+def head_task_of(spec: ModelSpec) -> type[HeadTask] | None:
+    """What trains the head of this spec on records; None where it has no such head."""
+    found: dict[str, type[Any]] = {name: find_task(name) for name in TASKS}
+    return next((t for t in found.values() if getattr(t, "head_task", None) == spec.head.task), None)
 
 
 def settings_of(name: str | None) -> type[TrainConfig]:

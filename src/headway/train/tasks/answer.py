@@ -22,8 +22,9 @@ from headway.models import Head, ModelSpec
 from headway.text import Encoded, Tokenizer
 from headway.train.config import TASK, setting
 from headway.train.head_config import HeadConfig
+from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+from headway.train.tasks.heads import HeadTask, encoded_whole
 
 
 class AnswerConfig(HeadConfig):
@@ -31,8 +32,12 @@ class AnswerConfig(HeadConfig):
 
     task: str | None = setting("answer", TASK, group="Task")
     batch: int = setting(32, "windows of one optimizer step", group="Batch", unit="windows", ge=1)
-    stride: int = setting(
-        128, "tokens from one window of a text to the next", group="Batch", unit="tokens", ge=1
+    stride: int | None = setting(
+        None,
+        "tokens from one window of a text to the next [default: a quarter of context]",
+        group="Batch",
+        unit="tokens",
+        ge=1,
     )
     occurrences: Literal["first", "all"] = setting(
         "first",
@@ -161,7 +166,7 @@ class Answer(HeadTask):
         found: list[Window] = []
         parted = lost = 0
         for i, whole in enumerate(encoded_whole(tokenizer, pairs, wheres, config)):
-            own = windows(whole, config.context, config.stride)
+            own = windows(whole, config.context, config.stride or -(-config.context // 4))
             parted += len(own) > 1
             own = own[:1] if config.too_long == "cut" else own
             if whole.texts[0] is not None:

@@ -22,8 +22,9 @@ from headway.text import Encoded, Tokenizer
 from headway.text.tokenizer import Text
 from headway.train.config import TASK, setting
 from headway.train.head_config import WholeConfig
+from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+from headway.train.tasks.heads import HeadTask, encoded
 
 
 class ClassifyConfig(WholeConfig):

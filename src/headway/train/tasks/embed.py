@@ -23,8 +23,9 @@ from headway.similarity import normalize
 from headway.text import Encoded, Tokenizer
 from headway.train.config import TASK, setting
 from headway.train.head_config import WholeConfig
+from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded
+from headway.train.tasks.heads import HeadTask, encoded
 
 NONE = -1  # in place of a negative that a record lacks
 

@@ -25,9 +25,10 @@ from headway.text import Encoded, Tokenizer
 from headway.text.wordpiece import HAN
 from headway.train.config import TASK, setting
 from headway.train.head_config import HeadConfig
+from headway.train.head_rows import HeadRows
 from headway.train.tasks.base import Sums
 from headway.train.tasks.classify import label_names, unknown_label
-from headway.train.tasks.heads import HeadRows, HeadTask, encoded_whole
+from headway.train.tasks.heads import HeadTask, encoded_whole
 
 OUTSIDE = "O"
 _HAN = re.compile(HAN)
