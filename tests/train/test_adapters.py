@@ -222,6 +222,6 @@ def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> Model
     ("spec", "share"),
     [(sizes(22, 2048, 32, 5632, 32000), 0.02), (sizes(8, 512, 8, 1408, 8192), 0.04)],
 )
-def test_row_41_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
+def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
     """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
     assert cost.trained_bytes(spec, Lora(rank=16)) / cost.trained_bytes(spec) < share
