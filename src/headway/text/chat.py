@@ -5,32 +5,40 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError, did_you_mean
 
 Message = Mapping[str, Any]
+_FOLDER = files("headway.text") / "templates"
+BUILT_IN = "alpaca", "chatml", "llama2", "vicuna"
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training; here it is its
-    body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training: its body, between two
+    variables that are empty unless marks are asked for."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body = nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+        begin, end = (nodes.Output([nodes.Name(name, "load")]) for name in _MARKS)
+        return [begin, body, end]
+
+
+_MARKS = "_generation_begin", "_generation_end"
+_MARKED = re.compile(r"{%[-+]?\s*generation\b")
 
 
 def _raise(message: str) -> NoReturn:
@@ -38,9 +46,11 @@ def _raise(message: str) -> NoReturn:
 
 
 class ChatTemplate:
-    """A Jinja chat template, as Hugging Face folders carry it, run in a sandbox."""
+    """A Jinja chat template, as Hugging Face folders carry it, run in a sandbox.
 
-    def __init__(self, source: str) -> None:
+    `name`: what errors call it; by default its first line."""
+
+    def __init__(self, source: str, name: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -49,12 +59,27 @@ class ChatTemplate:
             raise_exception=_raise, strftime_now=lambda format: datetime.now().strftime(format)
         )
         self.source = source
+        self.name = name or next((line.strip()[:60] for line in source.splitlines() if line.strip()), "")
         try:
             self._template = environment.from_string(source)
         except RecursionError:
             raise DataError("chat template: it is nested too deep") from None
         except TemplateError as error:
             raise DataError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+
+    @staticmethod
+    def find(given: str | Path) -> ChatTemplate:
+        """A template that is built in (`BUILT_IN`), the text of one, or a file of it."""
+        if given in BUILT_IN:
+            return ChatTemplate((_FOLDER / f"{given}.jinja").read_text(encoding="utf-8"), str(given))
+        if "{{" in str(given) or "{%" in str(given):
+            return ChatTemplate(str(given))
+        if Path(given).is_file():
+            return ChatTemplate(Path(given).read_text(encoding="utf-8"), str(given))
+        raise DataError(
+            f"{given}: no chat template of that name{did_you_mean(str(given), BUILT_IN)}, no file, and no Jinja; "
+            f"there are {', '.join(BUILT_IN)}"
+        )
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
@@ -72,49 +97,72 @@ class ChatTemplate:
         except (TypeError, KeyError, AttributeError) as error:
             raise DataError(f"chat template: it failed on these messages: {error}") from None
 
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        strict: bool = True,
+        **variables: Any,
+    ) -> list[str]:
+        """The rendering, cut where answers begin and end: every second piece (1, 3, ..) is an answer.
 
-class ControlTokens:
-    """Control tokens of a conversation come from its template, never from a message.
+        An answer is what stands between generation marks of the template, one or several in a row. Without, answer i is
+        render(messages[:i+1]) without render(messages[:i], add_generation_prompt=True). Where that is no prefix,
+        nothing says what a model would have generated: DataError with `strict`, else one piece.
+        """
 
-    A message's text may contain what looks like a control token, and the template decides the order of everything. So
-    the first character of each such place in a message is replaced by an unguessable escape; after rendering, what
-    still matches a control token was written by the template and becomes a stand-in token of a private copy of the
-    tokenizer, in which real control tokens are plain text.
+        def rendered(some: Sequence[Message], **more: Any) -> str:
+            return self.render(some, **variables, **more)
 
-    `specials`: the control tokens, name -> id.
-    """
+        if _MARKED.search(self.source):
+            key = secrets.token_hex(8)
+            marks = {name: f"<{key}{name}>" for name in _MARKS}
+            text = rendered(messages, add_generation_prompt=add_generation_prompt, **marks)
+            pieces = re.split("|".join(marks.values()), text)
+            if re.findall("|".join(marks.values()), text) != [*marks.values()] * (len(pieces) // 2):
+                raise self._refused("its generation marks are within each other")
+            return _joined(pieces)
+        whole = rendered(messages, add_generation_prompt=add_generation_prompt)
+        try:
+            return self._differences(messages, whole, rendered)
+        except DataError:
+            if strict:
+                raise
+            return [whole]
 
-    def __init__(self, backend: Backend, specials: Mapping[str, int]) -> None:
-        self._ids = dict(specials)
-        self._key = f"hw{secrets.token_hex(8)}"
-        names = sorted(specials, key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
-        self._backend = Backend.from_str(backend.to_str())
-        self._backend.encode_special_tokens = True
-        added = backend.get_added_tokens_decoder()
-        stand_ins = {i: f"{self._key}#{i};" for i in specials.values()}
-        self._backend.add_tokens(
-            [AddedToken(name, special=False, normalized=False, lstrip=added[i].lstrip, rstrip=added[i].rstrip)
-             for i, name in stand_ins.items()]
-        )  # fmt: skip
-        self._real = {int(self._backend.token_to_id(name) or 0): i for i, name in stand_ins.items()}
+    def _differences(
+        self, messages: Sequence[Message], whole: str, rendered: Callable[..., str]
+    ) -> list[str]:
+        pieces, at = [], 0
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = rendered(messages[:i], add_generation_prompt=True) if i else ""
+                after = rendered(messages[: i + 1], add_generation_prompt=False)
+                if not (whole.startswith(after) and after.startswith(before) and len(before) >= at):
+                    raise self._refused(
+                        f"what it writes for messages up to {i} does not begin what it writes for all "
+                        f"{len(messages)}, so that nothing says which tokens are answers"
+                    )
+                pieces += [whole[at : len(before)], whole[len(before) : len(after)]]
+                at = len(after)
+        return [*pieces, whole[at:]]
 
-    def cover(self, value: Any) -> Any:
-        """The same messages, in which no string holds a control token."""
-        if isinstance(value, str):
-            places = re.finditer(f"(?={self._controls.pattern})", value) if self._ids else ()
-            for at in sorted((m.start() for m in places), reverse=True):
-                value = f"{value[:at]}{self._key}{ord(value[at]):x};{value[at + 1 :]}"
-            return value
-        if isinstance(value, dict):
-            return {k: self.cover(v) for k, v in value.items()}
-        return [self.cover(v) for v in value] if isinstance(value, (list, tuple)) else value
+    def _refused(self, reason: str) -> DataError:
+        return DataError(
+            f"chat template {self.name!r}: {reason}; use a template with {{% generation %}} marks around answers"
+        )
 
-    def ids(self, text: str) -> list[int]:
-        """Ids of what the template made of covered messages."""
-        text = self._controls.sub(lambda m: f"{self._key}#{self._ids[m[0]]};", text)
-        text = re.sub(rf"{self._key}([0-9a-f]+);", lambda m: chr(int(m[1], 16)), text)
-        return [self._real.get(i, i) for i in self._backend.encode(text, add_special_tokens=False).ids]
+
+def _joined(pieces: Sequence[str]) -> list[str]:
+    """Answers with nothing between them are one: a template may mark an answer and what ends it apart."""
+    found = [*pieces[:2]]
+    for between, answer in zip(pieces[2:-1:2], pieces[3::2], strict=True):
+        if between:
+            found += [between, answer]
+        else:
+            found[-1] += answer
+    return [*found, *pieces[2:][-1:]]
 
 
 def check_messages(messages: Sequence[Message]) -> None:

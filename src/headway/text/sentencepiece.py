@@ -23,6 +23,7 @@ from headway.text.vocabulary import SPACE, add_controls
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
+OUTER_SPACES = r"\A +| +\z"  # what remove_extra_whitespaces takes from the ends of a text
 FIXED = {1: "<d", 5: "<f"}  # numbers of 64 and 32 bits, by wire type
 
 
@@ -174,7 +175,7 @@ def digits(score: float) -> float:
 
 def _normalizer(spec: Pieces) -> normalizers.Normalizer:
     prepare = [normalizers.Precompiled(spec.charsmap)] if spec.charsmap else []
-    around, inside = normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")
+    around, inside = normalizers.Replace(Regex(OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")
     squeeze = [around, inside] if spec.squeeze_spaces else []
     prefix = [normalizers.Prepend(SPACE)] if spec.dummy_prefix else []
     return normalizers.Sequence([*prepare, *squeeze, *prefix, normalizers.Replace(" ", SPACE)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,8 @@ from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
 from headway.text import files
-from headway.text.chat import ChatTemplate, ControlTokens, Message, check_messages
+from headway.text.chat import ChatTemplate, Message, check_messages
+from headway.text.control import ControlTokens
 from headway.text.template import Encoded, Template, fill, roles
 from headway.text.tokenizer_config import FLAGS, naming
 from headway.text.vocabulary import ROLES, Vocabulary
@@ -180,22 +182,55 @@ class Tokenizer(Vocabulary):
         """Ids of a conversation, through the tokenizer's chat template; without a string in between.
 
         Control tokens come from the template alone: `"</s>"` inside a message stays five characters. BOS is
-        what the template writes, so training and generation see the same ids.
+        what the template writes, and no token straddles the begin or the end of an answer, so training and generation
+        see the same ids.
         """
+        pieces = self.chat_pieces(
+            messages, add_generation_prompt=add_generation_prompt, strict=False, **variables
+        )
+        return [i for ids in self.encode_pieces(pieces, goes_on=add_generation_prompt) for i in ids]
+
+    def chat_pieces(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        strict: bool = True,
+        **variables: Any,
+    ) -> list[str]:
+        """What the chat template writes, cut where answers begin and end (`ChatTemplate.pieces`), for `encode_pieces`:
+        what messages have of control tokens is escaped."""
         if self.chat_template is None:
             raise DataError(
                 "this tokenizer has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json): give a prompt instead of messages, or add a template"
             )
-        for name, token in (("bos_token", self.bos), ("eos_token", self.eos)):
-            variables.setdefault(name, "" if token is None else self.token(token))
         check_messages(messages)
-        text = self.chat_template.render(
-            self._shield.cover(list(messages)), add_generation_prompt=add_generation_prompt, **variables
+        names = {"bos_token": self.bos, "eos_token": self.eos}
+        tokens = {name: "" if token is None else self.token(token) for name, token in names.items()}
+        return self.chat_template.pieces(
+            self._shield.cover(list(messages)),
+            add_generation_prompt=add_generation_prompt,
+            strict=strict,
+            **{**tokens, **self._shield.cover(variables)},
         )
-        ids = self._shield.ids(text)
-        self._warn_two_bos(ids)
-        return ids
+
+    def encode_pieces(self, pieces: Sequence[str], *, goes_on: bool = False) -> list[list[int]]:
+        """Ids of each of the pieces of a conversation; `goes_on`: text will follow behind the last."""
+        rows = self._shield.encode(pieces, goes_on=goes_on)
+        self._warn_two_bos([i for ids in rows[:2] for i in ids])
+        return rows
+
+    def escape(self, text: str) -> str:
+        """A piece that is text alone, whatever control tokens it seems to hold."""
+        return str(self._shield.cover(text))
+
+    def with_chat_template(self, given: str | Path) -> Tokenizer:
+        """The same tokenizer with another chat template: the name of one that is built in (alpaca, chatml, llama2,
+        vicuna), the Jinja text of one, or a file of it."""
+        found = copy(self)
+        found.chat_template = ChatTemplate.find(given)
+        return found
 
     def _warn_two_bos(self, ids: list[int]) -> None:
         if self.bos is not None and ids[:2] == [self.bos, self.bos]:

@@ -1,0 +1,133 @@
+"""A conversation as segments: ids, and whether they are trained.
+
+Labels are made while the conversation is rendered, never found in its text. Each piece of the rendering, an answer or
+what is between two, is encoded on its own, as generation does: the ids before an answer are those that
+`Tokenizer.render_chat` gives for the messages before it, and the last that is trained is one that generation stops at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from headway.errors import DataError
+from headway.text.chat import Message
+from headway.text.tokenizer import Tokenizer
+
+
+class Segment(NamedTuple):
+    """Ids, and whether they are said by the model that is trained. `answer`: within an answer, trained or not."""
+
+    ids: Sequence[int]
+    trained: bool
+    answer: bool = False
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A conversation.
+
+    answers      how many its template wrote
+    unmarked     messages of the assistant that its template did not mark as an answer
+    otherwise    answers that begin otherwise than the template's generation prompt ends, so that generation reads other
+                 ids before them (Qwen 3 writes an empty <think> block there)
+    """
+
+    segments: Sequence[Segment]
+    answers: int = 1
+    unmarked: int = 0
+    otherwise: int = 0
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids."""
+        return list(chain.from_iterable(s.ids for s in self.segments))
+
+    @property
+    def trained(self) -> list[bool]:
+        """Which of `ids` are trained."""
+        return [s.trained for s in self.segments for _ in s.ids]
+
+
+def chat_segments(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    stop: Collection[int],
+    train_on: Literal["all", "last"] = "all",
+    **variables: Any,
+) -> Segments:
+    """Segments of a conversation through the tokenizer's chat template.
+
+    Args:
+        stop: ids at which generation stops. An answer is trained up to the last of them; what the template writes
+            behind it (a line end) is not.
+        train_on: all answers, or the last; never those of a message with `"weight": 0`.
+        variables: what the template may ask for (tools).
+    Raises DataError when the template cannot tell answers (`ChatTemplate.pieces`), and for an answer that does not end
+    with a stop token.
+    """
+    pieces = tokenizer.chat_pieces(messages, **variables)
+    said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    answers = len(pieces) // 2
+    trained = [True] * answers
+    if any(messages[i].get("weight") == 0 for i in said):
+        if answers != len(said):
+            raise DataError(
+                f"a message has weight 0, and the chat template marks {answers} answers for {len(said)} messages of "
+                "the assistant, so that nothing says which is meant"
+            )
+        trained = [messages[i].get("weight") != 0 for i in said]
+    if train_on == "last":
+        trained = [is_trained and k == answers - 1 for k, is_trained in enumerate(trained)]
+    segments = []
+    for k, ids in enumerate(tokenizer.encode_pieces(pieces)):
+        if k % 2 and trained[k // 2]:
+            end = _end(tokenizer, ids, stop)
+            segments += [Segment(ids[:end], True, True), Segment(ids[end:], False, True)]
+        else:
+            segments.append(Segment(ids, False, bool(k % 2)))
+    otherwise = 0
+    if answers == len(said):
+        otherwise = sum(
+            _prompt(tokenizer, messages[:i], variables) != pieces[: 2 * k + 1] for k, i in enumerate(said)
+        )
+    return Segments([s for s in segments if s.ids], answers, max(0, len(said) - answers), otherwise)
+
+
+def completion_segments(
+    tokenizer: Tokenizer, prompt: str, completion: str, stop: Collection[int]
+) -> Segments:
+    """Segments of a text and how it goes on, without a template: BOS if the tokenizer begins texts so, EOS at the end.
+
+    Raises DataError for a tokenizer without EOS, or when it is not in `stop`."""
+    said = tokenizer.encode_pieces([tokenizer.escape(prompt), tokenizer.escape(completion)])[1]
+    ids = [*said, tokenizer.need("eos")]
+    _end(tokenizer, ids, stop)
+    return Segments([Segment(tokenizer.encode(prompt, eos=False), False), Segment(ids, True, True)])
+
+
+def _end(tokenizer: Tokenizer, ids: Sequence[int], stop: Collection[int]) -> int:
+    """Behind the last stop token of an answer, where only white space may follow."""
+    end = max((i + 1 for i, token in enumerate(ids) if token in stop), default=0)
+    rest = ids[end:]
+    if end and not tokenizer.decode(rest, special=True).strip():
+        return end
+    names = ", ".join(sorted(repr(tokenizer.token(i)) for i in stop)) or "none"
+    last = f"ends with {tokenizer.token(ids[-1])!r}" if ids else "is empty"
+    raise DataError(
+        f"an answer {last}, where generation would not stop (stop tokens: {names}); use a template that writes one of "
+        "them at the end of an answer, or name the token that it writes as stop"
+    )
+
+
+def _prompt(tokenizer: Tokenizer, messages: Sequence[Message], variables: dict[str, Any]) -> list[str] | None:
+    """What generation reads before an answer; None where the template refuses to write it."""
+    if not messages:
+        return None
+    try:
+        return tokenizer.chat_pieces(messages, add_generation_prompt=True, **variables)
+    except DataError:
+        return None

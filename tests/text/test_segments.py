@@ -1,0 +1,282 @@
+"""Conversations as segments: every answer is trained, nothing else, and generation reads the same ids before it."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from headway.errors import DataError
+from headway.text import ChatTemplate, Tokenizer
+from headway.text.chat import Message
+from headway.text.segments import Segment, chat_segments, completion_segments
+from tests.data import data_path
+from tests.text.conftest import byte_level, sentencepiece
+from tests.text.templates import SAID, conversations, found_templates, in_parts, with_controls
+from tests.text.test_chat import CHAT, LLAMA2, TURNS
+
+MARKED = re.compile(r"\{%-?\s*generation")
+OWN = {"turns": ChatTemplate(TURNS), "llama2, not marked": ChatTemplate(LLAMA2)}
+FEW = OWN | found_templates(all_of_them=False)
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte_level": byte_level,
+    "sentencepiece": sentencepiece,
+    "llama2": lambda: Tokenizer.load(data_path("tokenizers/llama2")),
+    "llama3": lambda: Tokenizer.load(data_path("tokenizers/llama3")),
+    "squeezes": lambda: Tokenizer.load(data_path("tokenizers/open_llama_3b")),  # double and outer spaces
+}
+
+
+@cache
+def prepared(
+    kind: str, all_of_them: bool
+) -> tuple[Tokenizer, dict[str, tuple[Tokenizer, bool, frozenset[int]]]]:
+    """A tokenizer that has every control token, and with each template: whether it wants parts, and its stop tokens."""
+    templates = OWN | found_templates(all_of_them=all_of_them)
+    tokenizer = with_controls(KINDS[kind](), list(templates.values()))
+    tokenizer.encode_pieces([])  # makes what all copies share
+    found = {}
+    for name, template in templates.items():
+        own = tokenizer.with_chat_template(template.source)
+        wants_parts = "sat on" not in shown(own, CHAT[:2])
+        chats = [in_parts(c) if wants_parts else c for c in (CHAT[:2], [*CHAT, CHAT[1]])]
+        stops = set()
+        for chat in chats:
+            for ids in own.encode_pieces(own.chat_pieces(chat, strict=False))[1::2]:
+                stops |= {*[i for i in ids if i in own.special_ids][-1:]}
+        found[name] = own, wants_parts, frozenset(stops)
+    return tokenizer, found
+
+
+def shown(tokenizer: Tokenizer, chat: Sequence[Message]) -> str:
+    try:
+        return tokenizer.decode(tokenizer.render_chat(chat, add_generation_prompt=False), special=True)
+    except DataError:
+        return ""
+
+
+def expected(
+    tokenizer: Tokenizer, chat: Sequence[Message], stops: frozenset[int]
+) -> tuple[str, list[str]] | None:
+    """The rendering of `transformers`, and its answers up to their last stop token: those that its own tracker of
+    generation marks finds, or differences of renderings; None where these are none."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    assert tokenizer.chat_template is not None
+    source = tokenizer.chat_template.source
+    names = {
+        "bos_token": tokenizer.token(tokenizer.need("bos")), "eos_token": tokenizer.token(tokenizer.need("eos"))
+    }  # fmt: skip
+
+    def render(some: Sequence[Message], prompt: bool = False, mask: bool = False) -> tuple[str, Any]:
+        texts, spans = render_jinja_template(
+            [list(some)],
+            chat_template=source,
+            add_generation_prompt=prompt,
+            return_assistant_tokens_mask=mask,
+            **names,
+        )
+        return texts[0], spans[0] if mask else None
+
+    if MARKED.search(source):
+        text, spans = render(chat, mask=True)
+    else:
+        text, spans = render(chat)[0], []
+        for i, message in enumerate(chat):
+            if message["role"] == "assistant":
+                before, after = render(chat[:i], prompt=True)[0], render(chat[: i + 1])[0]
+                if not (text.startswith(after) and after.startswith(before)):
+                    return None
+                spans.append((len(before), len(after)))
+    answers: list[str] = []
+    last = -1
+    for begin, end in spans:
+        if begin == last:
+            answers[-1] += text[begin:end]
+        else:
+            answers.append(text[begin:end])
+        last = end
+    ends = "|".join(re.escape(tokenizer.token(i)) for i in stops) or "(?!)"
+    return text, [re.match(rf"(?s).*(?:{ends})|", answer)[0] for answer in answers]  # type: ignore[index]
+
+
+def comparable(kind: str, tokenizer: Tokenizer, text: str) -> str:
+    """SentencePiece writes a space of its own after a control token, and has one name for two kinds of space; what it
+    takes away as a normaliser is gone from both."""
+    if kind == "squeezes":
+        text = tokenizer.decode(tokenizer.encode(text, bos=False, eos=False))
+    return text if kind in ("byte_level", "llama3") else re.sub("[ \u2581]", "", text)
+
+
+def check(kind: str, name: str, chat: list[dict[str, Any]], all_of_them: bool) -> None:
+    tokenizer, wants_parts, stops = prepared(kind, all_of_them)[1][name]
+    chat = in_parts(chat) if wants_parts else chat
+    try:
+        reference = expected(tokenizer, chat, stops)
+    except Exception as error:  # jinja's own, and the template's
+        assume("raise_exception" not in str(error))
+        return
+    same = partial(comparable, kind, tokenizer)
+    try:
+        found = chat_segments(tokenizer, chat, stop=stops)
+    except DataError:
+        if reference is not None and all(reference[1]):
+            raise
+        return
+    assert reference is not None
+    text, answers = reference
+    ids, trained = found.ids, found.trained
+    assert same(tokenizer.decode(ids, special=True)) == same(text)
+    runs = [
+        [i for i, _ in run]
+        for is_trained, run in groupby(zip(ids, trained, strict=True), lambda x: x[1])
+        if is_trained
+    ]
+    assert [same(tokenizer.decode(run, special=True)) for run in runs] == [same(answer) for answer in answers]
+    assert all(run[-1] in stops for run in runs)
+    if found.otherwise or found.unmarked or len(answers) != sum(m["role"] == "assistant" for m in chat):
+        assert MARKED.search(str(tokenizer.chat_template and tokenizer.chat_template.source))
+        return
+    begins = [i for i, is_trained in enumerate(trained) if is_trained and not (i and trained[i - 1])]
+    said = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    for begin, i in zip(begins, said, strict=True):
+        assert tokenizer.render_chat(chat[:i]) == ids[:begin]
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+@pytest.mark.parametrize("name", FEW)
+@settings(max_examples=40)
+@given(chat=conversations())
+def test_answers_are_trained_and_nothing_else(kind: str, name: str, chat: list[dict[str, Any]]) -> None:
+    """Decoding the trained ids gives the answers with their stop token, all ids the rendering; the ids up to an answer
+    are those that generation reads; and what messages say of control tokens and templates is text."""
+    check(kind, name, chat, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_thousand_conversations_over_all_templates(kind: str) -> None:
+    @settings(max_examples=2000)
+    @given(st.sampled_from([*prepared(kind, True)[1]]), conversations())
+    def law(name: str, chat: list[dict[str, Any]]) -> None:
+        check(kind, name, chat, True)
+
+    law()
+
+
+HI = {"role": "user", "content": "the cat"}
+YO = {"role": "assistant", "content": "sat on"}
+MARKED_TURNS = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{{ eos_token }}\n{% endgeneration %}{% else %}<|user|>{{ m.content }}<|reply|>{% endif %}{% endfor %}"
+)
+
+
+def segments_of(
+    template: str, chat: Sequence[Message], stop: int = 1, **options: Any
+) -> list[tuple[str, bool]]:
+    tokenizer = byte_level().with_chat_template(template)
+    found = chat_segments(tokenizer, chat, stop={stop}, **options)
+    return [(tokenizer.decode(s.ids, special=True), s.trained) for s in found.segments]
+
+
+def test_what_is_trained() -> None:
+    """Up to the stop token, and of the messages that are meant."""
+    chat = [HI, YO, HI, YO]
+    before, said, after = ("<|begin|><|user|>the cat<|reply|>", False), "sat on<|end|>", ("\n", False)
+    again = ("<|user|>the cat<|reply|>", False)
+    assert segments_of(MARKED_TURNS, chat) == [before, (said, True), after, again, (said, True), after]
+    assert segments_of(MARKED_TURNS, chat, train_on="last")[1:3] == [(said + "\n", False), again]
+    weighted = [HI, {**YO, "weight": 0}, HI, {**YO, "weight": 1}]
+    assert segments_of(MARKED_TURNS, weighted) == segments_of(MARKED_TURNS, chat, train_on="last")
+    assert [t for _, t in segments_of(MARKED_TURNS, weighted[:3])] == [False] * 3
+
+
+def test_an_answer_in_several_marks_is_one() -> None:
+    apart = MARKED_TURNS.replace("{{ eos_token }}", "{% endgeneration %}{% generation %}{{ eos_token }}")
+    assert segments_of(apart, [HI, YO]) == segments_of(MARKED_TURNS, [HI, YO])
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "error"),
+    [
+        (MARKED_TURNS.replace("{{ eos_token }}", "."), [HI, YO],
+         r"an answer ends with 'Ċ', where generation would not stop \(stop tokens: '<\|end\|>'\); use a template that "
+         "writes one of them .*, or name the token"),
+        (MARKED_TURNS.replace("\n", "x"), [HI, YO], "an answer ends with 'x', where generation would not stop"),
+        (MARKED_TURNS.replace("{{ m.content }}{{ eos_token }}\n", ""), [HI, YO], "an answer is empty, where"),
+        ("{% generation %}{% generation %}{% endgeneration %}{% endgeneration %}", [HI], "marks are within each other"),
+        ("{{ messages | length }}{{ messages[-1].content }}{{ eos_token }}", [HI, YO],
+         r"chat template '\{\{ messages \| length \}\}.*': what it writes for messages up to 1 does not begin what it "
+         r"writes for all 2, so that nothing says which tokens are answers; use a template with \{% generation %\}"),
+        (MARKED_TURNS, [{**YO, "weight": 0}, YO], "a message has weight 0, and the chat template marks 1 answers for"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused(template: str, chat: Sequence[Message], error: str) -> None:
+    with pytest.raises(DataError, match=error):
+        segments_of(template, chat)
+
+
+def test_answers_that_generation_would_begin_otherwise_are_counted() -> None:
+    """Qwen 3 begins with a block that its generation prompt does not have, and marks what it says itself only."""
+    thinks = MARKED_TURNS.replace("{% generation %}", "<think></think>{% generation %}")
+    tokenizer = byte_level().with_chat_template(thinks)
+    found = chat_segments(tokenizer, [HI, YO, HI, YO], stop={1})
+    assert (found.answers, found.otherwise, found.unmarked) == (2, 2, 0)
+    last = MARKED_TURNS.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
+    found = chat_segments(tokenizer.with_chat_template(last), [HI, YO, HI, YO], stop={1})
+    assert (found.answers, found.otherwise, found.unmarked) == (1, 0, 1)
+
+
+@given(st.tuples(SAID, SAID))
+def test_a_completion_goes_on_with_its_prompt(texts: tuple[str, str]) -> None:
+    """As one text, as far as tokens do not straddle the border: the prompt's ids are those that are generated from."""
+    for kind in ("byte_level", "sentencepiece"):
+        tokenizer = KINDS[kind]()
+        found = completion_segments(tokenizer, *texts, stop={tokenizer.need("eos")})
+        said = Segment([*found.segments[-1].ids], True, True)
+        assert [s for s in found.segments if s.trained] == [said]
+        assert found.ids == [*tokenizer.encode(texts[0], eos=False), *said.ids]
+        assert tokenizer.decode(found.ids) == tokenizer.decode(tokenizer.encode("".join(texts)))
+    with pytest.raises(DataError, match=r"stop tokens: none"):
+        completion_segments(tokenizer, *texts, stop=())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["byte_level", "llama3"])
+def test_masks_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """The ids, and which are trained, over all templates with marks; what follows the stop token is not."""
+    from transformers import AutoTokenizer
+
+    straddling = compared = 0
+    chat = [HI, YO, {**HI, "content": "and the dog? 猫"}, {**YO, "content": "the\n dog 🙂 sat"}]
+    tokenizer, found = prepared(kind, True)
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for own, wants_parts, stops in found.values():
+        assert own.chat_template is not None
+        if not (MARKED.search(own.chat_template.source) and stops):
+            continue
+        messages = in_parts(chat) if wants_parts else chat
+        expected = theirs.apply_chat_template(
+            messages,
+            chat_template=own.chat_template.source,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+        ours = chat_segments(own, messages, stop=stops)
+        if ours.ids != expected["input_ids"]:
+            straddling += 1
+            assert own.decode(ours.ids, special=True) == own.decode(expected["input_ids"], special=True)
+            continue
+        compared += 1
+        masked = [(s.answer, s.trained) for s in ours.segments for _ in s.ids]
+        assert [answer for answer, _ in masked] == [bool(x) for x in expected["assistant_masks"]]
+        assert all(answer for answer, is_trained in masked if is_trained)
+    assert compared >= 25
+    assert straddling <= 3

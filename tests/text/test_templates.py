@@ -1,0 +1,85 @@
+"""The chat templates that are built in write what their models were trained on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from headway.data.record_kinds import Chat
+from headway.data.records import read_records
+from headway.errors import DataError
+from headway.text.chat import BUILT_IN
+from tests.data import data_path
+from tests.text.conftest import byte_level
+from tests.text.templates import in_parts
+from tests.text.test_chat import CHAT
+
+STANFORD = {  # stanford_alpaca, train.py
+    "prompt_input": (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+    ),
+    "prompt_no_input": (
+        "Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\n{instruction}\n\n### Response:"
+    ),
+}
+
+
+@pytest.mark.parametrize("given", ["", "x\ny"])
+def test_alpaca_is_stanfords(given: str, tmp_path: Path) -> None:
+    row = {"instruction": "Say {it}.", "input": given, "output": "yes"}
+    (tmp_path / "x.json").write_text(json.dumps([row]))
+    (record,) = read_records(tmp_path / "x.json", Chat)
+    assert isinstance(record, Chat)
+    source = STANFORD["prompt_input" if given else "prompt_no_input"].format_map(row)
+    pieces = byte_level().with_chat_template("alpaca").chat_pieces(record.messages, bos_token="")
+    assert pieces == [source, "yes<|end|>", ""]
+
+
+def vicuna(turns: Sequence[Mapping[str, str]]) -> str:
+    """FastChat's conversation.py: `get_prompt` of vicuna_v1.1 (ADD_COLON_TWO)."""
+    system = (
+        "A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    )
+    roles, seps = {"human": "USER", "gpt": "ASSISTANT"}, (" ", "</s>")
+    ret = system + seps[0]
+    for i, turn in enumerate(turns):
+        role, message = roles[turn["from"]], turn["value"]
+        ret += role + ": " + message + seps[i % 2] if message else role + ":"
+    return ret
+
+
+def test_vicuna_is_fastchats() -> None:
+    """500 conversations, as training and as generation (an answer that is still empty) write them."""
+    file = data_path("conversations/dummy_conversation.json")
+    tokenizer = byte_level().with_chat_template("vicuna")
+    rows = json.loads(file.read_text())
+    for row, record in zip(rows, read_records(file, Chat), strict=True):
+        assert isinstance(record, Chat)
+        turns = row["conversations"]
+        options = {"bos_token": "", "eos_token": "</s>"}
+        assert "".join(tokenizer.chat_pieces(record.messages, **options)) == vicuna(turns)
+        prompt = tokenizer.chat_pieces(record.messages[:-1], add_generation_prompt=True, **options)
+        assert "".join(prompt) == vicuna([*turns[:-1], {"from": "gpt", "value": ""}])
+
+
+def test_templates_are_found_by_name_text_or_file(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    named = tokenizer.with_chat_template("vicuna")
+    assert tokenizer.chat_template is None
+    assert named.chat_template is not None
+    (tmp_path / "x.jinja").write_text(named.chat_template.source)
+    for given_ in (named.chat_template.source, tmp_path / "x.jinja", str(tmp_path / "x.jinja")):
+        assert tokenizer.with_chat_template(given_).render_chat(CHAT) == named.render_chat(CHAT)
+    with pytest.raises(
+        DataError, match=r'vicunna: no chat template of that name \(did you mean "vicuna"\?\), no file'
+    ):
+        tokenizer.with_chat_template("vicunna")
+    for name in BUILT_IN:
+        with pytest.raises(DataError, match=f"{name} writes text only"):
+            tokenizer.with_chat_template(name).render_chat(in_parts(CHAT))
