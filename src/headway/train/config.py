@@ -121,6 +121,9 @@ class TrainConfig(BaseModel):
         ge=1,
     )
     keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
+    report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(
+        (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio", group="Output"
+    )
 
     def contradictions(self) -> dict[str, bool]:
         """What would be wrong with values that each are right by themselves, and whether it is."""

@@ -13,13 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headway.checkpoints.storage.files import atomic_write
+from headway.train.trackers import Trackers
 
 METRICS, CURVE = "metrics.jsonl", "loss.png"
 
 
 class MetricsLog:
     """One JSON object per line, written line by line. On resume, what is later than the checkpoint is dropped,
-    so that every step is there once."""
+    so that every step is there once. `trackers`, where there are any, get each line, too."""
+
+    trackers: Trackers | None = None
 
     def __init__(self, path: Path, after: int | None = None) -> None:
         self.path = path
@@ -32,6 +35,8 @@ class MetricsLog:
         """Append one line; numbers that are not finite become null."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
+        if self.trackers is not None:
+            self.trackers.write(record)
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -35,6 +35,7 @@ from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precisi
 from headway.train.tasks import find_task, text_task_of
 from headway.train.tasks.base import StepStats, Task
 from headway.train.text_config import TextConfig
+from headway.train.trackers import Trackers, check_trackers
 from headway.train.trainer import Progress, Trainer
 
 
@@ -60,6 +61,7 @@ def train(
         is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
     """
     config = with_task(config)
+    check_trackers(config)
     out, precision = Path(config.out), choose_precision(config.dtype)
     dtype = DTYPES[precision.what]
     with locked(out) as remark, seeded(config.seed, config.threads):
@@ -72,7 +74,9 @@ def train(
             for note in (*([] if remark is None else [remark]), *task.remarks):
                 reporter.note(note)
             reporter.note(f"{precision.what}: {precision.why}")
-            return Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter).go()
+            run = Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter)
+            with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
+                return run.go()
 
 
 class Run:
