@@ -10,7 +10,7 @@ import torch
 
 from headway.data import Rows
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build
+from headway.models import ModelSpec, build, cost
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
@@ -140,7 +140,7 @@ def test_how_many_workers_and_why() -> None:
         asked: int | None = None, micro: int = 8, dropout: float = 0.0, hidden: int = 128
     ) -> tuple[str, str]:
         big = ModelSpec.of_depth(2, 100, hidden=hidden, attention_dropout=dropout)
-        found = choose_workers(config(asked, micro), big, torch.float32)
+        found = choose_workers(config(asked, micro), big, 4 * cost.parameter_count(big))
         return found.what, found.why
 
     def config(asked: int | None, micro: int) -> TextConfig:
@@ -157,6 +157,6 @@ def test_how_many_workers_and_why() -> None:
     for kind in ("dropout", "activation_dropout"):
         dropping = ModelSpec.of_depth(2, 100, **{kind: 0.1})
         with pytest.raises(ConfigError, match=f"workers=2 with {kind.replace('_', ' ')} 0.1"):
-            choose_workers(config(2, 8), dropping, torch.float32)
+            choose_workers(config(2, 8), dropping, 0)
     assert chosen(hidden=10**6)[0] == "1"
     assert "gradients of 4 workers would take" in chosen(hidden=10**6)[1]

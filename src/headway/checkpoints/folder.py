@@ -123,6 +123,11 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
             f"{path} is {what}: a model is a folder with config.json and model.safetensors "
             "(`headway convert` makes one of llama2.c's, Meta's and torchtune's files)"
         )
+    if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{path} is an adapter, and a model is needed here: put it into the weights of its model by "
+            f"`headway surgery merge MODEL OUT --adapter {path}`"
+        )
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: it is not a model folder")
     config = read_json(folder / "config.json")

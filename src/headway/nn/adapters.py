@@ -41,11 +41,12 @@ class Adapter:
 
         `targets` are the last parts of names of layers ("q_proj", ...), all linear layers of the blocks unless given.
         Raises ConfigError for one that is not there."""
-        generator, tensors = torch.Generator().manual_seed(seed), {}
+        generator, tensors = torch.Generator("cpu").manual_seed(seed), {}
         found = target_layers(model, targets)
         for name, layer in found.items():
             w, bound = layer.matrix, layer.in_features**-0.5
-            a = torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+            a = torch.empty(lora.rank, layer.in_features, device="cpu")
+            a.uniform_(-bound, bound, generator=generator)
             wide = torch.promote_types(w.dtype, torch.float32)
             tensors[f"{name}.lora_A.weight"] = a.to(w.device, wide)
             tensors[f"{name}.lora_B.weight"] = w.new_zeros(layer.out_features, lora.rank, dtype=wide)

@@ -89,6 +89,12 @@ class Nf4:
         return flat.view(self.shape).to(dtype)
 
 
+def nf4_bytes(numbers: int) -> int:
+    """Bytes of a matrix of so many numbers: codes, a scale for each 64, a largest for each 256 of them, an offset."""
+    scales = -(-numbers // BLOCK)
+    return -(-numbers // 2) + scales + 4 * -(-scales // SCALES) + 4
+
+
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """(x / the largest |x| of its block [blocks, size], those largest): the last block is filled up with zeros."""
     blocks = F.pad(x, (0, -len(x) % size)).view(-1, size)

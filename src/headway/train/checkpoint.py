@@ -5,6 +5,7 @@
     final/           the trained model
     checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
       optimizer.safetensors   moments of every parameter, and torch's random state
+  adapter.safetensors     what is trained of a frozen model, instead of config and weights
       training.json           progress, settings, and what the data was
 
 A checkpoint is written as one: it is there as a whole or not at all.
@@ -20,15 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder, save_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
-from headway.checkpoints.storage.files import current_folder, json_text, write_file
+from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import copy_into
 from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
+from headway.train.adapters import restore_adapter, trained_adapter
 from headway.train.config import TrainConfig, extra
 from headway.train.config_io import upgraded_settings
 from headway.train.metrics import METRICS
@@ -39,6 +42,7 @@ from headway.train.trainer import Progress
 
 FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
+ADAPTER = "adapter.safetensors"
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
 
@@ -64,6 +68,7 @@ class State:
             "config": self.config.model_dump(mode="json"),
             "data": dict(self.task.data),
             "machine": self.machine,
+            **({} if self.task.base is None else {"base": self.task.base.fingerprint}),
         }
 
         def add_state(folder: Path) -> None:
@@ -71,6 +76,12 @@ class State:
             write_safetensors(folder / OPTIMIZER, tensors)
             write_file(folder / STATE, json_text(record))
 
+        if self.task.base is not None:
+            with atomic_folder(path) as folder:
+                write_safetensors(folder / ADAPTER, trained_adapter(self.task.model).tensors)
+                self.task.tokenizer.save(folder)
+                add_state(folder)
+            return
         save_folder(
             path,
             self.task.model,
@@ -96,16 +107,7 @@ class State:
         for name, now in self.machine.items():
             if (then := record["machine"].get(name)) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
-        folder, own = load_folder(path), self.task.model.state_dict()
-        # The folder has its patterns in their shortest form, the settings need not.
-        same = config_from_spec(folder.spec) == config_from_spec(self.task.model.spec)
-        if not same or own.keys() != folder.tensors.keys():
-            raise CheckpointError(
-                f"{path} holds another model than the settings make; resume with its own settings"
-            )
-        with torch.no_grad():
-            for name, value in own.items():
-                copy_into(folder.tensors, name, value)
+        self._load_weights(path, record.get("base"))
         tensors = optimizer_tensors(path / OPTIMIZER)
         if RNG not in tensors:
             raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
@@ -123,6 +125,29 @@ class State:
         tensors.pop(RNG, None)
         return self.optimizer.take_state_tensors(tensors)
 
+    def _load_weights(self, path: Path, base: str | None) -> None:
+        """Of the model, or of the adapter that was trained beside the model with the fingerprint `base`."""
+        model = self.task.model
+        if self.task.base is not None:
+            if base != self.task.base.fingerprint:
+                raise ConfigError(
+                    f"cannot go on from {path}: its adapter was trained beside another model than the one that is in "
+                    f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
+                    "the model of the run"
+                )
+            restore_adapter(model, open_tensors(path / ADAPTER), path)
+            return
+        folder, own = load_folder(path), model.state_dict()
+        # The folder has its patterns in their shortest form, the settings need not.
+        same = config_from_spec(folder.spec) == config_from_spec(model.spec)
+        if not same or own.keys() != folder.tensors.keys():
+            raise CheckpointError(
+                f"{path} holds another model than the settings make; resume with its own settings"
+            )
+        with torch.no_grad():
+            for name, value in own.items():
+                copy_into(folder.tensors, name, value)
+
 
 def optimizer_tensors(file: Path) -> dict[str, Tensor]:
     """The content of an `OPTIMIZER` file, under the parameters' names of today."""
@@ -133,6 +158,15 @@ def _current_name(name: str) -> str:
     """PARAMETER/FIELD of any format with the parameter's name of today."""
     parameter, slash, field = name.rpartition("/")
     return parameter_name(parameter) + slash + field
+
+
+def save_final(path: Path, task: Task[Any]) -> None:
+    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it."""
+    how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
+    if task.base is None:
+        save_folder(path, task.model, **how)
+        return
+    save_adapter(path, trained_adapter(task.model), task.model.spec, base=task.base.folder, **how)
 
 
 def read_record(path: Path) -> dict[str, Any]:

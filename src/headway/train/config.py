@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
 
-GROUPS = ("Task", "Data", "Model", "Batch", "Length", "Optimizer", "Machine", "Output")
+GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
     "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, classify, tag, answer, "
     "embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
@@ -40,6 +40,12 @@ ELSEWHERE = {
     "eval_every": ("eval_steps",),
     "save_every": ("save_steps",),
     "keep_last": ("save_total_limit",),
+    "adapter": ("peft_type", "use_lora", "use_peft"),
+    "rank": ("r", "lora_r", "lora_rank"),
+    "alpha": ("lora_alpha",),
+    "adapter_targets": ("target_modules", "lora_target_modules"),
+    "adapter_dropout": ("lora_dropout",),
+    "base": ("load_in_4bit", "quantization"),
     "depth": ("num_layers", "n_layer"),
     "dtype": ("bf16",),
     "vocab": ("vocab_size",),

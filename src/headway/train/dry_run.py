@@ -12,7 +12,9 @@ from headway.data import TokenFile
 from headway.errors import ConfigError, DataError
 from headway.hardware import memory_available
 from headway.models import ModelSpec, blank, cost
+from headway.nn import Adapter, attach
 from headway.report import size, table
+from headway.train.adapters import lora_of, trained_parameters
 from headway.train.config import TrainConfig
 from headway.train.inputs import TOKENS, given_tokenizer, model_spec
 from headway.train.microbatch_pool import DTYPES, choose_precision, choose_workers
@@ -85,11 +87,15 @@ def describe_run(config: TrainConfig) -> DryRun:
     task = text_tasks()[config.task or text_task_of(spec)]
     task.check(config, spec)
     with torch.device("meta"):
-        groups = parameter_groups(blank(spec))
+        model = blank(spec)
+        if (lora := lora_of(config)) is not None:
+            attach(model, Adapter.fresh(model, lora, config.adapter_targets))
+        groups = parameter_groups(model)
     rows = -(-tokens // config.context)
     if exact and tokenizer is not None:
         rows = len(task.rows(TokenFile(config.data), config, tokenizer, spec))
-    workers = choose_workers(config, spec, dtype)
+    trained = trained_parameters(config, spec)
+    workers = choose_workers(config, spec, trained * dtype.itemsize)
     plan = Plan.of(config, max(1, rows), int(workers.what))
     names = {"matrices (decay)": groups.matrices, "embeddings": groups.embeddings, "vectors": groups.vectors}
     return DryRun(
@@ -125,11 +131,13 @@ def _memory(
     config: TextConfig, spec: ModelSpec, dtype: torch.dtype, rows: int, workers: int
 ) -> dict[str, int]:
     """Bytes by cause, with `workers` passes of `rows` rows side by side (`cost.activation_bytes`)."""
-    n, low = cost.parameter_count(spec), dtype.itemsize
+    n, low = trained_parameters(config, spec), dtype.itemsize
+    frozen = 0 if config.adapter is None else cost.frozen_bytes(spec, dtype, nf4=config.base is not None)
     activations = cost.activation_bytes(
         spec, config.context, rows, dtype, gradient_checkpointing=config.gradient_checkpointing
     )
     return {
+        **({"frozen weights": frozen} if frozen else {}),
         "weights (fp32)": 4 * n,
         "weights that compute": n * low if dtype != torch.float32 else 0,
         "gradients of passes": workers * n * low,

@@ -18,6 +18,7 @@ from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Pattern, parse
 from headway.positions import Learned
 from headway.text import Tokenizer, train_bpe, train_characters, train_words
+from headway.train.microbatch_pool import DTYPES, choose_precision
 from headway.train.rows_config import RowsConfig
 from headway.train.text_config import TextConfig
 
@@ -228,9 +229,11 @@ def _layer_patterns(text: str) -> list[Pattern]:
 
 
 def first_model(config: RowsConfig, vocab: int) -> Decoder | Encoder:
-    """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`."""
+    """The fp32 model that a run begins with: a folder's weights, or fresh ones from `seed`. One that an adapter is
+    trained beside is in the number format of the products."""
     if config.model is not None and Path(config.model).is_dir():
-        model = build_model(load_folder(config.model), dtype=torch.float32, backend=config.backend).train()
+        dtype = torch.float32 if config.adapter is None else DTYPES[choose_precision(config.dtype).what]
+        model = build_model(load_folder(config.model), dtype=dtype, backend=config.backend).train()
     else:
         model = build(make_spec(config, vocab), dtype=torch.float32, seed=config.seed, backend=config.backend)
     assert isinstance(model, (Decoder, Encoder)), "a task that trains on text has checked the spec"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
-from headway.models import ModelSpec, cost
+from headway.models import ModelSpec
 from headway.train.rows_config import RowsConfig
 
 GRADIENT_BYTES = 1 << 30
@@ -57,16 +57,17 @@ class MicrobatchPool:
             torch.set_num_threads(self._before)
 
 
-def choose_workers(config: RowsConfig, spec: ModelSpec, dtype: torch.dtype) -> Choice:
-    """How many micro batches of a step run side by side; `what` is the number. `dtype` computes.
+def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice:
+    """How many micro batches of a step run side by side; `what` is the number. `gradient` is the bytes of one.
 
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
     asked, threads = config.workers, config.threads or torch.get_num_threads()
     micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
-    kinds = ("attention_dropout", "dropout", "activation_dropout")
-    which = next((f"{kind.replace('_', ' ')} {p}" for kind in kinds if (p := getattr(spec, kind))), None)
+    kinds = {kind: getattr(spec, kind) for kind in ("attention_dropout", "dropout", "activation_dropout")}
+    kinds["adapter_dropout"] = config.adapter_dropout
+    which = next((f"{kind.replace('_', ' ')} {p}" for kind, p in kinds.items() if p), None)
     if which is not None:
         if asked is not None and asked > 1:
             raise ConfigError(
@@ -76,7 +77,7 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, dtype: torch.dtype) -> C
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if asked is not None:
         return Choice(str(min(asked, micro_batches)), "asked for")
-    held = threads * cost.parameter_count(spec) * dtype.itemsize
+    held = threads * gradient
     if threads > 1 and held > GRADIENT_BYTES:
         return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")
     return Choice(str(min(threads, micro_batches)), "micro batches side by side, one CPU thread each")
@@ -106,23 +107,23 @@ def choose_precision(asked: str) -> Choice:
 class MasterWeights(Generic[M]):
     """fp32 weights that are trained, and the modules that compute with them.
 
-    In fp32 the module that computes is the trained one; in bf16 it is a copy. A copy rather than autocast: under
-    autocast every activation is cast on its way into every product and the residual stream stays fp32, which costs
-    more time than the products of a small model.
+    In fp32 the module that computes is the trained one; in bf16 it is a copy, which shares what is frozen. A copy
+    rather than autocast: under autocast every activation is cast on its way into every product and the residual stream
+    stays fp32, which costs more time than the products of a small model.
 
     `replicas` share the weights that compute and have gradients of their own, so that as many micro batches can run
     their `.backward()` at the same time. `collect` adds what they hold to the fp32 gradients, in the order of the
     replicas, so that the sum does not depend on which was done first.
 
     Args:
-        master: the module that is trained.
+        master: the module that is trained. What of it is frozen should be in `dtype`: it then is there once.
         dtype: of the weights that compute.
         replicas: micro batches that run at the same time.
     """
 
     def __init__(self, master: M, dtype: torch.dtype, replicas: int = 1) -> None:
         self.master = master
-        self.compute: M = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+        self.compute: M = master if dtype == torch.float32 else _cast(master, dtype)
         self.replicas = [self.compute, *(_sharing(self.compute) for _ in range(replicas - 1))]
 
     def collect(self) -> None:
@@ -140,7 +141,18 @@ class MasterWeights(Generic[M]):
         """After an optimizer step: the weights that compute take the new values."""
         if self.compute is not self.master:
             for own, copied in zip(self.master.parameters(), self.compute.parameters(), strict=True):
-                copied.copy_(own)
+                if own.requires_grad:
+                    copied.copy_(own)
+
+
+def _cast(module: M, dtype: torch.dtype) -> M:
+    """A copy of a module in `dtype`, of which frozen parameters that are in it already are the same memory, and whole
+    numbers, too."""
+    memo: dict[int, Tensor] = {id(b): b for b in module.buffers() if not b.is_floating_point()}
+    for p in module.parameters():
+        if not p.requires_grad:
+            memo[id(p)] = nn.Parameter(p.detach(), requires_grad=False)
+    return copy.deepcopy(module, memo).to(dtype)
 
 
 def _sharing(module: M) -> M:

@@ -12,6 +12,7 @@ FROM_SCRATCH = (
     *("family", "depth", "width", "heads", "kv_heads", "hidden"),
     *("patterns", "linear", "dropout", "tied"),
 )
+ADAPTER = ("rank", "alpha", "adapter_targets", "adapter_dropout", "base")
 
 
 class RowsConfig(TrainConfig):
@@ -95,6 +96,35 @@ class RowsConfig(TrainConfig):
     tied: bool | None = setting(
         None, "one matrix for embedding and output [default: yes for a home-made model]", group="Model"
     )
+    adapter: Literal["lora", "rslora", "dora"] | None = setting(
+        None,
+        "train an adapter beside the model's weights, which stay as they are: lora, rslora (scale alpha / sqrt(rank)), "
+        "dora (with a magnitude for each row) [default: train the model itself]",
+        group="Adapter",
+    )
+    rank: int | None = setting(None, "rank of the adapter [default: 16]", group="Adapter", ge=1)
+    alpha: float | None = setting(
+        None, "the adapter's scale is alpha / rank [default: 32]", group="Adapter", gt=0
+    )
+    adapter_targets: tuple[str, ...] = setting(
+        (),
+        "linear layers that are adapted, by the last part of their names: q_proj, v_proj, ... [default: all of the "
+        "blocks]",
+        group="Adapter",
+    )
+    adapter_dropout: float | None = setting(
+        None,
+        "share of the adapter's inputs that is dropped in training [default: 0]",
+        group="Adapter",
+        ge=0.0,
+        lt=1.0,
+    )
+    base: Literal["nf4"] | None = setting(
+        None,
+        "nf4: the linear layers of the blocks are kept in 4 bits (QLoRA) [default: in the number format of the "
+        "products]",
+        group="Adapter",
+    )
     context: int = setting(512, "length of a training row", group="Batch", unit="tokens", ge=2)
     micro_batch: int | None = setting(
         None,
@@ -167,6 +197,7 @@ class RowsConfig(TrainConfig):
         """See `TrainConfig`."""
         lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
         shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
+        of_adapter = [name for name in ADAPTER if getattr(self, name)]
         return {
             f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
             f"micro_batch {self.micro_batch} is more than the {self.rows_per_step} rows of a step": (
@@ -174,6 +205,12 @@ class RowsConfig(TrainConfig):
             ),
             f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model": (
                 self.model is not None and bool(shaped)
+            ),
+            f"{' and '.join(of_adapter)}: of an adapter, which was not asked for; add adapter=lora, or leave out": (
+                self.adapter is None and bool(of_adapter)
+            ),
+            "an adapter is trained beside a model that is there; give its folder (model=FOLDER)": (
+                self.adapter is not None and self.model is None
             ),
             "vocab is the size of a tokenizer to be trained, but tokenizer is given too; give one of them": (
                 self.tokenizer is not None and self.vocab is not None

@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints.folder import save_folder
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_write
 from headway.errors import ConfigError
 from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
-from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, where_to_begin
+from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, save_final, where_to_begin
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.evaluation import Evaluation
@@ -224,7 +223,7 @@ class Run:
         """Save the trained model and draw the curve. `record` is the last step's, empty where none was left to do."""
         task, progress, validation = self.task, self.state.progress, self.validation
         model, metrics, curve = (self.out / name for name in (FINAL, METRICS, CURVE))
-        save_folder(model, task.model, tokenizer=task.tokenizer, generation=task.generation, overwrite=True)
+        save_final(model, task)
         if validation is not None and validation.bits_per_byte is not None:
             self.log.write({"val_bits_per_byte": validation.bits_per_byte})
         parameters = cost.parameter_count(task.model.spec)

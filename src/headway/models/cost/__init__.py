@@ -1,6 +1,7 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
 from headway.models.cost.activations import activation_bytes, training_bytes
+from headway.models.cost.adapters import adapter_parameters, frozen_bytes, trained_bytes
 from headway.models.cost.operations import (
     attention_pairs,
     cache_slots,
@@ -31,9 +32,11 @@ __all__ = [
     "Machine",
     "Report",
     "activation_bytes",
+    "adapter_parameters",
     "attention_pairs",
     "cache_slots",
     "decode_flops",
+    "frozen_bytes",
     "head_flops",
     "kv_bytes_per_token",
     "kv_bytes_read",
@@ -48,6 +51,7 @@ __all__ = [
     "reach",
     "receptive_field",
     "train_flops",
+    "trained_bytes",
     "training_bytes",
     "weight_bytes",
     "weight_bytes_read",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headway.nn import IGNORE_INDEX
 from headway.text import Tokenizer
+from headway.train.adapters import Base
 from headway.train.callbacks import Callback
 from headway.train.config import TrainConfig
 from headway.train.evaluation import Evaluation
@@ -108,6 +109,7 @@ class Task(Objective[M]):
         steps: length of the run; None where the clock decides.
         remarks: what is said when the run begins, of data that was not taken as it is, say.
         unit: what the loss is a mean over.
+        base: the frozen model beside which an adapter is trained; None where the model itself is.
         workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
     """
 
@@ -120,6 +122,7 @@ class Task(Objective[M]):
     generation: Mapping[str, Any] | None = None
     remarks: Sequence[str] = ()
     unit: str = "token"
+    base: Base | None = None
     workers: int = 1
     micro_batch: int | None = None
 

@@ -14,6 +14,7 @@ from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
 from headway.text import Tokenizer
+from headway.train.adapters import adapt, check_base, trained_parameters
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.rows_config import RowsConfig
@@ -107,6 +108,7 @@ class RowsTask(Task[Decoder | Encoder]):
             raise ConfigError(
                 f"task {config.task} was asked for, but {reason}; leave task out, or choose another family or model"
             )
+        check_base(config)
         limit = spec.context_limit
         if limit is not None and config.context > limit:
             raise ConfigError(
@@ -119,12 +121,15 @@ class RowsTask(Task[Decoder | Encoder]):
     def begin(
         self, model: Decoder | Encoder, tokenizer: Tokenizer, rows: RowSource, dtype: torch.dtype
     ) -> None:
-        """Plan the steps of `model` over `rows`. Raises DataError for a tokenizer with ids that the model lacks."""
+        """Plan the steps of `model` over `rows`, with an adapter where the settings ask for one. Raises DataError for a
+        tokenizer with ids that the model lacks."""
         config = self.config
         tokenizer.require_fits(model.spec.vocab)
         model.gradient_checkpointing = config.gradient_checkpointing
+        self.base = adapt(model, config, dtype)
         self.model, self.tokenizer, self.train_rows = model, tokenizer, rows
-        self.workers = int(choose_workers(config, model.spec, dtype).what)
+        gradient = trained_parameters(config, model.spec) * dtype.itemsize
+        self.workers = int(choose_workers(config, model.spec, gradient).what)
         self.plan = Plan.of(config, len(rows), self.workers)
         self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
         self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)

@@ -1,0 +1,227 @@
+"""Training beside a frozen model: what is trained, kept and held, and where a run goes on."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import headway
+from headway.checkpoints import load_folder, save_folder
+from headway.checkpoints.adapters import fingerprint
+from headway.checkpoints.storage.safetensors import write_safetensors
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec, build, cost
+from headway.nn import Lora, Nf4Linear, adapted, named_adapter_parameters
+from headway.text import train_bpe
+from headway.train import TextConfig, train
+from headway.train.adapters import adapt
+from headway.train.checkpoint import checkpoints
+from headway.train.dry_run import describe_run
+from headway.train.metrics import read_metrics
+from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
+from headway.train.tasks.causal_lm import CausalLM
+from tests.train.conftest import documents
+from tests.train.test_resume import in_a_child, killed_at_micro_batch
+
+Make = Callable[..., TextConfig]
+SIZE: dict[str, Any] = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "kv_heads": 1,
+    "hidden": 24,
+    "trained_context": 24,
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    tokenizer = train_bpe(documents(0, 60), 300)
+    spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **SIZE, init_std=0.2)
+    save_folder(tmp_path / "base", build(spec, seed=0).eval(), tokenizer=tokenizer)
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def beside(base: Path, corpus: Path, tmp_path: Path) -> Make:
+    """Settings of a run beside `base`."""
+
+    def make(**changes: Any) -> TextConfig:
+        usual: dict[str, Any] = {
+            "data": str(corpus), "model": str(base), "adapter": "lora", "rank": 4, "context": 24,
+            "batch_tokens": 24 * 8, "micro_batch": 3, "steps": 6, "dtype": "fp32", "lr": 0.02,
+            "out": str(tmp_path / "run"),
+        }  # fmt: skip
+        return TextConfig.of(usual | changes)
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("lora", "fp32"), ("rslora", "bf16"), ("dora", "bf16")])
+def test_a_run_learns_and_leaves_an_adapter_and_the_model_as_it_was(
+    kind: str, dtype: str, beside: Make, base: Path
+) -> None:
+    before = fingerprint(load_folder(base).tensors)
+    config = beside(adapter=kind, dtype=dtype, steps=12)
+    result = train(config, quiet=True)
+    losses = [record["loss"] for record in read_metrics(result.metrics)]
+    assert losses[-1] < losses[0] - 0.1
+    assert fingerprint(load_folder(base).tensors) == before
+    assert {p.name for p in result.model.iterdir()} >= {
+        *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
+    }
+    settings = json.loads((result.model / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(base)
+    assert (settings["use_rslora"], settings["use_dora"]) == (kind == "rslora", kind == "dora")
+    stored = load_file(result.model / "adapter_model.safetensors")
+    assert {value.dtype for value in stored.values()} == {torch.float32}
+    lm = headway.load(result.model)
+    assert lm.tokenizer is not None
+    assert lm.generate("one two", max_new_tokens=3).ids
+    kept = checkpoints(Path(config.out))[-1]
+    assert sorted(p.name for p in kept.glob("*.safetensors")) == [
+        "adapter.safetensors",
+        "optimizer.safetensors",
+    ]
+    numbers = sum(value.numel() for value in load_file(kept / "adapter.safetensors").values())
+    lora = Lora(rank=4, magnitude=kind == "dora")
+    assert numbers == cost.adapter_parameters(load_folder(base).spec, lora)
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bf16"}, {"dtype": "bf16", "base": "nf4", "adapter": "dora"}])
+def test_killed_and_resumed_ends_with_the_same_bits(
+    how: dict[str, Any], beside: Make, tmp_path: Path
+) -> None:
+    """Inside the third step, after the checkpoint of the second."""
+    reference = str(tmp_path / "reference")
+    train(beside(out=reference, **how), quiet=True)
+    config = beside(save_every=2, **how)
+    assert in_a_child(killed_at_micro_batch(config, 8)) == -signal.SIGKILL
+    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
+    train(config, resume="auto", quiet=True)
+    for name in ("adapter.safetensors", "optimizer.safetensors"):
+        a, b = (load_file(checkpoints(Path(run))[-1] / name) for run in (config.out, reference))
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) -> None:
+    train(beside(steps=2, save_every=1), quiet=True)
+    spec = load_folder(base).spec
+    tokenizer = headway.load(base).tokenizer
+    save_folder(base, build(spec, seed=1).eval(), tokenizer=tokenizer, overwrite=True)
+    with pytest.raises(
+        ConfigError, match=r"beside another model than the one that is in .*base now \(fingerprints"
+    ):
+        train(beside(steps=4, save_every=1), resume="auto", quiet=True)
+
+
+def test_another_adapter_in_the_checkpoint_is_refused(beside: Make, tmp_path: Path) -> None:
+    train(beside(steps=1), quiet=True)
+    with pytest.raises(ConfigError, match=r"rank was 4, is 5"):
+        train(beside(steps=2, rank=5), resume="auto", quiet=True)
+    kept = checkpoints(tmp_path / "run")[-1] / "adapter.safetensors"
+    tensors = load_file(kept)
+    tensors.pop(next(iter(tensors)))
+    kept.unlink()
+    write_safetensors(kept, tensors)
+    with pytest.raises(CheckpointError, match="holds another adapter than the settings make"):
+        train(beside(steps=2), resume="auto", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"adapter": None}, "rank: of an adapter, which was not asked for; add adapter=lora"),
+        ({"model": None}, r"an adapter is trained beside a model that is there; give its folder"),
+        ({"adapter_targets": ["q"]}, r"no linear layer 'q' .*q_proj"),
+        ({"model": "qwen2-0.5b"}, r"beside the model of a folder, and model=qwen2-0\.5b is none"),
+        ({"lora_alpha": 3}, r'unknown setting "lora_alpha" \(here it is "alpha"'),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict[str, Any], words: str, beside: Make) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(beside(**changes), quiet=True)
+
+
+def test_an_adapter_is_no_model_to_begin_with(beside: Make) -> None:
+    result = train(beside(steps=1), quiet=True)
+    with pytest.raises(
+        CheckpointError, match=r"is an adapter, and a model is needed .*headway surgery merge"
+    ):
+        train(beside(model=str(result.model), out=str(result.out) + "2"), quiet=True)
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_frozen_is_in_memory_once_and_has_no_gradient(
+    dtype: torch.dtype, nf4: bool, base: Path, beside: Make
+) -> None:
+    config = beside(dtype="bf16" if dtype == torch.bfloat16 else "fp32", base="nf4" if nf4 else None)
+    task = CausalLM(config, Path(config.out), None, dtype)
+    weights = MasterWeights(task.model, dtype, replicas=3)
+    names = {name for name, _ in named_adapter_parameters(task.model)}
+    held = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in (task.model, *weights.replicas)]
+    for name, value in held[0].items():
+        frozen = name not in names
+        assert {id_of(other[name]) for other in held[1:]} == {id_of(held[1][name])}  # replicas share
+        assert (id_of(held[1][name]) == id_of(value)) == (frozen or dtype == torch.float32), name
+        if value.is_floating_point():
+            assert value.dtype == (dtype if frozen else torch.float32), name
+    for replica, batch in zip(weights.replicas, task.batches(0), strict=False):
+        task.loss(replica, batch).total.backward()
+    weights.collect()
+    assert {name for name, p in task.model.named_parameters() if p.grad is not None} == names
+    optimizer = task.optimizer(MicrobatchPool(1))
+    optimizer.step(1.0)
+    moments = sum(v.numel() for key, v in optimizer.state_tensors().items() if "exp" in key)
+    assert moments == 2 * cost.adapter_parameters(task.model.spec, Lora(rank=4))
+    assert all(isinstance(layer.base, Nf4Linear) == nf4 for _, layer in adapted(task.model))
+
+
+def id_of(value: torch.Tensor) -> int:
+    return value.data_ptr()
+
+
+def test_a_dry_run_counts_what_is_trained(beside: Make, base: Path) -> None:
+    spec = load_folder(base).spec
+    trained = cost.adapter_parameters(spec, Lora(rank=4))
+    plan = describe_run(beside(dtype="bf16"))
+    assert sum(plan.groups.values()) == plan.groups["matrices (decay)"] == trained
+    assert plan.memory["frozen weights"] == 2 * cost.parameter_count(spec)
+    assert plan.memory["optimizer"] == 8 * trained
+    assert plan.memory["gradients (fp32)"] + plan.memory["optimizer"] == cost.trained_bytes(
+        spec, Lora(rank=4)
+    )
+    quantized = describe_run(beside(dtype="bf16", base="nf4"))
+    assert quantized.memory["frozen weights"] < plan.memory["frozen weights"]
+
+
+def test_frozen_bytes_are_those_of_the_model(base: Path, beside: Make) -> None:
+    for nf4 in (False, True):
+        model = build(load_folder(base).spec, seed=0)
+        adapt(model, beside(base="nf4" if nf4 else None), torch.bfloat16)
+        names = {name for name, _ in named_adapter_parameters(model)}
+        held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        frozen = sum(v.numel() * v.itemsize for name, v in held.items() if name not in names)
+        assert frozen == cost.frozen_bytes(model.spec, torch.bfloat16, nf4=nf4)
+
+
+def sizes(layers: int, width: int, heads: int, hidden: int, vocab: int) -> ModelSpec:
+    return ModelSpec.of(
+        "llama", vocab=vocab, layers=layers, width=width, heads=heads, kv_heads=4, hidden=hidden
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "share"),
+    [(sizes(22, 2048, 32, 5632, 32000), 0.02), (sizes(8, 512, 8, 1408, 8192), 0.04)],
+)
+def test_a_small_share_of_gradients_and_moments_is_needed(spec: ModelSpec, share: float) -> None:
+    """r = 16 on every linear layer, at 1.1 B (TinyLlama's sizes) and at 32 M parameters."""
+    assert cost.trained_bytes(spec, Lora(rank=16)) / cost.trained_bytes(spec) < share
