@@ -1,13 +1,17 @@
 """The recipes of several stages: each is understood and runs with --small; killed anywhere, it goes on to the bit."""
 
 import importlib.util
+import json
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headway.data.record_kinds import Question, Triplet
+from headway.data.records import read_records
 from headway.recipes import Recipe, read_recipe, run_recipe
 from headway.recipes import run as recipes_run
 from headway.train.config import TrainConfig
@@ -94,3 +98,70 @@ def test_text8_is_letters_and_single_spaces() -> None:
     rule = loader("text8").text8
     assert rule("In 1987, the U.S.; naïve") == "in one nine eight seven the u s na ve"
     assert rule(rule("A b\n\nC 0")) == rule("A b\n\nC 0") == "a b c zero "
+
+
+def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        for name in ("neg/cv000_1.txt", "pos/cv799_2.txt", "neg/cv899_3.txt", "pos/cv900_4.txt", "README"):
+            archive.writestr(f"movie_reviews/{name}", f"so {name}\nit  is\n")
+    read = loader("movie_reviews").reviews
+    found = {split: list(read(tmp_path / "m.zip", split)) for split in ("train", "dev", "test")}
+    assert found["train"] == [
+        {"text": "so neg/cv000_1.txt it is", "label": "neg"},
+        {"text": "so pos/cv799_2.txt it is", "label": "pos"},
+    ]
+    assert [len(found[split]) for split in ("dev", "test")] == [1, 1]
+
+
+def test_articles_are_joined_with_their_labels(tmp_path: Path) -> None:
+    texts, truth = tmp_path / "a.xml", tmp_path / "t.xml"
+    texts.write_text(
+        '<articles><article id="1" title="A &amp; B">one <p>two <a href="x">three</a></p></article>'
+        '<article id="2" title="C"><p>four</p></article></articles>'
+    )
+    truth.write_text(
+        '<articles><article id="2" hyperpartisan="false"/><article id="1" hyperpartisan="true"/></articles>'
+    )
+    assert list(loader("hyperpartisan").articles(str(texts), str(truth))) == [
+        {"text": "A & B one two three", "label": "true"},
+        {"text": "C four", "label": "false"},
+    ]
+
+
+MEETING = {
+    "specific_query_list": [
+        {"query": "why ?", "answer": "so", "relevant_text_span": [["1", "2"], ["0", "0"]]},
+        {"query": "when ?", "answer": "then", "relevant_text_span": []},
+    ],
+    "meeting_transcripts": [
+        {"speaker": "A", "content": "well {vocalsound} yes"},
+        {"speaker": "B", "content": "no"},
+        {"speaker": "A", "content": "yes"},
+    ],
+}
+
+
+def test_evidence_of_meetings_are_answers(tmp_path: Path) -> None:
+    """The published files are one JSON each; a line each is read, too. What is written is what `train` reads."""
+    qmsum = loader("qmsum")
+    (tmp_path / "one.json").write_text(json.dumps(MEETING))
+    (tmp_path / "two.jsonl").write_text(f"{json.dumps(MEETING)}\n{json.dumps(MEETING)}\n")
+    assert list(qmsum.meetings(str(tmp_path / "one.json"))) == [MEETING]
+    assert list(qmsum.meetings(str(tmp_path / "two.jsonl"))) == [MEETING] * 2
+    (record,) = qmsum.questions(MEETING)
+    assert record["context"] == "A: well yes\nB: no\nA: yes"
+    (tmp_path / "q.jsonl").write_text(json.dumps(record))
+    (read,) = read_records(tmp_path / "q.jsonl", Question)
+    assert isinstance(read, Question)
+    assert [answer.text for answer in read.answers] == ["A: well yes", "B: no", "A: yes"]
+
+
+def test_triplets_have_the_form_of_cail(tmp_path: Path) -> None:
+    chapters = ["a" * 40 + "b" * 40, "c" * 45, "d" * 9]
+    made = list(loader("triplets").triplets(chapters, 20))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(one) + "\n" for one in made))
+    read = [r for r in read_records(tmp_path / "t.jsonl", Triplet) if isinstance(r, Triplet)]
+    kinds = [(r.anchor[0], r.positive[0], str(r.negative)[0]) for r in read]
+    assert kinds == [("a", "a", "c"), ("b", "b", "c"), ("c", "c", kinds[2][2])]
+    assert {len(text) for r in read for text in (r.anchor, r.positive, str(r.negative))} == {20}
+    assert made == list(loader("triplets").triplets(chapters, 20))

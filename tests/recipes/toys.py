@@ -32,9 +32,70 @@ def chinese(folder: Path) -> list[str]:
     return [f"data={folder / 'chapters.jsonl'}"]
 
 
+def written(path: Path, records: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    return str(path)
+
+
+def comparison(folder: Path) -> list[str]:
+    """Chapters, triplets of their passages, and titles of two classes."""
+    rng = random.Random(1)
+
+    def some(count: int) -> str:
+        return "".join(rng.choices(HAN, k=count))
+
+    triplets = written(
+        folder / "triplets.jsonl",
+        [{"A": some(30), "B": some(30), "C": some(30), "label": rng.choice("BC")} for _ in range(12)],
+    )
+    titles = folder / "titles.txt"
+    titles.write_text("".join(f"{some(9)}\t{i % 2}\n" for i in range(12)), encoding="utf-8")
+    ranked = ("bert_triplets", "wobert_triplets", "roformer_triplets", "roformer_long")
+    named = ("wobert_titles", "roformer_titles")
+    files = [(name, triplets) for name in ranked] + [(name, str(titles)) for name in named]
+    own = [f"{name}.{key}={file}" for name, file in files for key in ("data", "validation")]
+    return [*chinese(folder), *own]
+
+
+def reviews(folder: Path) -> list[str]:
+    """Texts with one of two labels; some are beyond the context."""
+    texts = documents(2, 24, most=90)
+    data = written(folder / "r.jsonl", [{"text": text, "label": str(i % 2)} for i, text in enumerate(texts)])
+    held = ("reviews128", "reviews512", "reviews2048", "imdb128", "imdb512")
+    own = [f"{name}.data={data}" for name in ("imdb128", "imdb512", "news512", "news2048")]
+    return [f"data={data}", *own, *(f"{name}.validation={data}" for name in held)]
+
+
+def meetings(folder: Path) -> list[str]:
+    """Texts, and questions that a word of them answers."""
+    texts = documents(3, 12, most=90)
+    text = written(folder / "m.jsonl", [{"text": one} for one in texts])
+    words = [one.split()[-1] for one in texts]
+    records: list[dict[str, object]] = [
+        {"question": "where", "context": one, "answers": [{"text": word, "answer_start": one.rindex(word)}]}
+        for one, word in zip(texts, words, strict=True)
+    ]
+    data = written(folder / "q.jsonl", records)
+    return [
+        f"data={data}",
+        f"mlm.data={text}",
+        *(f"{n}.validation={data}" for n in ("long", "pieces", "beginning")),
+    ]
+
+
+def long_text(folder: Path) -> list[str]:
+    """Documents of some thousand tokens."""
+    lines: list[dict[str, object]] = [{"text": "".join(documents(seed, 60))} for seed in range(4)]
+    return [f"data={written(folder / 'long.jsonl', lines)}"]
+
+
 TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "context-extend": text,
     "gqa-uptrain": text,
+    "long-classify": reviews,
+    "long-qa": meetings,
+    "longformer-4096": long_text,
     "longformer-charlm": letters,
+    "roformer-chinese": comparison,
     "roformer-six": chinese,
 }

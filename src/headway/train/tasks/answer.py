@@ -6,7 +6,7 @@ Legend: B rows of a batch, T slots.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,10 +39,10 @@ class AnswerConfig(HeadConfig):
         unit="tokens",
         ge=1,
     )
-    occurrences: Literal["first", "all"] = setting(
+    occurrences: Literal["first", "given", "all"] = setting(
         "first",
-        "which places of the answer are right: the first that the data gives, or wherever the text of one of its "
-        "answers stands (-log of the sum of their probabilities)",
+        "which places of the answer are right: the first that the data gives, all that it gives, or wherever the text "
+        "of one stands (of several: -log of the sum of their probabilities)",
         group="Task",
     )
     longest: int = setting(
@@ -108,26 +108,33 @@ class QuestionRows(HeadRows):
         return [out[:count] for out, count in zip(outputs, counts, strict=True)]
 
     def scores(self, found: Sequence[Tensor]) -> dict[str, float]:
-        """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language.
-        Where some question has no answer, "none" is among the answers (`no_answer` 0)."""
+        """Exact match and F1 of each question's best answer over its windows, with the measures of the data's language;
+        and the share of them that have a character of a place that the data gives (`hit`). Where some question has no
+        answer, "none" is among the answers (`no_answer` 0)."""
         windows_of: dict[int, list[int]] = {}
         for i, part in enumerate(self.parts):
             windows_of.setdefault(part.question, []).append(i)
         open_ended = 0.0 if any(not record.answers for record in self.records) else None
         gold = [[answer.text for answer in record.answers] for record in self.records]
         exact, f1 = answer_measures([text for texts in gold for text in texts])
-        sums = [0.0, 0.0]
+        sums = [0.0, 0.0, 0.0]
         for question, numbers in windows_of.items():
-            best = best_answers(
+            (best,) = best_answers(
                 self.records[question].context,
                 [self.parts[i].text for i in numbers],
                 [found[i] for i in numbers],
                 longest=self.longest,
                 no_answer=open_ended,
             )
-            sums[0] += exact(gold[question], best[0].text)
-            sums[1] += f1(gold[question], best[0].text)
-        return {"exact": sums[0] / len(self.records), "f1": sums[1] / len(self.records)}
+            sums[0] += exact(gold[question], best.text)
+            sums[1] += f1(gold[question], best.text)
+            places = given(self.records[question])
+            sums[2] += any(best.start < stop and start < best.end for start, stop in places) or not (
+                best.text or gold[question]
+            )
+        return {
+            name: total / len(self.records) for name, total in zip(("exact", "f1", "hit"), sums, strict=True)
+        }
 
 
 class Answer(HeadTask):
@@ -174,7 +181,7 @@ class Answer(HeadTask):
                     "windows without an answer are trained to say so at the token before the question ([CLS]), and "
                     "this tokenizer puts none there; take one with a template"
                 )
-            places = occurrences(records[i]) if config.occurrences == "all" else given(records[i])[:1]
+            places = PLACES[config.occurrences](records[i])
             spans = [slots_of(part, places) for part in own]
             lost += bool(places) and not any(spans)
             kept = own if scored else map(without_places, own)
@@ -209,6 +216,13 @@ def occurrences(record: Question) -> list[tuple[int, int]]:
         after = rf"(?!{letter})" if re.match(letter, text[-1]) else ""
         found |= {match.span() for match in re.finditer(before + re.escape(text) + after, record.context)}
     return sorted(found)
+
+
+PLACES: Mapping[str, Callable[[Question], list[tuple[int, int]]]] = {
+    "first": lambda record: given(record)[:1],
+    "given": given,
+    "all": occurrences,
+}
 
 
 def slots_of(text: Encoded, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
