@@ -12,6 +12,7 @@ from headway.checkpoints import load_folder
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import ConfigError
 from headway.recipes import Recipe, run_recipe
+from headway.recipes.claims import Claim
 from headway.recipes.surgery import moments_after
 from headway.surgery import pool_heads
 from headway.train.checkpoint import OPTIMIZER, checkpoints
@@ -108,3 +109,24 @@ def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
     run_recipe(make("out", [{"name": "one"}]), quiet=True)
     with pytest.raises(ConfigError, match="is done, with other settings"):
         run_recipe(make("out", [{"name": "one", "lr": 1e-4}]), resume="auto", quiet=True)
+
+
+def test_an_adapter_is_in_the_weights_that_the_next_stage_begins_with(make: Make) -> None:
+    stages = [{"name": "base"}, {"name": "lora", "adapter": "lora", "rank": 2}, {"name": "next", "steps": 1}]
+    recipe = make("out", stages, decode=8)
+    measures = run_recipe(recipe, quiet=True).measures(0)
+    assert measures["next"]["start_loss"] == pytest.approx(measures["lora"]["val_loss"], rel=1e-5)
+    assert measures["lora"]["start_loss"] == pytest.approx(measures["base"]["val_loss"], rel=1e-5)
+    assert measures["lora"]["val_loss"] != measures["lora"]["start_loss"]
+    assert measures["lora"]["decode_tokens_per_s"] > 0
+
+
+def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
+    claim = Claim.read("order", "a.x < b.x < c.x", ["a", "b", "c"])
+    ordered = {"a": {"x": 1.0}, "b": {"x": 2.0}, "c": {"x": 3.0}}
+    assert claim.verdict([ordered, ordered]) == "seen (2 of 2 seeds)"
+    assert claim.verdict([ordered, {**ordered, "c": {"x": 1.5}}]) == "not seen at this size (1 of 2 seeds)"
+    assert not claim.holds({**ordered, "c": {"x": 0.0}})
+    assert Claim.read("at", "a.val_accuracy@128 > 0.5 * -a.y", ["a"]).holds(
+        {"a": {"val_accuracy@128": 0.1, "y": 2}}
+    )

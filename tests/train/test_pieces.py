@@ -101,6 +101,28 @@ def test_optimizer_state_is_strict() -> None:
         muon.load_state_tensors(state)
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_moments_of_another_run_are_taken_where_they_fit(kind: str) -> None:
+    """A parameter without moments steps as if it had none, and the state is whole: it can be saved and loaded."""
+
+    def stepped(optimizer: Optimizer) -> None:
+        for p in optimizer.parameters.values():
+            p.grad = torch.ones_like(p)
+        optimizer.step(1.0)
+
+    config = TextConfig(data="x", optimizer=kind)  # type: ignore[arg-type]
+    first, second, fresh = (Optimizer.of(parameter_groups(model()), config) for _ in range(3))
+    stepped(first)
+    lost = "model.layers.0.self_attn.k_proj.weight"
+    kept = {key: value for key, value in first.state_tensors().items() if lost not in key}
+    assert second.take_state_tensors(kept | {"nobody/step": torch.zeros(())}) == len(first.parameters) - 1
+    assert all(torch.equal(second.state_tensors()[key], value) for key, value in kept.items())
+    Optimizer.of(parameter_groups(model()), config).load_state_tensors(second.state_tensors())
+    stepped(second)
+    stepped(fresh)
+    torch.testing.assert_close(second.parameters[lost], fresh.parameters[lost], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 100])
 @pytest.mark.parametrize("ignored", ["some", "none", "all"])
 def test_chunked_loss_is_the_plain_one(rows: int, ignored: str) -> None:

@@ -44,6 +44,7 @@ class Decoder(nn.Module):
         cache: DecoderCache | None = None,
         logits_for: Tensor | slice | None = None,
         targets: Tensor | None = None,
+        label_smoothing: float | None = None,
     ) -> Tensor | Losses:
         """Logits of the token that follows each slot; given the tokens that do follow, their summed loss.
 
@@ -55,6 +56,8 @@ class Decoder(nn.Module):
             logits_for: slots whose logits are computed, all unless given: a slice of slots; slot numbers [N]
                 for all rows, or [B, N] row by row; a bool mask [B, T].
             targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
+            label_smoothing: share of each target that all tokens have evenly; with one given, 0 included,
+                `Losses.each` is differentiable (`chunked_cross_entropy`).
         Returns:
             [B, N, V], or [number of True, V] for a mask; with targets `Losses`, without ever holding all logits.
         Raises:
@@ -63,10 +66,15 @@ class Decoder(nn.Module):
             not continue a cache.
         """
         check_targets(ids, targets, logits_for)
+        if label_smoothing is not None and targets is None:
+            raise ConfigError(
+                "label_smoothing smooths targets, and none are given; give targets=, or drop it"
+            )
         hidden = self.hidden(ids, tokens=tokens, cache=cache)
         if targets is not None:
+            x = scaled(hidden, self.spec.logit_scale)
             return output_cross_entropy(
-                self.lm_head, scaled(hidden, self.spec.logit_scale), targets, self.spec.vocab
+                self.lm_head, x, targets, self.spec.vocab, label_smoothing=label_smoothing
             )
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 

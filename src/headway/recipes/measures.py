@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from headway.checkpoints import load_folder, load_model
+import headway
 from headway.generate import GenerationConfig, generate
 from headway.models import Decoder, cost
+from headway.recipes.surgery import opened
 from headway.train.checkpoint import FINAL
 from headway.train.config import TrainConfig
 from headway.train.metrics import METRICS, read_metrics
@@ -35,12 +36,13 @@ def measures(folder: Path, config: TrainConfig, decode: int | None) -> dict[str,
         found |= held
         if line.get("step") == 0:
             found |= {f"start_{name.removeprefix('val_')}": value for name, value in held.items()}
-    spec, dtype = load_folder(folder / FINAL).spec, DTYPES[choose_precision(config.dtype).what]
+    spec, dtype = opened(folder / FINAL)[0].spec, DTYPES[choose_precision(config.dtype).what]
     found["parameters"] = cost.parameter_count(spec)
     if spec.causal:
         found["kv_bytes_per_token"] = cost.kv_bytes_per_token(spec, dtype)
         if decode is not None:
-            found["decode_tokens_per_s"] = decoding_speed(load_model(folder / FINAL, dtype=dtype), decode)
+            model = headway.load(folder / FINAL, task="causal-lm", dtype=dtype).model
+            found["decode_tokens_per_s"] = decoding_speed(model, decode)
     return found
 
 

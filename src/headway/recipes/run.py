@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headway.checkpoints import load_folder
 from headway.checkpoints.storage.files import atomic_write, json_text
 from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
@@ -16,7 +15,7 @@ from headway.recipes.measures import measures
 from headway.recipes.picture import draw_stages
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
-from headway.recipes.surgery import moments_after, write_model
+from headway.recipes.surgery import moments_after, opened, write_model
 from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
 from headway.train.run import train, with_task
 
@@ -60,9 +59,11 @@ def _stage(
 ) -> dict[str, Any]:
     """Run one stage, or read what it left; its record."""
     folder = recipe.stage_folder(stage, seed)
-    before = next((recipe.stage_folder(s, seed) for s in recipe.stages if s.name == stage.source), None)
+    came = next((s for s in recipe.stages if s.name == stage.source), None)
+    before = None if came is None else recipe.stage_folder(came, seed)
     source = None if before is None else before / FINAL
-    model = source if not stage.surgery else folder / START
+    changes = stage.surgery or (came is not None and came.settings.get("adapter") is not None)
+    model = folder / START if changes else source
     kept = folder / MOMENTS if stage.moments == "keep" else None
     config = stage.config(folder, seed, model, kept)
     settings = {"settings": config.model_dump(mode="json"), "surgery": [list(item) for item in stage.surgery]}
@@ -76,14 +77,13 @@ def _stage(
     about = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
     say(f"--- {about}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
     if source is not None and before is not None and not checkpoints(folder):
-        changed = write_model(source, folder / START, stage.surgery) if stage.surgery else []
-        for line in changed:
+        for line in write_model(source, folder / START, stage.surgery) if changes else ():
             say(f"surgery: {line}")
         if kept is not None:
             folder.mkdir(parents=True, exist_ok=True)
             kept.unlink(missing_ok=True)
             last = checkpoints(before)[-1] / OPTIMIZER
-            write_safetensors(kept, moments_after(last, load_folder(source).spec, stage.surgery))
+            write_safetensors(kept, moments_after(last, opened(source)[0].spec, stage.surgery))
     config = with_task(config)
     train(config, resume="auto", quiet=quiet)
     found = measures(folder, config, recipe.decode)

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints import load_folder
+from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
+from headway.checkpoints.adapters import base_of, is_adapter
+from headway.checkpoints.storage.reading import read_json
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import parse
@@ -75,10 +77,22 @@ def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], .
     return changed
 
 
+def opened(path: Path) -> tuple[Folder, State]:
+    """A trained model's folder and weights; of an adapter, those of its base with the adapter in them."""
+    if not is_adapter(path):
+        folder = load_folder(path)
+        return folder, folder.tensors
+    base = load_folder(base_of(path))
+    state = merged_state(base.tensors, [load_adapter(path, base.spec)])
+    own = path / "generation_config.json"
+    generation = read_json(own) if own.exists() else base.generation
+    return replace(base, path=path, generation=generation), state
+
+
 def write_model(source: Path, target: Path, operations: tuple[tuple[str, Any], ...]) -> list[str]:
     """Write the model of `source`, operated on, at `target`; what changed, as lines of text."""
-    folder = load_folder(source)
-    spec, state = operated(folder.spec, folder.tensors, operations)
+    folder, weights = opened(source)
+    spec, state = operated(folder.spec, weights, operations)
     write(folder, target, spec, state, lambda path: None, context=spec.trained_context, overwrite=True)
     return [f"{name}: {before} -> {after}" for name, before, after in changes(folder.spec, spec)]
 
