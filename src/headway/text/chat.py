@@ -48,7 +48,7 @@ def _raise(message: str) -> NoReturn:
 class ChatTemplate:
     """A Jinja chat template, as Hugging Face folders carry it, run in a sandbox.
 
-    `name`: what errors call it; by default its first line."""
+    `name`: what errors call it; by default its first line. `marked`: whether it marks answers ({% generation %})."""
 
     def __init__(self, source: str, name: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -58,7 +58,9 @@ class ChatTemplate:
         environment.globals.update(
             raise_exception=_raise, strftime_now=lambda format: datetime.now().strftime(format)
         )
-        self.source = source
+        self.source, self.marked = source, bool(_MARKED.search(source))
+        self._marks = {name: f"<{secrets.token_hex(8)}>" for name in _MARKS}
+        self._any_mark = re.compile("|".join(self._marks.values()))
         self.name = name or next((line.strip()[:60] for line in source.splitlines() if line.strip()), "")
         try:
             self._template = environment.from_string(source)
@@ -115,12 +117,10 @@ class ChatTemplate:
         def rendered(some: Sequence[Message], **more: Any) -> str:
             return self.render(some, **variables, **more)
 
-        if _MARKED.search(self.source):
-            key = secrets.token_hex(8)
-            marks = {name: f"<{key}{name}>" for name in _MARKS}
-            text = rendered(messages, add_generation_prompt=add_generation_prompt, **marks)
-            pieces = re.split("|".join(marks.values()), text)
-            if re.findall("|".join(marks.values()), text) != [*marks.values()] * (len(pieces) // 2):
+        if self.marked:
+            text = rendered(messages, add_generation_prompt=add_generation_prompt, **self._marks)
+            pieces = self._any_mark.split(text)
+            if self._any_mark.findall(text) != [*self._marks.values()] * (len(pieces) // 2):
                 raise self._refused("its generation marks are within each other")
             return _joined(pieces)
         whole = rendered(messages, add_generation_prompt=add_generation_prompt)

@@ -22,6 +22,7 @@ TASKS = {
     "causal-lm": "headway.train.tasks.causal_lm:CausalLM",
     "masked-lm": "headway.train.tasks.masked_lm:MaskedLM",
     "translation": "headway.train.tasks.translation:Translation",
+    "chat": "headway.train.tasks.chat:Chat",
     "classify": "headway.train.tasks.classify:Classify",
     "tag": "headway.train.tasks.tag:Tag",
     "answer": "headway.train.tasks.answer:Answer",

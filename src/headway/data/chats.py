@@ -1,0 +1,193 @@
+"""Conversations and completions as examples: ids and which of them are trained, with a report of what became of all.
+
+What stands behind the last trained token of an example is not read: nothing is learned from it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.record_kinds import Chat, Completion
+from headway.errors import DataError
+from headway.text import Tokenizer
+from headway.text.segments import Segments, chat_segments, completion_segments
+
+TooLong = Literal["drop", "drop_turns", "cut_left", "error"]
+SILENT = 0.01  # share of the examples that may have nothing to be trained
+NO_ANSWER, TOO_LONG = "no answer", "too long"
+
+
+class Example(NamedTuple):
+    """ids [n], and of which answer (1, 2, ..) each is trained, 0 where it is not [n]."""
+
+    ids: NDArray[np.int64]
+    turns: NDArray[np.int64]
+
+
+@dataclass
+class Report:
+    """What became of records.
+
+    read         how many there were
+    dropped      by reason
+    cut          examples of which a part was dropped, because they were too long
+    tokens       that are read; trained: those of answers
+    answers      that are trained or read; otherwise, unmarked: as in `headway.text.segments.Segments`
+    """
+
+    read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    cut: int = 0
+    tokens: int = 0
+    trained: int = 0
+    answers: int = 0
+    otherwise: int = 0
+    unmarked: int = 0
+
+    def lines(self) -> list[str]:
+        """The counts as sentences."""
+        kept = self.read - self.dropped.total()
+        dropped = "".join(f", {count} dropped ({reason})" for reason, count in sorted(self.dropped.items()))
+        said = [
+            f"{self.read} examples read, {kept} trained on{f', {self.cut} of them cut' if self.cut else ''}{dropped}; "
+            f"{self.trained / max(1, self.tokens):.1%} of {self.tokens} tokens are trained"
+        ]
+        if self.otherwise:
+            said.append(
+                f"{self.otherwise} of {self.answers} answers begin otherwise than the chat template's generation "
+                "prompt ends: generation will not read before an answer what training does"
+            )
+        if self.unmarked:
+            said.append(
+                f"{self.unmarked} messages of the assistant have no marks in the chat template: not trained"
+            )
+        return said
+
+
+class Examples:
+    """Examples by number, in memory as ids of 4 bytes: `len(examples)`, `examples[i]`."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self._ids, self._turns, self._ends = array("i"), array("B"), [0]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, i: int) -> Example:
+        begin, end = self._ends[i], self._ends[i + 1]
+        return Example(np.array(self._ids[begin:end], np.int64), np.array(self._turns[begin:end], np.int64))
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots that each takes: its last token is predicted, and not read."""
+        return (np.diff(self._ends) - 1).tolist()
+
+    def add(self, ids: Sequence[int], turns: Sequence[int]) -> None:
+        """One more."""
+        self._ids.extend(ids)
+        self._turns.extend(min(turn, 255) for turn in turns)
+        self._ends.append(len(self._ids))
+        self.report.tokens += len(ids)
+        self.report.trained += sum(turn > 0 for turn in turns)
+
+    def digest(self) -> bytes:
+        """Bytes that tell these examples from others."""
+        return self._ids.tobytes() + self._turns.tobytes() + array("q", self._ends).tobytes()
+
+
+def encode_examples(
+    records: Iterable[Chat | Completion],
+    tokenizer: Tokenizer,
+    *,
+    stop: Collection[int],
+    length: int,
+    train_on: Literal["all", "last"] = "all",
+    too_long: TooLong = "drop",
+) -> Examples:
+    """The examples of records, for rows of `length` slots.
+
+    too_long: drop leaves out an example that does not fit; drop_turns keeps as many whole rounds from its beginning as
+    fit; cut_left keeps its end; error raises.
+
+    Raises DataError, with file and line, for a record that cannot be made into segments; where more than `SILENT` of
+    the examples have nothing to train; and where none is left.
+    """
+    found, report, silent = Examples(), Report(), ""
+    found.report = report
+    for record in records:
+        report.read += 1
+        segments = _segments(record, tokenizer, stop, train_on)
+        report.answers += segments.answers
+        report.otherwise += segments.otherwise
+        report.unmarked += segments.unmarked
+        ids, turns = _numbered(segments)
+        if not any(turn and token not in stop for token, turn in zip(ids, turns, strict=True)):
+            report.dropped[NO_ANSWER] += 1
+            silent = silent or record.where
+            continue
+        if len(ids) > length + 1:
+            if too_long == "error":
+                raise DataError(
+                    f"{record.where}: {len(ids)} tokens, and rows have {length} slots; raise context, or say what "
+                    "becomes of such examples (too_long=drop, drop_turns or cut_left)"
+                )
+            ids, turns = _shortened(ids, turns, length, too_long)
+            if not ids:
+                report.dropped[TOO_LONG] += 1
+                continue
+            report.cut += 1
+        found.add(ids, turns)
+    if report.dropped[NO_ANSWER] > SILENT * report.read:
+        raise DataError(
+            f"{report.dropped[NO_ANSWER]} of {report.read} examples have no answer to be trained, the first in "
+            f"{silent}: are these the right data, template and train_on?"
+        )
+    if not len(found):
+        raise DataError(f"no example is left to train on: {'; '.join(report.lines())}")
+    return found
+
+
+def _segments(
+    record: Chat | Completion, tokenizer: Tokenizer, stop: Collection[int], train_on: Literal["all", "last"]
+) -> Segments:
+    try:
+        if isinstance(record, Completion):
+            return completion_segments(tokenizer, record.prompt, record.completion, stop)
+        tools = {} if record.tools is None else {"tools": record.tools}
+        return chat_segments(tokenizer, record.messages, stop=stop, train_on=train_on, **tools)
+    except DataError as error:
+        raise DataError(f"{record.where}: {error}") from None
+
+
+def _numbered(segments: Segments) -> tuple[list[int], list[int]]:
+    """ids, and the number of the answer that each is trained as, up to the last that is."""
+    ids: list[int] = []
+    turns: list[int] = []
+    number = last = 0
+    for segment in segments.segments:
+        number += segment.trained
+        ids += segment.ids
+        turns += [number if segment.trained else 0] * len(segment.ids)
+        last = len(ids) if segment.trained else last
+    return ids[:last], turns[:last]
+
+
+def _shortened(
+    ids: list[int], turns: list[int], length: int, too_long: TooLong
+) -> tuple[list[int], list[int]]:
+    """As much as fits `length` slots; nothing where that has no whole answer."""
+    if too_long == "cut_left":
+        return ids[-length - 1 :], turns[-length - 1 :]
+    if too_long == "drop_turns":
+        ends = [i + 1 for i, turn in enumerate(turns) if turn and turns[i + 1 : i + 2] != [turn]]
+        end = max((end for end in ends if end <= length + 1), default=0)
+        return ids[:end], turns[:end]
+    return [], []

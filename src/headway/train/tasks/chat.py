@@ -1,0 +1,202 @@
+"""Answers of conversations: a model is trained on what it is to say, and on nothing else (Taori et al. 2023, Alpaca).
+
+Legend: B rows of a batch, L slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from headway.checkpoints.folder import load_folder
+from headway.data.bins import ChatRows
+from headway.data.chats import encode_examples
+from headway.data.record_kinds import Chat as Conversation
+from headway.data.record_kinds import Completion, Record
+from headway.errors import ConfigError, DataError, did_you_mean
+from headway.models import Decoder, Encoder, ModelSpec
+from headway.text import Tokenizer
+from headway.train.config import TASK, setting
+from headway.train.evaluation import Evaluation
+from headway.train.inputs import find_tokenizer, first_model, model_spec
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.records import split
+from headway.train.rows_config import PackedConfig
+from headway.train.tasks.rows import RowsTask
+
+EVALUATION_TOKENS = 8192  # slots of one forward pass
+
+
+class ChatConfig(PackedConfig):
+    """Settings of training on conversations. The optimizer's are those of Stanford Alpaca; a model from scratch needs a
+    larger `lr`."""
+
+    task: str | None = setting("chat", TASK, group="Task")
+
+    data: str = setting(..., "conversations or completions: .jsonl or .json (or .gz of them)", group="Data")
+    template: str | None = setting(
+        None,
+        "chat template: alpaca, vicuna, chatml, llama2, or a Jinja file; it is saved with the model [default: the "
+        "model's own]",
+        group="Data",
+    )
+    stop: tuple[str, ...] = setting(
+        (),
+        "tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]",
+        group="Data",
+    )
+    train_on: Literal["all", "last"] = setting(
+        "all", "which answers of a conversation are trained; none with weight 0", group="Data"
+    )
+    too_long: Literal["drop", "drop_turns", "cut_left", "error"] = setting(
+        "drop",
+        "what becomes of an example of more than `context` tokens: drop leaves it out, drop_turns keeps as many whole "
+        "rounds from its beginning as fit, cut_left keeps its end; how many there are is said",
+        group="Data",
+    )
+    context: int = setting(512, "slots of a training row", group="Batch", unit="tokens", ge=2)
+    batch_tokens: int = setting(
+        16384,
+        "slots of one optimizer step, whole rows (128 examples of Alpaca are about so many)",
+        group="Batch",
+        unit="tokens",
+        ge=2,
+    )
+    pack: bool = setting(
+        True, "several examples side by side in a row; they do not see each other", group="Batch"
+    )
+    lr: float = setting(2e-5, "peak learning rate of AdamW", group="Optimizer", gt=0)
+    warmup: float = setting(0.03, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
+    lr_floor: float = setting(
+        0.0, "the cosine ends at this share of the peak learning rate", group="Optimizer", ge=0.0, le=1.0
+    )
+    weight_decay: float = setting(
+        0.0, "decoupled decay of matrices; vectors and embeddings have none", group="Optimizer", ge=0.0
+    )
+    beta2: float = setting(0.999, "AdamW's decay of the mean of squares", group="Optimizer", ge=0.0, lt=1.0)
+    out: str = setting("runs/chat", "folder of the run", group="Output")
+
+
+class Chat(RowsTask):
+    """The tokens of answers, each up to the token that ends it. Losses are in nats per such token."""
+
+    settings = ChatConfig
+    next_command = "headway chat {model}"
+    config: ChatConfig
+    train_rows: ChatRows
+
+    def __init__(self, config: ChatConfig, folder: Path, start: Path | None, dtype: torch.dtype) -> None:
+        self.config = config
+        self.check(config, model_spec(config))  # before anything is read
+        kinds: tuple[type[Record], ...] = (Conversation, Completion)
+        train, held, said = split(config, kinds, kinds)
+        tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
+        if config.template is not None:
+            tokenizer = tokenizer.with_chat_template(config.template)
+        if tokenizer.chat_template is None and any(isinstance(record, Conversation) for record in train):
+            raise ConfigError(
+                f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
+                "vicuna, chatml, llama2 or a file)"
+            )
+        own = _generation(config.model)
+        stop = stop_ids(tokenizer, config.stop, own)
+        self.generation = {**own, "eos_token_id": stop[0] if len(stop) == 1 else stop}
+
+        def rows(records: Sequence[Any], what: str) -> ChatRows:
+            examples = encode_examples(
+                records,
+                tokenizer,
+                stop=stop,
+                length=config.context,
+                train_on=config.train_on,
+                too_long=config.too_long,
+            )
+            found = ChatRows.of(examples, config.context, pack=config.pack)
+            filled = f"{len(found)} rows, {found.used / (len(found) * config.context):.1%} of their slots are filled"
+            said.extend(f"{what}: {line}" for line in (*examples.report.lines(), filled))
+            return found
+
+        train_rows = rows(train, "training")
+        self.held_rows = None if held is None else rows(held, "held out")
+        self.begin(first_model(config, tokenizer.vocab_size), tokenizer, train_rows, dtype)
+        digest = hashlib.blake2b(train_rows.examples.digest(), digest_size=8).hexdigest()
+        self.data = {"examples": len(train_rows.examples), "digest": digest}
+        self.remarks, self.unit = said, "trained token"
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        if spec.encoder is not None or not spec.causal:
+            return f"{spec.family} is no decoder, which alone answers in turns"
+        return None
+
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+        """See `Objective`: the answers of all held-out examples; by turn, where there are several."""
+        return None if self.held_rows is None else evaluate_answers(model, self.held_rows, pool)
+
+
+def evaluate_answers(
+    model: Decoder | Encoder, rows: ChatRows, pool: MicrobatchPool | None = None
+) -> Evaluation:
+    """Loss of a model on the trained tokens of rows, in evaluation mode; `pool` computes batches at the same time."""
+    pool = pool or MicrobatchPool(1)
+    size = max(1, EVALUATION_TOKENS // rows.length // pool.count)
+
+    @torch.no_grad()
+    def run(begin: int) -> tuple[torch.Tensor, torch.Tensor]:
+        indices = range(begin, min(begin + size, len(rows)))
+        batch, turns = rows.batch(indices), rows.turns(indices).flatten()
+        each = model(**batch.inputs, targets=batch.targets).each.flatten().double()
+        return turns.bincount(each * (turns > 0), 256), turns.bincount(minlength=256)
+
+    training = model.training
+    model.eval()
+    begin = time.perf_counter()
+    try:
+        parts = list(pool.map(run, range(0, len(rows), size)))
+    finally:
+        model.train(training)
+    sums, counts = (torch.stack(part).sum(0)[1:] for part in zip(*parts, strict=True))
+    turns = [i for i, count in enumerate(counts.tolist()) if count]
+    by_turn = {f"loss_turn_{i + 1}": float(sums[i] / counts[i]) for i in turns} if len(turns) > 1 else {}
+    seconds = time.perf_counter() - begin
+    return Evaluation(float(sums.sum()), int(counts.sum()), 0, seconds, metrics=by_turn, unit="trained token")
+
+
+def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[str, Any]) -> list[int]:
+    """Ids that end an answer: the tokens `names`, or those of generation_config.json; and EOS.
+
+    Raises ConfigError for a name that is no control token, DataError where there is none at all."""
+    controls = {tokenizer.token(i): i for i in tokenizer.special_ids}
+    if unknown := [name for name in names if name not in controls]:
+        raise ConfigError(
+            f"stop {unknown[0]!r} is no control token of the tokenizer{did_you_mean(unknown[0], controls)}; there are "
+            f"{', '.join(sorted(controls)[:20])}"
+        )
+    given = generation.get("eos_token_id")
+    own = given if isinstance(given, list) else [] if given is None else [given]
+    found = [controls[name] for name in names] if names else own
+    found = [*dict.fromkeys([*found, *([] if tokenizer.eos is None else [tokenizer.eos])])]
+    if not found:
+        raise DataError(
+            "neither the tokenizer nor generation_config.json has a token that ends an answer; name it (stop=TOKEN)"
+        )
+    return found
+
+
+def _generation(model: str | None) -> Mapping[str, Any]:
+    """The content of the folder's generation_config.json."""
+    return {} if model is None or not Path(model).is_dir() else load_folder(model).generation
+
+
+def _texts(records: Sequence[Any]) -> Iterator[str]:
+    """All text of the records, for a tokenizer that is to be trained."""
+    for record in records:
+        if isinstance(record, Completion):
+            yield from (record.prompt, record.completion)
+        else:
+            yield from (m["content"] for m in record.messages if isinstance(m.get("content"), str))

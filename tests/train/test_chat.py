@@ -1,0 +1,207 @@
+"""Training on conversations: what is counted, what is saved, and the bits of a run that was killed."""
+
+import json
+import random
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway import load
+from headway.checkpoints.folder import save_folder
+from headway.errors import ConfigError, DataError
+from headway.models import ModelSpec, build
+from headway.text import Tokenizer, train_bpe
+from headway.train import train
+from headway.train.tasks.chat import Chat, ChatConfig, evaluate_answers, stop_ids
+from tests.train.conftest import documents
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+
+SHORT = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %} {{ m.content }}"
+    "{{ eos_token }}{% endgeneration %}{% else %}Q: {{ m.content }} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}"
+)
+COLOURS = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
+
+
+def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Questions about colours, and how often something was asked: the answers can be learned."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        messages = []
+        for _ in range(rng.randint(1, 3)):
+            thing, colour = rng.choice([*COLOURS.items()])
+            messages += [
+                {"from": "human", "value": f"what colour is {thing}?"},
+                {"from": "gpt", "value": colour},
+            ]
+        found.append({"conversations": messages})
+    return found
+
+
+def written(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(folder: Path, **changes: Any) -> ChatConfig:
+    usual: dict[str, Any] = {
+        "data": str(written(folder / "chats.jsonl", conversations(60))),
+        "template": SHORT, "vocab": 280, "depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24,
+        "context": 64, "batch_tokens": 64 * 6, "micro_batch": 2, "steps": 6, "lr": 1e-3, "dtype": "fp32",
+        "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
+    }  # fmt: skip
+    return ChatConfig(**usual | changes)
+
+
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    whole = config(tmp_path, out=str(tmp_path / "whole"), validation_share=0.1)
+    killed = config(tmp_path, save_every=2, validation_share=0.1)
+    train(whole, quiet=True)
+    assert in_a_child(killed_at_micro_batch(killed, 3 * 3 + 2)) == -signal.SIGKILL
+    train(killed, resume="auto", quiet=True)
+    assert_same_bits(killed.out, whole.out)
+
+
+def test_a_run_says_what_became_of_the_data_and_its_model_chats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained on answers alone, a model answers; generation stops where training did."""
+    settings = config(
+        tmp_path,
+        steps=80,
+        lr=1e-2,
+        width=32,
+        depth=2,
+        hidden=64,
+        validation_share=0.1,
+        beta2=0.99,
+        log_every=50,
+    )
+    result = train(settings)
+    said = capsys.readouterr().err
+    assert "training: 54 examples read, 54 trained on; " in said
+    assert "of their slots are filled" in said
+    assert "held out: 6 examples read, 6 trained on; " in said
+    assert result.validation is not None
+    assert result.validation.metrics.keys() == {"loss_turn_1", "loss_turn_2"}
+    assert result.unit == "trained token"
+    assert result.next_command == f"headway chat {result.model}"
+    assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == 1
+    lm = load(result.model)
+    right = 0
+    for thing, colour in COLOURS.items():
+        asked = [{"role": "user", "content": f"what colour is {thing}?"}]
+        reply = lm.chat(asked, max_new_tokens=20, temperature=0.0)
+        right += reply.text.strip() == colour and reply.finish_reason == "eos"
+    assert right == len(COLOURS)
+
+
+def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path) -> None:
+    task = Chat(config(tmp_path, validation_share=0.2), tmp_path / "x", None, torch.float32)
+    assert task.held_rows is not None
+    nats, count = 0.0, 0
+    with torch.no_grad():
+        for i in range(len(task.held_rows.examples)):
+            ids, turns = map(torch.from_numpy, task.held_rows.examples[i])
+            logits = task.model(ids[None, :-1])[0].log_softmax(-1)  # type: ignore[arg-type]
+            nats -= float(logits[torch.arange(len(ids) - 1), ids[1:]][turns[1:] > 0].sum())
+            count += int((turns > 0).sum())
+    found = evaluate_answers(task.model, task.held_rows)
+    assert found.tokens == count
+    assert found.loss == pytest.approx(nats / count, rel=1e-5)
+    assert found.unit == "trained token"
+
+
+def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> None:
+    """An answer ends with a token that generation_config.json names, and what else that says is kept."""
+    tokenizer = train_bpe(
+        documents(0, 20), 300, special_tokens=["<|im_start|>", "<|im_end|>"]
+    ).with_chat_template("chatml")
+    end = tokenizer.backend.token_to_id("<|im_end|>")
+    spec = ModelSpec.of(
+        "llama",
+        vocab=tokenizer.vocab_size,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        hidden=24,
+        trained_context=64,
+    )
+    generation = {"eos_token_id": [end, 1], "temperature": 0.5}
+    save_folder(tmp_path / "model", build(spec, seed=0), tokenizer=tokenizer, generation=generation)
+    taken = {
+        "template": None,
+        "vocab": None,
+        "depth": None,
+        "width": None,
+        "heads": None,
+        "kv_heads": None,
+        "hidden": None,
+    }
+    settings = config(tmp_path, model=str(tmp_path / "model"), steps=1, **taken)
+    result = train(settings, quiet=True)
+    assert json.loads((result.model / "generation_config.json").read_text())["temperature"] == 0.5
+    kept = Tokenizer.load(result.model).chat_template
+    assert kept is not None
+    assert kept.source == tokenizer.chat_template.source  # type: ignore[union-attr]
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 1}')
+    with pytest.raises(
+        DataError,
+        match=r"chats\.jsonl:1: an answer ends with '<\|im_end\|>', where generation would not stop",
+    ):
+        train(settings.model_copy(update={"out": str(tmp_path / "other")}), quiet=True)
+    named = settings.model_copy(update={"out": str(tmp_path / "third"), "stop": ("<|im_end|>",)})
+    result = train(named, quiet=True)
+    assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == [end, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"template": None}, "chats.jsonl holds conversations, and the model has no chat template; give one"),
+        ({"template": "vicunna"}, r'no chat template of that name \(did you mean "vicuna"\?\)'),
+        (
+            {"stop": ("<|emd|>",)},
+            r"stop '<\|emd\|>' is no control token of the tokenizer .did you mean \"<\|end\|>\"",
+        ),
+        ({"family": "roformer"}, "roformer is no decoder"),
+        (
+            {"too_long": "error", "context": 8, "batch_tokens": 48},
+            r"chats\.jsonl:1: \d+ tokens, and rows have 8 slots",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_it_begins(
+    tmp_path: Path, changes: Mapping[str, Any], error: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=error):
+        train(config(tmp_path, **changes), quiet=True)
+
+
+def test_more_than_a_hundredth_without_an_answer_stops_the_run(tmp_path: Path) -> None:
+    silent = written(
+        tmp_path / "silent.jsonl",
+        [*conversations(60), *[{"conversations": [{"from": "human", "value": "hm"}]}] * 2],
+    )
+    with pytest.raises(
+        DataError, match=r"2 of 62 examples have no answer to be trained, the first in .*silent\.jsonl:61"
+    ):
+        train(config(tmp_path, data=str(silent)), quiet=True)
+
+
+def test_stop_tokens_are_the_named_ones_or_those_of_generation_and_eos() -> None:
+    tokenizer = train_bpe(["a b"], 261, special_tokens=["<|a|>", "<|b|>"])
+    a, b = (tokenizer.backend.token_to_id(f"<|{x}|>") for x in "ab")
+    assert stop_ids(tokenizer, (), {}) == [1]
+    assert stop_ids(tokenizer, (), {"eos_token_id": a}) == [a, 1]
+    assert stop_ids(tokenizer, (), {"eos_token_id": [b, 1]}) == [b, 1]
+    assert stop_ids(tokenizer, ("<|a|>",), {"eos_token_id": [b]}) == [a, 1]
+    with pytest.raises(DataError, match="a token that ends an answer; name it"):
+        stop_ids(Tokenizer(tokenizer.backend), (), {})
