@@ -60,6 +60,8 @@ SUBCOMMANDS = [
     "judge",
     "convert",
     "surgery",
+    "download",
+    "push",
     "show",
     "models",
     "inspect",

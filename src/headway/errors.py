@@ -36,6 +36,10 @@ class DataError(HeadwayError):
     """Text or token files that cannot be read as what they claim to be."""
 
 
+class HubError(HeadwayError):
+    """What the Hugging Face Hub does not give, or does not take."""
+
+
 class EndpointError(HeadwayError):
     """A server that refuses, does not answer, or answers with something else."""
 

@@ -18,6 +18,7 @@ from headway.api.translator import Translator
 from headway.checkpoints.adapters import GENERATION, attach_folders, base_of, is_adapter
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
+from headway.checkpoints.hub import MODEL_FILES, PICKLES
 from headway.checkpoints.restore import build_model
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import current_folder
@@ -61,7 +62,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.spm", "vocab.txt", "merges.txt"]
 STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
 
@@ -265,7 +265,7 @@ def _fetch(source: str, revision: str | None, allow_pickle: bool) -> Path:
         raise CheckpointError(f"{source}: no such folder{did_you_mean(Path(source).name, near)}")
     from huggingface_hub import snapshot_download
 
-    files = [*_HUB_FILES, *(["*.bin", "*.pth"] if allow_pickle else [])]
+    files = [*MODEL_FILES, *(PICKLES if allow_pickle else [])]
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=files))
     except Exception as error:  # its many kinds all mean that there is nothing to load

@@ -59,6 +59,8 @@ COMMANDS: dict[str, Command] = {
     "surgery": Command(
         "Change a model: fewer kv heads, windows, longer rows; before and after", "headway.cli.surgery"
     ),
+    "download": Command("Fetch a model from the Hugging Face Hub", "headway.cli.hub:download"),
+    "push": Command("Publish a model or an adapter on the Hugging Face Hub", "headway.cli.hub:push"),
     "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),
     "models": Command(
         "The published sizes by name, and how Chinese encoders compare", "headway.cli.inspect:models"

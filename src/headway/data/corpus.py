@@ -5,6 +5,7 @@
 | `x.txt` (any name but JSONL) | one |
 | `x.jsonl`, `x.jsonl.gz` | one per line: an object whose `key` ("text") is a string |
 | a folder | the files below it that end in .txt, .jsonl (or .gz of these), in the order of their names |
+| `hf://...` | of the Hugging Face Hub: see `headway.data.hub` |
 
 Text is UTF-8. A byte order mark at the very beginning is dropped; line ends stay as they are. A NUL
 character, bytes that are not UTF-8, lone surrogates and empty files are errors: they say that something is not text.
@@ -22,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from headway.data.hub import local
 from headway.data.tokenfile import TokenFile, TokenFileWriter
 from headway.errors import DataError, did_you_mean
 from headway.text import Tokenizer
@@ -53,7 +55,7 @@ def read_text(
         if isinstance(path, Piece):
             yield path
             continue
-        for file in _files(Path(path)):
+        for file in _files(local(path)):
             is_jsonl = file.name.endswith((".jsonl", ".jsonl.gz"))
             yield from _lines(file, key) if is_jsonl else _whole(file, piece)
 

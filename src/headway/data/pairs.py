@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway.data.hub import local
 from headway.data.order import Permutation
 from headway.data.rows import Batch
 from headway.errors import DataError
@@ -92,7 +93,7 @@ def joint_tokenizer(texts: Iterator[str], vocab: int) -> Tokenizer:
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a UTF-8 file, .gz or not. Raises DataError for one that is empty or cannot be read."""
-    file = Path(path)
+    file = local(path)
     try:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         lines = data.decode("utf-8-sig").split("\n")

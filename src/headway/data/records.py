@@ -26,6 +26,7 @@ from typing import Any
 
 from headway.data import values
 from headway.data.corpus import checked, texts
+from headway.data.hub import local
 from headway.data.record_forms import FORMS, Form, Row
 from headway.data.record_kinds import KINDS, Labelled, Record, Text
 from headway.errors import DataError, did_you_mean
@@ -40,7 +41,7 @@ def read_records(
     error is raised. Raises DataError with file and line, in any case for what is no JSON.
     """
     wanted = kinds or KINDS
-    for where, value in _values(Path(path), wanted):
+    for where, value in _values(local(path), wanted):
         try:
             record = _record(value, where, wanted)
         except DataError as error:

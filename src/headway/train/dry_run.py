@@ -9,6 +9,7 @@ import torch
 
 from headway.choice import Choice
 from headway.data import TokenFile
+from headway.data.hub import is_remote
 from headway.errors import ConfigError, DataError
 from headway.hardware import memory_available
 from headway.models import ModelSpec, blank, cost
@@ -117,6 +118,8 @@ def describe_run(config: TrainConfig) -> DryRun:
 
 def _tokens(config: TextConfig) -> tuple[int, bool]:
     """(tokens, whether that is exact)."""
+    if is_remote(config.data):
+        raise DataError(f"{config.data}: a dry run fetches nothing; give a local file")
     path = Path(config.data)
     if not path.exists():
         raise DataError(f"{config.data}: no such file or folder")

@@ -13,7 +13,8 @@ class TextConfig(PackedConfig):
 
     data: str = setting(
         ...,
-        "training text: a file, a folder of text files, or a token file (.tokens) made by headway.data",
+        "training text: a file, a folder of text files, a token file (.tokens) made by headway.data, or hf://OWNER/NAME/PATH"
+        " or hf://OWNER/NAME:SPLIT#COLUMN of the Hub",
         group="Data",
     )
     mask_share: float | None = setting(

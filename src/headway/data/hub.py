@@ -1,0 +1,176 @@
+"""Data of the Hugging Face Hub as local files.
+
+| address | what |
+|---|---|
+| `hf://owner/name[@revision]/path` | one file of a data set, as it is; the rows of a .parquet file as JSONL |
+| `hf://owner/name[@revision][/config]:split` | the rows of a split, as JSONL (needs `datasets`) |
+| either with `#column` | rows as {"text": ...}, from this column |
+
+Rows are streamed once, into a file beside what the Hub's library keeps (HF_HOME), and from there on they are a local
+file like any other: memory-mapped when it is encoded, in one order, so that a run resumes exactly. A stream that broke
+off goes on after the rows that it has, of the same commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from headway.checkpoints.hub import asking
+from headway.errors import ConfigError, DataError
+
+SCHEME = "hf://"
+_ADDRESS = re.compile(
+    r"hf://(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[^/:#]+))?(/(?P<path>[^:#]+))?(:(?P<split>[^#]+))?(#(?P<column>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """An `hf://` address in its parts; see the table above."""
+
+    text: str
+    id: str
+    revision: str | None
+    path: str | None
+    split: str | None
+    column: str | None
+
+    @staticmethod
+    def of(text: str) -> Address:
+        """Raises DataError for what is no address."""
+        found = _ADDRESS.fullmatch(text)
+        has_rows = found is not None and (found["split"] or (found["path"] or "").endswith(".parquet"))
+        if found is None or not (found["split"] or found["path"]) or (found["column"] and not has_rows):
+            raise DataError(
+                f"{text}: a file of the Hub is hf://OWNER/NAME[@REVISION]/PATH, rows hf://OWNER/NAME[/CONFIG]:SPLIT, "
+                "one column of them with #COLUMN"
+            )
+        names = ("id", "revision", "path", "split", "column")
+        return Address(text, **{name: found[name] for name in names})
+
+    @property
+    def file_name(self) -> str:
+        """Of the rows, below the folder of the data set."""
+        parts = [self.path, self.split, self.column]
+        return ".".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".jsonl"
+
+
+def is_remote(source: str | Path) -> bool:
+    """Whether this is an `hf://` address."""
+    return str(source).startswith(SCHEME)
+
+
+def local(source: str | Path) -> Path:
+    """The local file of an `hf://` address, fetched where it is not here yet; any other path as it is.
+
+    Raises HubError for what the Hub does not give, ConfigError for a package that is missing, DataError for an address
+    that is none and for rows that JSON cannot hold."""
+    if not is_remote(source):
+        return Path(source)
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    address = Address.of(str(source))
+    if address.split is None and not str(address.path).endswith(".parquet"):
+        return _file(address, address.revision)
+    folder = Path(constants.HF_HOME) / "headway" / address.id.replace("/", "--")
+    target = folder / (address.revision or "main") / address.file_name
+    if not target.exists():
+        with asking(address.text):
+            info = huggingface_hub.HfApi().dataset_info(address.id, revision=address.revision)
+        _stream(address, str(info.sha), target)
+    return target
+
+
+def _file(address: Address, revision: str | None) -> Path:
+    import huggingface_hub
+
+    with asking(address.text):
+        return Path(
+            huggingface_hub.hf_hub_download(
+                address.id, str(address.path), repo_type="dataset", revision=revision
+            )
+        )
+
+
+def _stream(address: Address, commit: str, target: Path) -> None:
+    """Appends the rows that `target` lacks to a file of this commit beside it, which becomes `target` in the end."""
+    partial = target.with_name(f".{target.name}.{commit}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with partial.open("ab+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{address.text} is being fetched by another process; wait for it") from None
+        done = _whole_lines(file)
+        rows = _parquet(address, commit, done) if address.split is None else _split(address, commit, done)
+        for number, row in enumerate(rows, done + 1):
+            file.write(_line(address, row, number).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(partial, target)
+
+
+def _whole_lines(file: IO[bytes]) -> int:
+    """How many lines a file has; what follows the last line end is cut off."""
+    file.seek(0)
+    count = end = 0
+    for line in file:
+        if line.endswith(b"\n"):
+            count, end = count + 1, end + len(line)
+    file.truncate(end)
+    return count
+
+
+def _split(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
+    _need("datasets", address)
+    import datasets
+
+    with asking(address.text):
+        stream = datasets.load_dataset(
+            address.id, address.path, split=address.split, revision=commit, streaming=True
+        )
+        yield from stream.skip(done) if done else stream
+
+
+def _parquet(address: Address, commit: str, done: int) -> Iterator[dict[str, Any]]:
+    _need("pyarrow", address)
+    from pyarrow.parquet import ParquetFile
+
+    columns = [address.column] if address.column else None
+    for batch in ParquetFile(_file(address, commit)).iter_batches(columns=columns):
+        rows = batch.to_pylist()
+        yield from rows[done:]
+        done = max(0, done - len(rows))
+
+
+def _need(package: str, address: Address) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(
+            f'{address.text} needs {package}, which is not installed; pip install "headway[hub]"'
+        )
+
+
+def _line(address: Address, row: dict[str, Any], number: int) -> str:
+    where, column = f"{address.text}, row {number}", address.column
+    if column is not None:
+        if not isinstance(row.get(column), str):
+            there = (
+                f"{column!r} is {type(row[column]).__name__}"
+                if column in row
+                else f"its columns are {sorted(row)}"
+            )
+            raise DataError(f"{where}: #{column} must be a column of texts; {there}")
+        row = {"text": row[column]}
+    try:
+        return json.dumps(row, ensure_ascii=False)
+    except TypeError as error:
+        raise DataError(f"{where}: {error}; take one column of texts, {address.text}#COLUMN") from None

@@ -1,0 +1,214 @@
+"""Data of the Hub: an address is a local file, streamed once; what broke off goes on after the rows that are there."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headway.data import read_text
+from headway.data.hub import Address, local
+from headway.data.pairs import read_lines
+from headway.data.record_kinds import Chat
+from headway.data.records import read_records
+from headway.errors import ConfigError, DataError, HubError
+from headway.train import TextConfig, train
+from headway.train.dry_run import describe_run
+
+ROWS = [{"text": f"line {i}\nnaïve 🙂", "label": i} for i in range(7)]
+
+
+class Rows:
+    """An IterableDataset: rows that break off before row `breaks`, as often as they are asked for."""
+
+    def __init__(self, rows: list[dict[str, Any]], breaks: int | None) -> None:
+        self.rows, self.breaks = rows, breaks
+
+    def skip(self, count: int) -> "Rows":
+        return Rows(self.rows[count:], None if self.breaks is None else self.breaks - count)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for i, row in enumerate(self.rows):
+            if self.breaks is not None and i >= self.breaks:
+                raise ConnectionError("the line is dead")
+            yield row
+
+
+class Hub:
+    """What the fakes of a test know, and what they were asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.commit, self.rows, self.breaks = folder, "c0", ROWS, None
+        self.asked: list[Any] = []
+
+    breaks: int | None
+
+    def load_dataset(self, name: str, config: str | None, **given: Any) -> Rows:
+        self.asked.append((name, config, given["split"], given["revision"]))
+        assert given["streaming"] is True
+        return Rows(self.rows, self.breaks)
+
+    def download(self, name: str, path: str, *, repo_type: str, revision: str | None) -> str:
+        self.asked.append((name, path, repo_type, revision))
+        return str(self.folder / path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub(tmp_path / "files")
+    made.folder.mkdir()
+    module: Any = ModuleType("datasets")
+    module.__spec__, module.load_dataset = ModuleSpec("datasets", None), made.load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", made.download)
+    info = SimpleNamespace(dataset_info=lambda name, revision: SimpleNamespace(sha=made.commit))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: info)
+    return made
+
+
+def test_addresses() -> None:
+    for text, wanted in {
+        "hf://o/n/a/b.txt": ("o/n", None, "a/b.txt", None, None),
+        "hf://o/n@v1/a.jsonl": ("o/n", "v1", "a.jsonl", None, None),
+        "hf://o/n.x:train#text": ("o/n.x", None, None, "train", "text"),
+        "hf://o/n@c0/config-1:train[:10%]": ("o/n", "c0", "config-1", "train[:10%]", None),
+        "hf://o/n/d/x.parquet#text": ("o/n", None, "d/x.parquet", None, "text"),
+    }.items():
+        one = Address.of(text)
+        assert (one.id, one.revision, one.path, one.split, one.column) == wanted
+    for text in ("hf://o/n", "hf://name:train", "hf://o/n/a.txt#text", "hf://o/n@v1", "hf://"):
+        with pytest.raises(DataError, match=r"a file of the Hub is hf://OWNER/NAME\[@REVISION\]/PATH"):
+            Address.of(text)
+    assert local("some/file.txt") == Path("some/file.txt")
+
+
+def test_files_are_what_they_are(hub: Hub) -> None:
+    (hub.folder / "a.txt").write_text("one\ntwo\n")
+    assert [piece.text for piece in read_text("hf://o/n@v1/a.txt")] == ["one\ntwo\n"]
+    assert hub.asked == [("o/n", "a.txt", "dataset", "v1")]
+    assert read_lines("hf://o/n/a.txt") == ["one", "two"]
+    (hub.folder / "a.jsonl").write_text(json.dumps({"instruction": "a", "output": "b"}) + "\n")
+    assert len(list(read_records("hf://o/n/a.jsonl", Chat))) == 1
+
+
+def test_a_split_is_streamed_once(hub: Hub) -> None:
+    for _ in range(2):
+        assert [piece.text for piece in read_text("hf://o/n/small:train#text")] == [
+            row["text"] for row in ROWS
+        ]
+    assert hub.asked == [("o/n", "small", "train", "c0")]
+    assert [json.loads(line) for line in local("hf://o/n:train").read_text().splitlines()] == ROWS
+    assert (
+        len(
+            {local(f"hf://o/n{name}") for name in (":train", "@v1:train", ":test", "/x:train", ":train#text")}
+        )
+        == 5
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_broke_off_goes_on_after_the_rows_that_are_there(
+    hub: Hub, tmp_path: Path, data: st.DataObject
+) -> None:
+    shutil.rmtree(tmp_path / "home", ignore_errors=True)
+    hub.breaks = data.draw(st.integers(0, len(ROWS) - 1))
+    with pytest.raises(HubError, match=r"hf://o/n:train: the Hub is not reached \(the line is dead\)"):
+        local("hf://o/n:train")
+    (partial,) = (tmp_path / "home").rglob(".train.jsonl.c0")
+    whole = partial.read_bytes()
+    assert whole.count(b"\n") == hub.breaks
+    partial.write_bytes(
+        whole[: data.draw(st.integers(0, len(whole)))]
+    )  # and what was written last is not whole
+    hub.breaks = None
+    assert [json.loads(line) for line in local("hf://o/n:train").read_text().splitlines()] == ROWS
+
+
+def test_rows_of_another_commit_are_not_continued(hub: Hub) -> None:
+    hub.breaks = 3
+    with pytest.raises(HubError):
+        local("hf://o/n:train")
+    hub.breaks, hub.commit, hub.rows = None, "c1", [{"text": "new"}] * 5
+    assert [json.loads(line) for line in local("hf://o/n:train").read_text().splitlines()] == hub.rows
+
+
+def test_what_cannot_be_rows_of_text_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, message in (
+        (
+            "hf://o/n:train#txet",
+            r"row 1: #txet must be a column of texts; its columns are \['label', 'text'\]",
+        ),
+        ("hf://o/n:train#label", r"row 1: #label must be a column of texts; 'label' is int"),
+    ):
+        with pytest.raises(DataError, match=message):
+            local(address)
+    hub.rows = [{"text": "a"}, {"text": b"bytes"}]
+    with pytest.raises(DataError, match=r"row 2: Object of type bytes is not JSON.*take one column of texts"):
+        local("hf://o/n:train")
+    monkeypatch.setattr("headway.data.hub.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r'needs datasets, which is not installed; pip install "headway\[hub\]"'
+    ):
+        local("hf://o/n:test")
+
+
+def test_a_model_is_trained_on_a_split(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.train.tasks.rows.gemm_peak", lambda dtype: 1e12)
+    hub.rows = [{"text": "one two three four\n" * 9}] * 8
+    sizes: dict[str, Any] = {
+        "depth": 1,
+        "width": 16,
+        "heads": 2,
+        "context": 16,
+        "batch_tokens": 64,
+        "steps": 2,
+    }
+    config = TextConfig.of(
+        {"data": "hf://o/n:train#text", "out": str(tmp_path / "run"), "vocab": 260, **sizes}
+    )
+    assert train(config, quiet=True).steps == 2
+    assert len(hub.asked) == 1
+    with pytest.raises(DataError, match="hf://o/n:train#text: a dry run fetches nothing; give a local file"):
+        describe_run(config)
+
+
+@pytest.mark.slow
+def test_rows_of_parquet_are_streamed_from_where_they_broke_off(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), hub.folder / "x.parquet", row_group_size=2)
+    path = local("hf://o/n/x.parquet")
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
+    texts = [json.loads(line) for line in local("hf://o/n/x.parquet#text").read_text().splitlines()]
+    assert texts == [{"text": row["text"]} for row in ROWS]
+    whole = path.read_bytes()
+    path.rename(path.with_name(f".{path.name}.c0"))
+    path.with_name(f".{path.name}.c0").write_bytes(whole[:-5])
+    assert local("hf://o/n/x.parquet").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_datasets_streams_what_the_fake_streams(tmp_path: Path) -> None:
+    """The calls that are made, against the real library on a local file."""
+    import datasets
+
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    make: Callable[..., Any] = datasets.load_dataset
+    stream = make("json", None, data_files={"train": str(path)}, split="train", streaming=True)
+    assert list(stream) == ROWS
+    assert list(stream.skip(3)) == ROWS[3:]
