@@ -165,3 +165,42 @@ def test_triplets_have_the_form_of_cail(tmp_path: Path) -> None:
     assert kinds == [("a", "a", "c"), ("b", "b", "c"), ("c", "c", kinds[2][2])]
     assert {len(text) for r in read for text in (r.anchor, r.positive, str(r.negative))} == {20}
     assert made == list(loader("triplets").triplets(chapters, 20))
+
+
+def test_rows_90_and_92_encoders_are_compared_on_triplets_and_titles() -> None:
+    """At equal budgets, in rows of two lengths, beside the published numbers."""
+    recipe = read_recipe(FOLDER / "roformer-chinese.yaml")
+    stages = {stage.name: stage for stage in recipe.stages}
+    published = {name: stage.published["test"] for name, stage in stages.items() if stage.published}
+    assert published == {
+        "bert_triplets": 67.77, "wobert_triplets": 68.10, "roformer_triplets": 68.29, "roformer_long": 69.79
+    }  # fmt: skip
+    equal = [
+        {**stages[name].settings, "family": "", "units": "", "vocab": 0}
+        for name in ("bert", "wobert", "roformer")
+    ]
+    assert equal[0] == equal[1] == equal[2]
+    assert stages["roformer_long"].settings == {**stages["roformer_triplets"].settings, "context": 256}
+    assert stages["wobert_titles"].settings == stages["roformer_titles"].settings
+    rules = " ".join(claim.rule for claim in recipe.claims)
+    assert "roformer_long.val_accuracy > roformer_triplets.val_accuracy" in rules
+    assert "roformer_titles.val_accuracy > wobert_titles.val_accuracy - 0.01" in rules
+
+
+def test_row_108_long_readers_are_compared_with_truncation() -> None:
+    """Of one model, on the same records with the same steps; for answers, with sliding pieces, too."""
+    recipe = read_recipe(FOLDER / "long-classify.yaml")
+    settings = {stage.name: {**stage.settings, "micro_batch": None} for stage in recipe.stages}
+    lengths = [settings[f"reviews{length}"].pop("context") for length in (128, 512, 2048)]
+    assert lengths == [128, 512, 2048]
+    assert settings["reviews128"] == settings["reviews512"] == settings["reviews2048"]
+    assert settings["reviews128"]["too_long"] == "cut"
+    recipe = read_recipe(FOLDER / "long-qa.yaml")
+    stages = {stage.name: stage for stage in recipe.stages}
+    assert {stages[name].source for name in ("long", "pieces", "beginning")} == {"mlm"}
+    assert [stages[name].settings["context"] for name in ("long", "pieces", "beginning")] == [4096, 512, 512]
+    assert stages["pieces"].settings.get("too_long") is None  # windows
+    assert [claim.rule for claim in recipe.claims] == [
+        "long.val_hit > beginning.val_hit",
+        "long.val_hit > pieces.val_hit",
+    ]

@@ -283,7 +283,7 @@ def test_a_trained_answerer_is_as_right_as_the_log_says(trained: dict[str, Any])
     assert last(result)["val_f1"] >= last(result)["val_exact"]
 
 
-def test_a_trained_embedder_ranks_triplets_as_the_log_says(trained: dict[str, Any]) -> None:
+def test_row_90_a_trained_embedder_ranks_triplets(trained: dict[str, Any]) -> None:
     """Triplets as CAIL2019-SCM has them: A, B, C and which of the two is more like A."""
     result = trained["embed"]
     model = headway.load(result.model, task="embed")
