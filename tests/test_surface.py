@@ -48,6 +48,7 @@ NAMES = [
 ]
 SUBCOMMANDS = [
     "train",
+    "preview",
     "generate",
     "translate",
     "fill-mask",

@@ -89,7 +89,30 @@ def long_text(folder: Path) -> list[str]:
     return [f"data={written(folder / 'long.jsonl', lines)}"]
 
 
+def instructions(folder: Path, *stages: str) -> list[str]:
+    """A text, and instructions with an answer of a word or two."""
+    lines: list[dict[str, object]] = [
+        {
+            "instruction": one.split()[0],
+            "input": one.split()[-1] * (i % 2),
+            "output": " ".join(one.split()[:2]),
+        }
+        for i, one in enumerate(documents(4, 20))
+    ]
+    data = written(folder / "alpaca.jsonl", lines)
+    return [f"base.{text(folder)[0]}", *(f"{stage}.data={data}" for stage in stages)]
+
+
+def talks(folder: Path) -> list[str]:
+    """And conversations of one to three rounds."""
+    turns = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"}]
+    lines: list[dict[str, object]] = [{"conversations": turns * (1 + i % 3)} for i in range(20)]
+    data = written(folder / "sharegpt.jsonl", lines)
+    return [*instructions(folder, "alpaca"), *(f"{stage}.data={data}" for stage in ("vicuna", "last"))]
+
+
 TOYS: Mapping[str, Callable[[Path], list[str]]] = {
+    "alpaca": lambda folder: instructions(folder, "alpaca", "lora"),
     "context-extend": text,
     "gqa-uptrain": text,
     "long-classify": reviews,
@@ -98,4 +121,5 @@ TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "longformer-charlm": letters,
     "roformer-chinese": comparison,
     "roformer-six": chinese,
+    "vicuna": talks,
 }

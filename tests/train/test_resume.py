@@ -32,7 +32,10 @@ Make = Callable[..., TextConfig]
 
 def weights(out: str | Path) -> dict[str, Tensor]:
     last = checkpoints(Path(out))[-1]
-    found = dict(open_tensors(last)) | dict(open_tensors(last / "optimizer.safetensors"))
+    own = last / "adapter.safetensors"  # beside a frozen model
+    found = dict(open_tensors(own if own.exists() else last)) | dict(
+        open_tensors(last / "optimizer.safetensors")
+    )
     return {name: value.clone() for name, value in found.items()}
 
 

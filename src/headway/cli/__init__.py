@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "Train a language model, an encoder or a translator; resumes bit for bit", "headway.cli.train"
     ),
+    "preview": Command("The tokens that a model would be trained on, and their mask", "headway.cli.preview"),
     "generate": Command("Continue a prompt", "headway.cli.generate"),
     "translate": Command("Translate texts, by beam search; BLEU against references", "headway.cli.translate"),
     "fill-mask": Command("Find words for masked places", "headway.cli.encoders:fill_mask"),

@@ -72,10 +72,11 @@ class Report:
 
 
 class Examples:
-    """Examples by number, in memory as ids of 4 bytes: `len(examples)`, `examples[i]`."""
+    """Examples by number, in memory as ids of 4 bytes: `len(examples)`, `examples[i]`; `wheres`: their `file:line`."""
 
     def __init__(self) -> None:
         self.report = Report()
+        self.wheres: list[str] = []
         self._ids, self._turns, self._ends = array("i"), array("B"), [0]
 
     def __len__(self) -> int:
@@ -90,8 +91,9 @@ class Examples:
         """Slots that each takes: its last token is predicted, and not read."""
         return (np.diff(self._ends) - 1).tolist()
 
-    def add(self, ids: Sequence[int], turns: Sequence[int]) -> None:
+    def add(self, ids: Sequence[int], turns: Sequence[int], where: str = "") -> None:
         """One more."""
+        self.wheres.append(where)
         self._ids.extend(ids)
         self._turns.extend(min(turn, 255) for turn in turns)
         self._ends.append(len(self._ids))
@@ -144,7 +146,7 @@ def encode_examples(
                 report.dropped[TOO_LONG] += 1
                 continue
             report.cut += 1
-        found.add(ids, turns)
+        found.add(ids, turns, record.where)
     if report.dropped[NO_ANSWER] > SILENT * report.read:
         raise DataError(
             f"{report.dropped[NO_ANSWER]} of {report.read} examples have no answer to be trained, the first in "

@@ -1,0 +1,94 @@
+"""`headway preview --data X --model M`: what a model would be trained on, token by token, and what becomes of data."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from headway.cli._shared import note
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.text import Tokenizer
+
+TRAINED, READ, RESET = ("\033[30;42m", "\033[30;102m"), ("\033[0m", "\033[2m"), "\033[0m"  # of tokens in turn
+
+
+def command(
+    data: Annotated[
+        str, typer.Option("--data", help="conversations or completions, as for train --task chat")
+    ],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="folder of the model that is to be trained")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="tokenizer.json or its folder")
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", help="alpaca, vicuna, chatml, llama2, or a Jinja file [default: the model's own]"
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="a token that ends an answer; may be given often")
+    ] = None,
+    train_on: Annotated[
+        Literal["all", "last"], typer.Option("--train-on", help="which answers of a conversation are trained")
+    ] = "all",
+    context: Annotated[int, typer.Option("--context", min=2, help="slots of a training row")] = 512,
+    too_long: Annotated[
+        Literal["drop", "drop_turns", "cut_left", "error"],
+        typer.Option("--too-long", help="what becomes of an example that no row holds"),
+    ] = "drop",
+    count: Annotated[int, typer.Option("-n", min=0, help="examples that are shown")] = 3,
+    color: Annotated[
+        bool | None, typer.Option("--color/--no-color", help="colours [default: where stdout is a terminal]")
+    ] = None,
+) -> None:
+    """Show the first examples, token by token, and which of them are trained; then count all examples.
+
+    Trained tokens are green. Without colours they stand within [ ], and other tokens are parted by |.
+    """
+    from headway.checkpoints.folder import load_folder
+    from headway.data.bins import ChatRows
+    from headway.data.chats import encode_examples
+    from headway.data.record_kinds import Chat, Completion
+    from headway.text import Tokenizer
+    from headway.train.records import read_all
+    from headway.train.tasks.chat import stop_ids
+
+    source = tokenizer or model
+    if source is None:
+        raise ConfigError("whose tokens? give the folder of a model (--model), or a tokenizer (--tokenizer)")
+    own = Tokenizer.load(source)
+    own = own if template is None else own.with_chat_template(template)
+    ends = stop_ids(own, stop or (), {} if model is None else load_folder(model).generation)
+    read, remarks = read_all(data, (Chat, Completion))
+    records: list[Any] = list(read)
+    examples = encode_examples(records, own, stop=ends, length=context, train_on=train_on, too_long=too_long)
+    colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ if color is None else color
+    for i in range(min(count, len(examples))):
+        ids, turns = examples[i]
+        print(f"{examples.wheres[i]}: {len(ids)} tokens, {int((turns > 0).sum())} trained")
+        print(marked(own, ids.tolist(), [turn > 0 for turn in turns.tolist()], color=colored), end="\n\n")
+    rows = ChatRows.of(examples, context)
+    for line in (*remarks, *examples.report.lines()):
+        note(line)
+    note(f"{len(rows)} rows of {context} slots, {rows.used / (len(rows) * context):.1%} of them filled")
+
+
+def marked(tokenizer: "Tokenizer", ids: Sequence[int], trained: Sequence[bool], *, color: bool) -> str:
+    """The text of ids, token by token, and which of them are trained. What is part of a character stands with the token
+    that completes it."""
+    stream, parts = tokenizer.stream(special=True), []
+    for k, (token, is_trained) in enumerate(zip(ids, trained, strict=True)):
+        text = stream.push(token)
+        if color:
+            parts.append(f"{(TRAINED if is_trained else READ)[k % 2]}{text}{RESET}")
+        else:
+            parts.append(f"[{text}]" if is_trained else f"|{text}" if k and not trained[k - 1] else text)
+    return "".join([*parts, stream.flush()])
