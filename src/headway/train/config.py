@@ -18,8 +18,8 @@ from headway.errors import ConfigError, did_you_mean
 
 GROUPS = ("Task", "Data", "Model", "Adapter", "Batch", "Length", "Optimizer", "Machine", "Output")
 TASK = (
-    "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, classify, tag, answer, "
-    "embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
+    "what is trained: causal-lm (the next token), masked-lm (hidden tokens), translation, chat, preference, classify, "
+    "tag, answer, embed, or MODULE:CLASS of your own; `--task NAME --help` lists the settings of a task"
 )
 
 # What other trainers call a setting, where no similarity of letters would find ours.

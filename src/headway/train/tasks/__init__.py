@@ -23,6 +23,7 @@ TASKS = {
     "masked-lm": "headway.train.tasks.masked_lm:MaskedLM",
     "translation": "headway.train.tasks.translation:Translation",
     "chat": "headway.train.tasks.chat:Chat",
+    "preference": "headway.train.tasks.preference:PreferenceTuning",
     "classify": "headway.train.tasks.classify:Classify",
     "tag": "headway.train.tasks.tag:Tag",
     "answer": "headway.train.tasks.answer:Answer",

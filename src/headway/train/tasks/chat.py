@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from headway.checkpoints.folder import load_folder
 from headway.data.bins import ChatRows
 from headway.data.chats import encode_examples
 from headway.data.record_kinds import Chat as Conversation
 from headway.data.record_kinds import Completion, Record
-from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import Decoder, Encoder, ModelSpec
-from headway.text import Tokenizer
 from headway.train.config import TASK, setting
+from headway.train.conversations import ConversationConfig, conversation_tokenizer
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
@@ -32,24 +30,13 @@ from headway.train.tasks.rows import RowsTask
 EVALUATION_TOKENS = 8192  # slots of one forward pass
 
 
-class ChatConfig(PackedConfig):
+class ChatConfig(ConversationConfig, PackedConfig):
     """Settings of training on conversations. The optimizer's are those of Stanford Alpaca; a model from scratch needs a
     larger `lr`."""
 
     task: str | None = setting("chat", TASK, group="Task")
 
     data: str = setting(..., "conversations or completions: .jsonl or .json (or .gz of them)", group="Data")
-    template: str | None = setting(
-        None,
-        "chat template: alpaca, vicuna, chatml, llama2, or a Jinja file; it is saved with the model [default: the "
-        "model's own]",
-        group="Data",
-    )
-    stop: tuple[str, ...] = setting(
-        (),
-        "tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]",
-        group="Data",
-    )
     train_on: Literal["all", "last"] = setting(
         "all", "which answers of a conversation are trained; none with weight 0", group="Data"
     )
@@ -96,16 +83,8 @@ class Chat(RowsTask):
         kinds: tuple[type[Record], ...] = (Conversation, Completion)
         train, held, said = split(config, kinds, kinds)
         tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
-        if config.template is not None:
-            tokenizer = tokenizer.with_chat_template(config.template)
-        if tokenizer.chat_template is None and any(isinstance(record, Conversation) for record in train):
-            raise ConfigError(
-                f"{config.data} holds conversations, and the model has no chat template; give one (template=alpaca, "
-                "vicuna, chatml, llama2 or a file)"
-            )
-        own = _generation(config.model)
-        stop = stop_ids(tokenizer, config.stop, own)
-        self.generation = {**own, "eos_token_id": stop[0] if len(stop) == 1 else stop}
+        has_chats = any(isinstance(record, Conversation) for record in train)
+        tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer, has_chats=has_chats)
 
         def rows(records: Sequence[Any], what: str) -> ChatRows:
             examples = encode_examples(
@@ -165,32 +144,6 @@ def evaluate_answers(
     by_turn = {f"loss_turn_{i + 1}": float(sums[i] / counts[i]) for i in turns} if len(turns) > 1 else {}
     seconds = time.perf_counter() - begin
     return Evaluation(float(sums.sum()), int(counts.sum()), 0, seconds, metrics=by_turn, unit="trained token")
-
-
-def stop_ids(tokenizer: Tokenizer, names: Collection[str], generation: Mapping[str, Any]) -> list[int]:
-    """Ids that end an answer: the tokens `names`, or those of generation_config.json; and EOS.
-
-    Raises ConfigError for a name that is no control token, DataError where there is none at all."""
-    controls = {tokenizer.token(i): i for i in tokenizer.special_ids}
-    if unknown := [name for name in names if name not in controls]:
-        raise ConfigError(
-            f"stop {unknown[0]!r} is no control token of the tokenizer{did_you_mean(unknown[0], controls)}; there are "
-            f"{', '.join(sorted(controls)[:20])}"
-        )
-    given = generation.get("eos_token_id")
-    own = given if isinstance(given, list) else [] if given is None else [given]
-    found = [controls[name] for name in names] if names else own
-    found = [*dict.fromkeys([*found, *([] if tokenizer.eos is None else [tokenizer.eos])])]
-    if not found:
-        raise DataError(
-            "neither the tokenizer nor generation_config.json has a token that ends an answer; name it (stop=TOKEN)"
-        )
-    return found
-
-
-def _generation(model: str | None) -> Mapping[str, Any]:
-    """The content of the folder's generation_config.json."""
-    return {} if model is None or not Path(model).is_dir() else load_folder(model).generation
 
 
 def _texts(records: Sequence[Any]) -> Iterator[str]:

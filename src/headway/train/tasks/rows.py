@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from headway.data import Batch, rows_from
+from headway.data import rows_from
 from headway.errors import ConfigError
 from headway.hardware import gemm_peak, peak_rss
 from headway.models import Decoder, Encoder, ModelSpec, blank, cost
@@ -30,8 +30,8 @@ class RowSource(Protocol):
     def drawn(self, draw: int) -> Self:
         """The same rows as step `draw` reads them."""
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """The given rows."""
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The given rows: a `Batch`, or what the task's `count` and `loss` take."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ class RowsTask(Task[Decoder | Encoder]):
         )
         return learning_rate(share, warmup=self.config.warmup, floor=self.config.lr_floor)
 
-    def batches(self, step: int) -> Sequence[Batch]:
+    def batches(self, step: int) -> Sequence[Any]:
         rows = self.train_rows.drawn(step)
         return [rows.batch(part) for part in self.plan.micro_batches(step)]
 
-    def loss(self, model: Decoder | Encoder, batch: Batch) -> Sums:
+    def loss(self, model: Decoder | Encoder, batch: Any) -> Sums:
         """See `Objective`; and tokens that are read."""
         found, tokens = super().loss(model, batch), batch.inputs["tokens"]
         read = int(tokens.valid.expand(batch.inputs["ids"].shape).sum())

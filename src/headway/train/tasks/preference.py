@@ -1,0 +1,236 @@
+"""A better and a worse answer: direct preference optimisation, and odds ratios without a reference model.
+
+Legend: P pairs of a batch, N pairs of a run, T slots.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.storage.safetensors import write_safetensors
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.data.record_kinds import Preference as Pair
+from headway.data.record_kinds import Record
+from headway.errors import DataError
+from headway.models import Decoder, Encoder, ModelSpec
+from headway.nn import IGNORE_INDEX
+from headway.nn.preference import dpo_loss, orpo_loss
+from headway.text import Tokenizer
+from headway.text.segments import Segments, chat_segments
+from headway.tokens import Tokens
+from headway.train.config import TASK, setting
+from headway.train.conversations import ConversationConfig, conversation_tokenizer
+from headway.train.evaluation import Evaluation
+from headway.train.inputs import find_tokenizer, first_model, model_spec
+from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.records import described, split
+from headway.train.tasks.base import StepStats, Sums
+from headway.train.tasks.rows import RowsTask
+
+REFERENCE = "reference.safetensors"
+AT_ONCE = 8
+
+
+class PreferenceConfig(ConversationConfig):
+    """Settings of preference tuning."""
+
+    task: str | None = setting("preference", TASK, group="Task")
+    data: str = setting(
+        ..., "records with prompt, chosen and rejected: .jsonl or .json, or .gz of them", group="Data"
+    )
+    loss: Literal["dpo", "orpo"] = setting(
+        "dpo",
+        "dpo: against what the model was before (Rafailov et al. 2023); orpo: next-token loss and odds ratio, without "
+        "a reference (Hong et al. 2024)",
+        group="Task",
+    )
+    beta: float = setting(0.1, "weight of the preference: beta of dpo, lambda of orpo", group="Task", gt=0)
+    batch: int = setting(16, "pairs of one optimizer step", group="Batch", unit="pairs", ge=1)
+    lr: float = setting(1e-5, "peak learning rate of AdamW", group="Optimizer", gt=0)
+    warmup: float = setting(0.1, "linear warm-up, as a share of the run", group="Optimizer", ge=0.0, le=1.0)
+    weight_decay: float = setting(0.0, "decoupled decay of matrices", group="Optimizer", ge=0.0)
+
+    @property
+    def rows_per_step(self) -> int:
+        """See `RowsConfig`."""
+        return self.batch
+
+
+class PairBatch(NamedTuple):
+    """Chosen answers in rows 0..P-1, rejected ones in P..2P-1 [2P, T]; `reference` [2, P] log p of both."""
+
+    inputs: dict[str, Any]
+    targets: Tensor
+    reference: Tensor
+
+
+class PairRows:
+    """Pairs of conversations: `len(rows)`, `rows.batch([..])`. `reference` [2, N]: log p of chosen and rejected under
+    the reference; zeros until it is computed."""
+
+    def __init__(self, pairs: Sequence[tuple[Segments, Segments]]) -> None:
+        self.pairs, self.reference = pairs, torch.zeros(2, len(pairs))
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def drawn(self, draw: int) -> PairRows:
+        """The same rows: nothing in them is drawn."""
+        return self
+
+    def batch(self, indices: Sequence[int]) -> PairBatch:
+        """The given pairs, padded to the longest of their rows."""
+        rows = [self.pairs[i][side] for side in (0, 1) for i in indices]
+        lengths = [len(row.ids) - 1 for row in rows]
+        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+        targets = torch.full_like(ids, IGNORE_INDEX)
+        for b, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+            whole = torch.tensor(row.ids)
+            ids[b, :n] = whole[:-1]
+            targets[b, :n] = torch.where(torch.tensor(row.trained[1:]), whole[1:], IGNORE_INDEX)
+        inputs = {"ids": ids, "tokens": Tokens.from_lengths(lengths)}
+        return PairBatch(inputs, targets, self.reference[:, list(indices)])
+
+
+class PreferenceTuning(RowsTask):
+    """Pairs of answers to one prompt; the last message of each is the answer.
+
+    Losses are per pair. The reference is the model as the run begins; its log probabilities are computed once, before
+    the first step, and kept in the run's folder: no second model is held in memory.
+    """
+
+    settings = PreferenceConfig
+    next_command = "headway chat {model}"
+    config: PreferenceConfig
+    train_rows: PairRows
+
+    def __init__(
+        self, config: PreferenceConfig, folder: Path, start: Path | None, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.check(config, model_spec(config))
+        train, held, said = split(config, (Pair,), (Pair,))
+        tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
+        tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer)
+        rows, more = self.rows(train, tokenizer, stop)
+        self.held_rows = None if held is None else self.rows(held, tokenizer, stop)[0]
+        model = first_model(config, tokenizer.vocab_size)
+        if config.loss == "dpo":
+            files = [folder / "data" / REFERENCE, folder / "data" / f"held-{REFERENCE}"]
+            for file, pairs in zip(files, (rows, self.held_rows), strict=True):
+                if pairs is not None:
+                    pairs.reference = reference(model, pairs, file, dtype)
+        self.begin(model, tokenizer, rows, dtype)
+        self.data, self.remarks, self.unit = described(train), [*said, *more], "pair"
+
+    @classmethod
+    def unsupported(cls, spec: ModelSpec) -> str | None:
+        return None if spec.causal and spec.encoder is None else f"{spec.family} is no decoder"
+
+    def rows(
+        self, records: Sequence[Record], tokenizer: Tokenizer, stop: Collection[int]
+    ) -> tuple[PairRows, list[str]]:
+        """Pairs that fit the context, and what is said of those that do not. Raises DataError when none is left."""
+        found: list[tuple[Segments, Segments]] = []
+        for record in records:
+            assert isinstance(record, Pair)
+            try:
+                both = [
+                    chat_segments(tokenizer, [*record.prompt, *answer], stop=stop, train_on="last")
+                    for answer in (record.chosen, record.rejected)
+                ]
+            except DataError as error:
+                raise DataError(f"{record.where}: {error}") from None
+            if max(len(one.ids) for one in both) <= self.config.context:
+                found.append((both[0], both[1]))
+        left_out = len(records) - len(found)
+        if not found:
+            raise DataError(
+                f"{self.config.data}: none of the {len(records)} pairs fits context {self.config.context}; raise it"
+            )
+        said = f"{left_out} of {len(records)} pairs are longer than context {self.config.context}: left out"
+        return PairRows(found), [said] if left_out else []
+
+    def count(self, batch: PairBatch) -> int:
+        """Pairs."""
+        return batch.reference.shape[1]
+
+    def loss(self, model: Decoder | Encoder, batch: PairBatch) -> Sums:
+        """See `Objective`; and how many pairs are ranked right, by how much, and log p of both answers."""
+        chosen, rejected = log_p(model, batch).unbind(0)
+        if self.config.loss == "dpo":
+            known = batch.reference.to(chosen)
+            each = dpo_loss(chosen, rejected, (known[0], known[1]), self.config.beta)
+            margin = (chosen - known[0]) - (rejected - known[1])
+        else:
+            tokens = (batch.targets != IGNORE_INDEX).sum(1).to(chosen).view(2, -1)
+            each = orpo_loss(chosen, rejected, (tokens[0], tokens[1]), self.config.beta)
+            margin = chosen / tokens[0] - rejected / tokens[1]
+        sums = {
+            "hits": (margin > 0).sum(),
+            "margin": margin.sum(),
+            "chosen": chosen.sum(),
+            "rejected": rejected.sum(),
+        }
+        sums["read"] = batch.inputs["tokens"].valid.sum()
+        return Sums(
+            each.sum(), each.sum().detach(), {name: float(value.detach()) for name, value in sums.items()}
+        )
+
+    def quality(self, stats: StepStats) -> dict[str, float | None]:
+        """See `RowsTask`: pairs ranked right, the mean margin, and mean log p of the answers."""
+        return {**means(stats.extra, stats.count)}
+
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+        """See `Objective`."""
+        if self.held_rows is None:
+            return None
+        total, sums, rows = 0.0, dict[str, float](), self.held_rows
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            for at in range(0, len(rows), AT_ONCE):
+                found = self.loss(model, rows.batch(range(at, min(at + AT_ONCE, len(rows)))))
+                total += float(found.loss)
+                sums = {name: sums.get(name, 0.0) + value for name, value in found.extra.items()}
+        model.train(training)
+        return Evaluation(total, len(rows), metrics=means(sums, len(rows)), unit="pair")
+
+
+def _texts(records: Sequence[Record]) -> Iterator[str]:
+    """All text of the pairs, for a tokenizer that is to be trained."""
+    for record in records:
+        assert isinstance(record, Pair)
+        for message in (*record.prompt, *record.chosen, *record.rejected):
+            yield message["content"]
+
+
+def means(sums: Any, count: int) -> dict[str, float]:
+    """The sums of `PreferenceTuning.loss`, per pair."""
+    names = {"accuracy": "hits", "margin": "margin", "chosen_log_p": "chosen", "rejected_log_p": "rejected"}
+    return {name: sums[key] / count for name, key in names.items()} if count else {}
+
+
+def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
+    """log p of the answers [2, P], differentiable: the sum over their tokens."""
+    found = model(**batch.inputs, targets=batch.targets, label_smoothing=0.0)
+    total: Tensor = -found.each.sum(1).view(2, -1)
+    return total
+
+
+def reference(model: Decoder | Encoder, rows: PairRows, file: Path, dtype: torch.dtype) -> Tensor:
+    """log p of all pairs [2, N] under the model in `dtype`, from `file`, or computed and kept there."""
+    if not file.exists():
+        computes = copy.deepcopy(model).to(dtype).eval()
+        parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
+        with torch.no_grad():
+            found = torch.cat([log_p(computes, rows.batch(part)) for part in parts], dim=1)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_safetensors(file, {"log_p": found.float().contiguous()})
+    return open_tensors(file)["log_p"].clone()

@@ -1,0 +1,141 @@
+"""Preference tuning: its loss is the formula on a dense model's log probabilities; its runs go on to the bit."""
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headway import load
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.errors import DataError
+from headway.models import build
+from headway.nn import IGNORE_INDEX
+from headway.train import train
+from headway.train.metrics import read_metrics
+from headway.train.tasks.preference import PreferenceConfig, PreferenceTuning
+from tests.train.test_chat import COLOURS, SHORT, written
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
+
+
+def pairs(count: int) -> list[dict[str, Any]]:
+    rng = random.Random(0)
+    found = []
+    for _ in range(count):
+        thing, colour = rng.choice([*COLOURS.items()])
+        wrong = rng.choice([other for other in COLOURS.values() if other != colour])
+        found.append(
+            {
+                "prompt": f"what colour is {thing}?",
+                "chosen": colour,
+                "rejected": wrong + " " * rng.randint(0, 2),
+            }
+        )
+    return found
+
+
+def config(folder: Path, **changes: Any) -> PreferenceConfig:
+    usual: dict[str, Any] = {
+        "data": str(written(folder / "pairs.jsonl", pairs(40))), "validation_share": 0.2,
+        "template": SHORT, "vocab": 280, "depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "hidden": 24,
+        "context": 64, "batch": 6, "micro_batch": 2, "steps": 6, "lr": 3e-3, "dtype": "fp32",
+        "backend": "sdpa", "out": str(folder / "run"), "workers": 1,
+    }  # fmt: skip
+    return PreferenceConfig(**usual | changes)
+
+
+def task(given: PreferenceConfig) -> PreferenceTuning:
+    return PreferenceTuning(given, Path(given.out), None, torch.float32)
+
+
+def dense_log_p(model: Any, ids: list[int], trained: list[bool]) -> torch.Tensor:
+    """Of the trained ids of one row, with all logits at once."""
+    logits = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
+    picked = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return (picked * torch.tensor(trained[1:])).sum()
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_the_loss_and_its_gradient_are_the_formula(loss: str, tmp_path: Path) -> None:
+    own = task(config(tmp_path, loss=loss, beta=0.3))
+    model = build(own.model.spec, dtype=torch.float64, seed=1)  # not the reference
+    rows = [0, 3, 5, 7]
+    found = own.loss(model, own.train_rows.batch(rows))
+    found.total.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    reference, total = own.model.double(), torch.zeros((), dtype=torch.float64)
+    for i in rows:
+        sides = own.train_rows.pairs[i]
+        c, r = (dense_log_p(model, side.ids, side.trained) for side in sides)
+        if loss == "dpo":
+            with torch.no_grad():
+                ref_c, ref_r = (dense_log_p(reference, side.ids, side.trained) for side in sides)
+            total = total - F.logsigmoid(0.3 * ((c - ref_c) - (r - ref_r)))
+        else:
+            c, r = (x / sum(side.trained) for x, side in zip((c, r), sides, strict=True))
+            odds = (c - torch.log1p(-c.exp())) - (r - torch.log1p(-r.exp()))
+            total = total - c - 0.3 * F.logsigmoid(odds)
+    total.backward()
+    torch.testing.assert_close(
+        found.total, total.detach(), rtol=1e-5, atol=1e-6
+    )  # the reference is kept in float32
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_only_the_last_answer_is_weighed(tmp_path: Path) -> None:
+    own = task(config(tmp_path))
+    tokenizer = own.tokenizer
+    for chosen, rejected in own.train_rows.pairs:
+        said = [
+            tokenizer.decode([i for i, t in zip(s.ids, s.trained, strict=True) if t])
+            for s in (chosen, rejected)
+        ]
+        assert said[0].strip() in COLOURS.values()
+        assert said[0] != said[1]
+    batch = own.train_rows.batch([0, 1])
+    assert (batch.targets != IGNORE_INDEX).sum(1).min() > 0
+    assert own.count(batch) == 2
+
+
+def test_it_learns_what_is_preferred_and_says_so(tmp_path: Path) -> None:
+    result = train(config(tmp_path, steps=60, eval_every=30, eval_at_start=True), quiet=True)
+    lines = [r for r in read_metrics(result.metrics) if "val_loss" in r]
+    assert lines[0]["val_loss"] == pytest.approx(0.6931, abs=1e-3)  # the model is the reference: log 2
+    assert lines[0]["val_margin"] == pytest.approx(0, abs=1e-4)
+    assert lines[-1]["val_loss"] < 0.6
+    assert lines[-1]["val_accuracy"] > 0.8
+    assert {"chosen_log_p", "rejected_log_p", "margin", "accuracy"} <= read_metrics(result.metrics)[-2].keys()
+    assert (
+        load(result.model).chat([{"role": "user", "content": "what colour is sky?"}], max_new_tokens=4)
+        is not None
+    )
+
+
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_it_goes_on_to_the_bit(loss: str, tmp_path: Path) -> None:
+    def named(name: str) -> PreferenceConfig:
+        return config(tmp_path, loss=loss, save_every=2, dtype="bf16", out=str(tmp_path / name))
+
+    train(named("whole"), quiet=True)
+    assert in_a_child(killed_at_micro_batch(named("killed"), 2 * 3 + 1)) == -signal.SIGKILL
+    train(named("killed"), resume="auto", quiet=True)
+    assert_same_bits(named("killed").out, named("whole").out)
+    kept = open_tensors(tmp_path / "whole" / "data" / "reference.safetensors") if loss == "dpo" else {}
+    assert loss == "orpo" or torch.equal(kept["log_p"], task(named("whole")).train_rows.reference)
+
+
+def test_pairs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+    long = {"prompt": "what colour is sky?", "chosen": "blue " * 60, "rejected": "red"}
+    file = written(tmp_path / "long.jsonl", [*pairs(20), long])
+    own = task(config(tmp_path, data=str(file), validation_share=0.0))
+    assert any("1 of 21 pairs are longer than context 64: left out" in remark for remark in own.remarks)
+    with pytest.raises(DataError, match="none of the 40 pairs fits context 4"):
+        task(config(tmp_path, context=4, validation_share=0.0))
+    broken = written(tmp_path / "broken.jsonl", [{"prompt": "x", "chosen": "y"}])
+    with pytest.raises(DataError, match=r"broken\.jsonl:1"):
+        task(config(tmp_path, data=str(broken)))
