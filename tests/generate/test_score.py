@@ -5,6 +5,7 @@ differ by a few hundred roundings (6e-8) of logits near 10.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,28 @@ def test_what_greedy_generation_gives_is_greedy_and_nothing_else_is() -> None:
     right, wrong = score(MODEL, [([0, 5, 9], made.ids), ([0, 5, 9], other)])
     assert (right.is_greedy, wrong.is_greedy) == (True, False)
     assert right.log_prob > wrong.log_prob
+
+
+def test_scores_are_of_the_logits_that_the_model_gives() -> None:
+    """Scaled logits, an output layer that something else stands in for, and a model in training."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, layer: torch.nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.5 * self.layer(x)
+
+    model = small(MIXED)
+    model.spec = replace(model.spec, logit_scale=0.7)
+    model.lm_head = Adapted(model.lm_head)  # type: ignore[assignment]
+    with torch.no_grad():
+        logits = model(torch.tensor([[0, 5, 9, 7, 8]]))[0].double()
+    (found,) = score(model.train(), [([0, 5, 9], [7, 8])])
+    assert model.training
+    expected = torch.log_softmax(logits, -1)[[2, 3], [7, 8]]
+    assert found.log_probs == pytest.approx(expected.tolist(), abs=CLOSE)
 
 
 def test_scores_in_float64_do_not_depend_on_the_batch_at_all() -> None:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.instruct import Neighbours, lcs_length, rouge_l, words
@@ -26,6 +26,7 @@ def test_the_longest_common_subsequence_is_that_of_the_table(a: list[str], b: li
     assert rouge_l(a, b) == (2 * table(a, b) / (len(a) + len(b)) if a and b else 0.0)
 
 
+@example([["a"] * 6], ["a"] * 6, 0.7)
 @given(st.lists(FEW, max_size=12), FEW, st.sampled_from([0.3, 0.7, 0.95]))
 def test_the_bound_skips_nothing_that_counts(texts: list[list[str]], one: list[str], limit: float) -> None:
     pool = Neighbours(limit)
