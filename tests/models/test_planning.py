@@ -38,6 +38,8 @@ def test_a_report_adds_up() -> None:
     assert report.tokens_per_second == 2 / report.step_seconds
     assert report.prefill_seconds == 2 * cost.prefill_flops(spec, 4096) / 500e9
     assert report.checkpointed < sum(report.training.values())
+    assert report.trained == 3 * report.weights
+    assert report.adapted == 3 * 2 * 39_976_960  # 32 layers of 16 (4 * 2 * 4096 + 3 * (4096 + 11008))
 
 
 @pytest.mark.parametrize("native", [True, False])

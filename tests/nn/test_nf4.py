@@ -92,7 +92,7 @@ def test_an_adapter_on_quantised_layers_is_one_on_the_weights_that_they_stand_fo
     ids = torch.randint(37, (2, 7), generator=torch.Generator().manual_seed(0))
     quantized, plain = (build(spec, seed=0) for _ in range(2))
     assert isinstance(quantized, Decoder)
-    every = block_linears(quantized)
+    every = set(block_linears(quantized))
     replace_linear(quantized, lambda name, layer: Nf4Linear(layer) if name in every else layer)
     for name, layer in block_linears(quantized).items():
         plain.get_submodule(name).weight.data = layer.matrix

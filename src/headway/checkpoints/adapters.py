@@ -30,7 +30,7 @@ from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.storage.lazy import changed
+from headway.checkpoints.storage.lazy import changed, copy_into, forms
 from headway.checkpoints.storage.reading import naming, read_json
 from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.checkpoints.storage.tensors import open_tensors
@@ -180,10 +180,11 @@ def merged_state(state: Mapping[str, Tensor], adapters: Sequence[Adapter]) -> Ma
 def fingerprint(state: Mapping[str, Tensor]) -> str:
     """What tells weights from others: 32 digits of the SHA-256 of all names, shapes, dtypes and bytes."""
     found = hashlib.sha256()
-    for name in state:
-        value = state[name].contiguous()
-        found.update(f"{name} {list(value.shape)} {value.dtype}\n".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    for name, form in forms(state).items():
+        value = torch.empty(form.shape, dtype=form.dtype)
+        copy_into(state, name, value)
+        found.update(f"{name} {list(form.shape)} {form.dtype}\n".encode())
+        found.update(value.view(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()[:32]
 
 

@@ -127,6 +127,8 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
                 ("free on this machine", size(machine.memory)),
                 ("training holds", size(sum(report.training.values()))),
                 ("... with blocks computed again", size(report.checkpointed)),
+                ("gradients and moments among it", size(report.trained)),
+                ("... of an adapter of rank 16", size(report.adapted)),
             ],
         ),
         f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",

@@ -33,9 +33,10 @@ def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -
     `name` is the layer's own, as in `model.named_modules()`. What takes its place maps [..., layer.in_features] to
     [..., layer.out_features]; names in the state dict are its own affair.
     """
-    for name, layer in [(n, m) for n, m in model.named_modules() if isinstance(m, Linear)]:
+    for name in [name for name, layer in model.named_modules() if isinstance(layer, Linear)]:
         owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, make(name, layer))
+        inside = model.get_submodule(owner)
+        setattr(inside, attribute, make(name, getattr(inside, attribute)))  # and the old one is let go of
 
 
 class OutputLayer(Linear):

@@ -52,7 +52,7 @@ class LowRank(nn.Module):
     """What an adapter adds to the product x W^T of a layer:
 
         LoRA   s (x A^T) B^T                                              A [R, I], B [O, R]
-        DoRA   (g - 1) x W^T + g s (x A^T) B^T,  g = m / |W + s B A|      m [O], a norm for each row
+        DoRA   g (x W^T + s (x A^T) B^T) - x W^T,  g = m / |W + s B A|    m [O], a norm for each row
 
     B A is never made. The norm is a constant in the backward pass, as in section 4.3 of Liu et al.; its square is
     |W|^2 + 2 s (W A^T) . B + s^2 (B A A^T) . B, row by row.
@@ -69,11 +69,12 @@ class LowRank(nn.Module):
         """[..., I] -> [..., O]; `product` is what `base` makes of x."""
         drops = self.training and self.lora.dropout > 0
         x = F.dropout(x, self.lora.dropout) if drops else x
-        low: Tensor = self.lora.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+        low = F.linear(self.lora.scale * F.linear(x, self.lora_A), self.lora_B)
         if self.lora_magnitude_vector is None:
             return low
-        plain, gain = base(x) if drops else product, self.gain(base)
-        return (gain - 1) * (plain if base.bias is None else plain - base.bias) + gain * low
+        plain = base(x) if drops else product
+        plain = plain if base.bias is None else plain - base.bias
+        return self.gain(base) * (plain + low) - plain
 
     def gain(self, base: Linear) -> Tensor:
         """g [O]."""

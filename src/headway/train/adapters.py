@@ -73,7 +73,7 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
         )
     model.to(dtype)
     if config.base is not None:
-        every = block_linears(model)
+        every = set(block_linears(model))
         replace_linear(model, lambda name, layer: Nf4Linear(layer) if name in every else layer)
     adapter = Adapter.fresh(model, lora, config.adapter_targets, config.seed)
     attach(model, adapter, NAME, dtype=torch.float32)

@@ -14,6 +14,7 @@ from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.models.cost.activations import Scores, training_bytes
+from headway.models.cost.adapters import adapter_parameters
 from headway.models.cost.operations import (
     cache_slots,
     decode_flops,
@@ -26,6 +27,7 @@ from headway.models.cost.operations import (
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
+from headway.nn import Lora
 from headway.patterns import Pattern
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -115,6 +117,8 @@ def plan(
         fits=weights + kv + working <= machine.memory,
         training=training,
         checkpointed=sum(checkpointed.values()),
+        trained=training["gradients"] + training["optimizer"],
+        adapted=3 * adapter_parameters(spec, Lora(rank=16)) * dtype.itemsize,
         moved=moved,
         step_flops=step_flops,
         step_seconds=step,

@@ -72,7 +72,8 @@ class Report:
         weights: bytes. kv: bytes of keys and values, all layers and rows, those of an encoder's states included.
         working: bytes that the first pass needs besides. needed: the three together; fits: needed <= machine.memory.
         training: bytes that training rows of this shape holds, by cause; checkpointed: their sum when blocks
-            are computed again.
+            are computed again. trained: gradients and Adam's moments among them; adapted: those of an adapter of rank
+            16 on every linear layer of the blocks.
         moved: bytes read for one more token of every row. step_flops: operations for that.
         step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: "memory" or "compute", which of the
             two. tokens_per_second: of all rows together. All of these are None of an encoder.
@@ -100,6 +101,8 @@ class Report:
     fits: bool
     training: dict[str, int]
     checkpointed: int
+    trained: int
+    adapted: int
     moved: int | None
     step_flops: float | None
     step_seconds: float | None
