@@ -89,7 +89,7 @@ def long_text(folder: Path) -> list[str]:
     return [f"data={written(folder / 'long.jsonl', lines)}"]
 
 
-def instructions(folder: Path, *stages: str) -> list[str]:
+def instructions(folder: Path, *stages: str, base: str = "base") -> list[str]:
     """A text, and instructions with an answer of a word or two."""
     lines: list[dict[str, object]] = [
         {
@@ -100,20 +100,27 @@ def instructions(folder: Path, *stages: str) -> list[str]:
         for i, one in enumerate(documents(4, 20))
     ]
     data = written(folder / "alpaca.jsonl", lines)
-    return [f"base.{text(folder)[0]}", *(f"{stage}.data={data}" for stage in stages)]
+    return [f"{base}.{text(folder)[0]}", *(f"{stage}.data={data}" for stage in stages)]
 
 
-def talks(folder: Path) -> list[str]:
+def talks(folder: Path, *stages: str, base: str = "base") -> list[str]:
     """And conversations of one to three rounds."""
     turns = [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"}]
     lines: list[dict[str, object]] = [{"conversations": turns * (1 + i % 3)} for i in range(20)]
     data = written(folder / "sharegpt.jsonl", lines)
-    return [*instructions(folder, "alpaca"), *(f"{stage}.data={data}" for stage in ("vicuna", "last"))]
+    return [*instructions(folder, "alpaca", base=base), *(f"{stage}.data={data}" for stage in stages)]
+
+
+def evolution(folder: Path) -> list[str]:
+    """And the text once more."""
+    others = talks(folder, "vicuna", "llama2_chat", base="llama")
+    return [*others, f"llama2.{text(folder)[0]}"]
 
 
 TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "alpaca": lambda folder: instructions(folder, "alpaca", "lora"),
     "context-extend": text,
+    "evolution": evolution,
     "gqa-uptrain": text,
     "long-classify": reviews,
     "long-qa": meetings,
@@ -121,5 +128,5 @@ TOYS: Mapping[str, Callable[[Path], list[str]]] = {
     "longformer-charlm": letters,
     "roformer-chinese": comparison,
     "roformer-six": chinese,
-    "vicuna": talks,
+    "vicuna": lambda folder: talks(folder, "vicuna", "last"),
 }
