@@ -36,6 +36,10 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt hatch_build.py | $(VENV)
 	$(PIP) -e ".[test]"
 	@touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-all: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
+	$(PIP) -e ".[test,conformance]"
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
 $(VENV)/.installed-check: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test,check]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
@@ -54,7 +58,7 @@ demo: $(VENV)/.installed $(VENV)/.native
 test: $(VENV)/.installed-test $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-all: $(VENV)/.installed-test $(VENV)/.native
+test-all: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
 
