@@ -85,6 +85,8 @@ def test_commands_take_adapters(home: Path, capsys: pytest.CaptureFixture[str]) 
         assert run(["eval", "m", "--data", "text.txt", "--dtype", "fp32", "--json", *how]) == 0
         losses.append(json.loads(capsys.readouterr().out)["loss"])
     assert abs(losses[0] - losses[1]) > 1e-3
+    assert run(["eval", "a", "--adapter", "b", "--data", "text.txt", "--dtype", "fp32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == losses[1]
 
 
 def test_merged_weights_are_the_model_with_its_adapters(
@@ -107,3 +109,9 @@ def test_merged_weights_are_the_model_with_its_adapters(
     assert "2 layers: adapted by b" in out
     assert "the spec stays as it was" in out
     assert headway.load("again").tokenizer.chat_template is None
+    assert run(["surgery", "merge", "a", "by-itself"]) == 0
+    assert "adapted by a" in capsys.readouterr().out
+    both = [headway.load(name).model(ids) for name in ("by-itself", "a")]
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
+    assert run(["surgery", "merge", "m", "nothing"]) == 1
+    assert "say what is put into its weights: --adapter FOLDER" in capsys.readouterr().err

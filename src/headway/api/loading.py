@@ -15,7 +15,7 @@ from headway.api.classification import INDEPENDENT, Answerer, Classifier, Tagger
 from headway.api.encoders import Embedder, MaskedLM, TextEncoder
 from headway.api.language import LanguageModel
 from headway.api.translator import Translator
-from headway.checkpoints.adapters import GENERATION, attach_folders, base_of, is_adapter
+from headway.checkpoints.adapters import GENERATION, attach_folders, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.hub import MODEL_FILES, PICKLES
@@ -147,9 +147,7 @@ def load(
         raise ConfigError(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
-    adapters = [adapter] if isinstance(adapter, str | Path) else list(adapter)
-    if is_adapter(current_folder(source)):
-        adapters, source = [source, *adapters], _base(Path(source))
+    source, adapters = with_base(source, [adapter] if isinstance(adapter, str | Path) else adapter)
     here = current_folder(source).exists()
     path = Path(source) if here else _fetch(str(source), revision, allow_pickle)
     if revision is not None and here:
@@ -182,7 +180,7 @@ def load(
     attach_folders(model, adapters)
     settings = [place / GENERATION for place in places[:-1] if (place / GENERATION).exists()]
     if settings:
-        folder = replace(folder, generation=read_json(settings[0]))
+        folder = replace(folder, generation={**folder.generation, **read_json(settings[0])})
     return _wrapped(task, model, tokenizer, folder)
 
 
@@ -226,17 +224,6 @@ def _wrapped(
         several = folder.config.get("problem_type") == INDEPENDENT
         return Classifier(model, tokenizer, independent=several)
     return ENCODERS[task](model, tokenizer)
-
-
-def _base(adapter: Path) -> str:
-    """The model that an adapter says it adapts. Raises CheckpointError unless it is a folder here."""
-    base = base_of(adapter)
-    if not current_folder(base).exists():
-        raise CheckpointError(
-            f"{adapter} is an adapter of {base}, which is no folder here; give the model yourself: "
-            f"headway.load(MODEL, adapter={str(adapter)!r}), or MODEL --adapter {adapter}"
-        )
-    return base
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -75,16 +75,28 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).exists() and not (path / "config.json").exists()
 
 
-def base_of(path: Path) -> str:
-    """The model that the adapter in a folder was trained on, by its own words. Raises CheckpointError where it says
-    nothing."""
+def base_of(path: Path) -> Path:
+    """The folder of the model that the adapter in a folder was trained on, by its own words. Raises CheckpointError
+    where it says nothing, and for what is no folder here."""
     base = read_json(current_folder(path) / CONFIG).get("base_model_name_or_path")
+    give = f"headway.load(MODEL, adapter={str(path)!r}), or MODEL --adapter {path}"
     if not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give the model, and this "
-            f"folder as its adapter: headway.load(MODEL, adapter={str(path)!r}), --adapter {path}"
+            f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give it yourself: {give}"
         )
-    return base
+    if not current_folder(base).exists():
+        raise CheckpointError(
+            f"{path} is an adapter of {base}, which is no folder here; give the model yourself: {give}"
+        )
+    return Path(base)
+
+
+def with_base(source: str | Path, adapters: Sequence[str | Path] = ()) -> tuple[str | Path, list[str | Path]]:
+    """A model and its adapters: the folder of an adapter stands for the model that it names, with it. Raises as
+    `base_of` does."""
+    if is_adapter(current_folder(source)):
+        return base_of(Path(source)), [source, *adapters]
+    return source, list(adapters)
 
 
 def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:

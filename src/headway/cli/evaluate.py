@@ -1,5 +1,6 @@
 """`headway eval MODEL --data TEXT | --harness TASKS`: how well a model predicts a text, or does tasks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,16 +102,18 @@ def command(
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")
     assert data is not None
+    from headway.checkpoints.adapters import with_base
     from headway.checkpoints.folder import load_folder
     from headway.train.tasks import head_task_of
 
-    source = load_folder(model)
+    base, folders = with_base(model, adapter or ())
+    source = load_folder(base)
     if head_task_of(source.spec) is not None:
-        _records(source, adapter or [], data, context, dtype, limit, backend, cut, json)
+        _records(source, folders, data, context, dtype, limit, backend, cut, json)
         return
     if cut:
         raise ConfigError("--cut is for records that a classifier or an embedder reads")
-    _text(source, adapter or [], data, context, dtype, limit, backend, json)
+    _text(source, folders, data, context, dtype, limit, backend, json)
 
 
 def _harness(
@@ -151,7 +154,7 @@ def _error(metric: str) -> str:
 
 def _records(
     source: "Folder",
-    adapters: list[Path],
+    adapters: Sequence[str | Path],
     data: str,
     context: int | None,
     dtype: str,
@@ -196,7 +199,7 @@ def _records(
 
 def _text(
     source: "Folder",
-    adapters: list[Path],
+    adapters: Sequence[str | Path],
     data: str,
     context: int | None,
     dtype: str,

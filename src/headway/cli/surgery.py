@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli._shared import (
+    AdapterOption,
     AllowPickleOption,
     FolderArgument,
     JsonOption,
@@ -208,24 +209,28 @@ def context(
 @with_options
 def merge(
     run: MeasuredRun,
-    adapter: Annotated[
-        list[Path], typer.Option("--adapter", help="folder of an adapter; may be given often")
-    ],
+    adapter: AdapterOption = None,
 ) -> None:
-    """Put adapters into the weights. "Before" is the model with its adapters beside it."""
+    """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
+    from headway.checkpoints.adapters import with_base
     from headway.checkpoints.folder import TokenizerFiles
     from headway.choice import Choice
     from headway.text import first_file
 
-    folder = run.open()
-    adapters = [load_adapter(path, folder.spec) for path in adapter]
-    brought = [path for path in adapter if first_file(path) is not None]
+    base, places = with_base(run.model, adapter or ())
+    if not places:
+        raise ConfigError(
+            f"surgery merge: {base} is a model; say what is put into its weights: --adapter FOLDER"
+        )
+    folder = replace(run, model=Path(base)).open()
+    adapters = [load_adapter(place, folder.spec) for place in places]
+    brought = [Path(place) for place in places if first_file(Path(place)) is not None]
     layers = len({layer for one in adapters for layer in one.layers})
     run.operate(
         folder,
         lambda spec, state: (spec, merged_state(state, adapters)),
-        Choice(f"{layers} layers", f"adapted by {', '.join(map(str, adapter))}"),
+        Choice(f"{layers} layers", f"adapted by {', '.join(map(str, places))}"),
         adapters=adapters,
         tokenizer=TokenizerFiles(replace(folder, path=brought[-1])) if brought else None,
     )
