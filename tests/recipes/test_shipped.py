@@ -6,16 +6,19 @@ import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headway.data.record_kinds import Question, Triplet
 from headway.data.records import read_records
+from headway.models import cost
 from headway.recipes import Recipe, read_recipe, run_recipe
 from headway.recipes import run as recipes_run
+from headway.train import TextConfig
 from headway.train.config import TrainConfig
 from headway.train.config_io import read_yaml
+from headway.train.inputs import make_spec
 from tests.recipes.toys import TOYS
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
@@ -204,3 +207,53 @@ def test_row_108_long_readers_are_compared_with_truncation() -> None:
         "long.val_hit > beginning.val_hit",
         "long.val_hit > pieces.val_hit",
     ]
+
+
+def test_row_88_the_six_stages_are_the_published_ones_scaled() -> None:
+    recipe = read_recipe(FOLDER / "roformer-six.yaml")
+    for stage in recipe.stages:
+        length, batch, steps = (stage.published[key] for key in ("length", "batch", "steps"))
+        rows = stage.settings["batch_tokens"] // stage.settings["context"]
+        assert (stage.settings["context"], rows) == (length // 4, batch // 16)
+        assert stage.settings["steps"] == pytest.approx(steps / 200, abs=1)
+        assert stage.moments == ("keep" if stage.source else "zero")
+    claimed = {f"val_accuracy@{length}" for length in recipe.stages[0].settings["eval_contexts"]}
+    assert all(any(name in claim.rule for claim in recipe.claims) for name in claimed)  # row 89
+
+
+def test_rows_49_and_50_the_curve_has_its_controls_and_each_published_figure_its_claim() -> None:
+    recipe = read_recipe(FOLDER / "gqa-uptrain.yaml")
+    stages, rules = {s.name: s for s in recipe.stages}, " ".join(claim.rule for claim in recipe.claims)
+    whole = stages["mha"].settings["steps"]
+    again, every = (stages["mean2"].settings[name] for name in ("steps", "eval_every"))
+    points = {step / whole for step in range(0, again + 1, every)}
+    assert {0.0, 0.01, 0.02, 0.05, 0.1} <= points
+    assert stages["scratch2"].settings["steps"] == whole + stages["mean2"].settings["steps"]
+    assert stages["scratch2"].source is None
+    assert all(f"{number} *" in rules for number in (1.003, 1.01, 0.993, 1.5, 0.85, 0.9))
+    assert recipe.decode is not None
+    assert len(recipe.seeds) == 3
+
+
+def test_row_107_all_character_models_have_equal_parameters_and_tokens(tmp_path: Path) -> None:
+    recipe = read_recipe(FOLDER / "longformer-charlm.yaml")
+    first = [
+        make_spec(cast(TextConfig, s.config(tmp_path, 0)), 288) for s in recipe.stages if s.source is None
+    ]
+    assert len({cost.parameter_count(spec) for spec in first}) == 1
+    names = ("layers", "down", "same", "dilated", "full")
+    tokens = {
+        sum(s.settings["steps"] * s.settings["batch_tokens"] for s in recipe.stages if s.name[:-1] == name)
+        for name in (*names, "up")
+    }
+    assert len(tokens) == 1
+
+
+def test_row_47_one_recipe_goes_from_llama_to_llama_2() -> None:
+    recipe = read_recipe(FOLDER / "evolution.yaml")
+    tasks = [
+        s.config(Path("x"), 0, None if s.source is None else Path("m")).task or "text" for s in recipe.stages
+    ]
+    assert [s.name for s in recipe.stages] == ["llama", "alpaca", "vicuna", "llama2", "llama2_chat"]
+    assert tasks == ["text", "chat", "chat", "text", "chat"]
+    assert [name for name, _ in recipe.stages[3].surgery] == ["gqa", "context"]
