@@ -23,5 +23,6 @@ def test_what_eval_cannot_do_is_said_before_a_model_is_read(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "headway.integrations.lm_eval", raising=False)
+    monkeypatch.delattr("headway.integrations.lm_eval", raising=False)
     assert run(["eval", "no-such-folder", *options]) == 1
     assert message in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -217,21 +218,29 @@ def test_what_the_harness_may_not_ask_for_is_an_error(lm: LanguageModel) -> None
 
 
 def test_the_command_prints_what_the_harness_finds(
-    lm: LanguageModel, folder: Path, capsys: pytest.CaptureFixture[str]
+    lm: LanguageModel, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headway.integrations.lm_eval import evaluate
+    from headway.integrations import lm_eval as harness
 
-    tasks = str(folder / "tasks")
-    command = ["eval", str(folder / "model"), "--harness", "own_choice,own_rolling", "--tasks", tasks]
+    command = ["eval", str(folder / "model"), "--harness", "own_choice", "--tasks", str(folder / "tasks")]
     assert run([*command, "--limit", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    own = evaluate(lm, ["own_choice", "own_rolling"], folder=tasks, limit=2)["results"]
-    assert report["results"]["own_choice"]["acc,none"] == own["own_choice"]["acc,none"]
+    scores = lm.score(
+        [q["question"] for q in QUESTIONS[:2] for _ in q["choices"]],  # type: ignore[call-overload, attr-defined]
+        [f" {c}" for q in QUESTIONS[:2] for c in q["choices"]],
+    )  # type: ignore[attr-defined]
+    values, right = iter(scores), 0
+    for one in QUESTIONS[:2]:
+        own = [next(values).log_prob for _ in one["choices"]]  # type: ignore[attr-defined]
+        right += own.index(max(own)) == one["answer"]
+    assert report["results"]["own_choice"]["acc,none"] == right / 2
     assert report["documents"]["own_choice"]["effective"] == 2
-    assert run(command) == 0
-    assert "bits_per_byte" in capsys.readouterr().out
-    assert run(["eval", str(folder / "model"), "--harness", "own_chioce", "--tasks", tasks]) == 1
+    assert run([*command[:3], "own_chioce", *command[4:]]) == 1
     assert "the harness has no task own_chioce" in capsys.readouterr().err
+    canned = {"results": report["results"], "n-samples": report["documents"]}
+    monkeypatch.setattr(harness, "evaluate", lambda *given, **how: canned)
+    assert run(command) == 0
+    assert re.search(rf"own_choice +2 +acc +{right / 2:g} ", capsys.readouterr().out)
 
 
 def test_their_command_line_knows_our_model(folder: Path, tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ def _interval(
     own = np.array([places[name] for name in names])
     sums = [np.bincount(own, column, len(places)) for column in columns]
     counts = np.bincount(own, minlength=len(places)).astype(np.float64)
-    draws = np.random.default_rng(seed).integers(len(places), size=(RESAMPLES, len(places)))
-    weights = np.stack([np.bincount(draw, minlength=len(places)) for draw in draws]).astype(np.float64)
+    drawn = np.random.default_rng(seed).multinomial(len(places), [1 / len(places)] * len(places), RESAMPLES)
+    weights = drawn.astype(np.float64)  # how often each question is in each resample
     resampled = statistic(*(weights @ one / (weights @ counts) for one in sums))
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(statistic(*(one.sum() / counts.sum() for one in sums))), float(low), float(high))
