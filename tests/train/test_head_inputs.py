@@ -192,6 +192,16 @@ def test_a_long_context_is_read_in_windows_and_answered_over_all(tokenizer: Toke
     assert cut.remarks[1] == "1 of 1 questions have no answer in what is read"
 
 
+def test_an_answer_that_a_window_holds_in_part_is_none_of_its(tokenizer: Tokenizer) -> None:
+    spec = spec_of(tokenizer, Head("answer"))
+    record = Question("a", "b c d e f g h", (Answer("d e", 4),), "0")
+    rows = AnswerTask.rows(
+        [record], tokenizer, spec, AnswerConfig(data="", context=7, stride=3)
+    )  # b c d, e f g, h
+    assert [part.spans for part in rows.parts] == [[(0, 0)]] * 3
+    assert rows.remarks[1] == "1 of 1 questions have no answer in what is read"
+
+
 def test_a_question_without_an_answer_may_be_left_open(tokenizer: Tokenizer) -> None:
     spec = spec_of(tokenizer, Head("answer"))
     records = [Question("a", "b c", (), "0"), Question("a", "b c", (Answer("c", 2),), "1")]
