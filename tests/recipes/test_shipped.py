@@ -116,6 +116,15 @@ def test_reviews_are_split_by_their_numbers(tmp_path: Path) -> None:
     assert [len(found[split]) for split in ("dev", "test")] == [1, 1]
 
 
+def test_a_sample_has_lines_of_the_file_in_their_order() -> None:
+    lines = [b"%d\n" % i for i in range(1000)]
+    found = loader("sample").sample(lines, 100)
+    assert found == sorted({*found}, key=int)
+    assert len(found) == 100
+    assert 300 < sum(map(int, found)) / 100 < 700  # from everywhere
+    assert found == loader("sample").sample(lines, 100) != loader("sample").sample(lines, 100, 1)
+
+
 def test_articles_are_joined_with_their_labels(tmp_path: Path) -> None:
     texts, truth = tmp_path / "a.xml", tmp_path / "t.xml"
     texts.write_text(

@@ -119,6 +119,17 @@ def test_labels_are_those_of_the_data_or_those_that_are_given(tmp_path: Path) ->
         made("classify", tmp_path, labels=("x", "x"))
 
 
+def test_a_class_may_be_read_from_the_mean(pretrained: Path, tmp_path: Path) -> None:
+    given = {**FOLDER, "model": str(pretrained), "steps": 1}
+    first = train(settings("classify", tmp_path / "a", **given, pool="mean"), quiet=True)
+    assert load_folder(first.model).spec.head.pool == "mean"
+    again = made("classify", tmp_path / "b", **{**given, "model": str(first.model)}, pool="mean")
+    assert not again.remarks
+    other = made("classify", tmp_path / "c", **{**given, "model": str(first.model)})
+    assert other.model.spec.head.pool == "first"
+    assert "a new one, with fresh weights" in other.remarks[0]
+
+
 def test_a_decoder_has_no_such_head(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="task classify was asked for, but llama is no encoder"):
         made("classify", tmp_path, family=None)

@@ -6,6 +6,7 @@ Legend: B rows of a batch, C labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,12 @@ class ClassifyConfig(WholeConfig):
     labels: tuple[str, ...] = setting(
         (),
         "names of the classes in their order [default: the model's, where they do; else those of the data, sorted]",
+        group="Task",
+    )
+    pool: Literal["first", "mean"] = setting(
+        "first",
+        "what the class is read from: the first token's state, as in BERT, or the mean over the tokens, from which a "
+        "model with little pre-training learns sooner",
         group="Task",
     )
     out: str = setting("runs/classify", "folder of the run", group="Output")
@@ -83,9 +90,9 @@ class Classify(HeadTask):
     @classmethod
     def head(cls, config: ClassifyConfig, records: Sequence[Labelled], spec: ModelSpec) -> Head:
         names = label_names([record.label for record in records], config.labels, spec.head, cls.head_task)
-        if spec.head.task == cls.head_task and spec.head.labels == names:
-            return spec.head
-        return Head("classify", labels=names, dense=find_family(spec.family).classifier)
+        fresh = Head("classify", labels=names, pool=config.pool, dense=find_family(spec.family).classifier)
+        same = spec.head.task == cls.head_task and (spec.head.labels, spec.head.pool) == (names, config.pool)
+        return spec.head if same else fresh
 
     @classmethod
     def texts(cls, records: Sequence[Labelled]) -> Iterator[str]:
