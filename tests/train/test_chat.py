@@ -91,7 +91,7 @@ def test_a_run_says_what_became_of_the_data_and_its_model_chats(
     assert "held out: 6 examples read, 6 trained on; " in said
     assert result.validation is not None
     assert result.validation.metrics.keys() == {"loss_turn_1", "loss_turn_2"}
-    assert result.unit == "trained token"
+    assert result.unit == "answer token"
     assert result.next_command == f"headway chat {result.model}"
     assert json.loads((result.model / "generation_config.json").read_text())["eos_token_id"] == 1
     lm = load(result.model)
@@ -116,7 +116,7 @@ def test_the_loss_on_held_out_answers_is_a_mean_over_their_tokens(tmp_path: Path
     found = evaluate_answers(task.model, task.held_rows)
     assert found.tokens == count
     assert found.loss == pytest.approx(nats / count, rel=1e-5)
-    assert found.unit == "trained token"
+    assert found.unit == "answer token"
 
 
 def test_a_folder_brings_its_template_and_its_stop_tokens(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class Chat(RowsTask):
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, train_rows, dtype)
         digest = hashlib.blake2b(train_rows.examples.digest(), digest_size=8).hexdigest()
         self.data = {"examples": len(train_rows.examples), "digest": digest}
-        self.remarks, self.unit = said, "trained token"
+        self.remarks, self.unit = said, "answer token"
 
     @classmethod
     def unsupported(cls, spec: ModelSpec) -> str | None:
@@ -143,7 +143,7 @@ def evaluate_answers(
     turns = [i for i, count in enumerate(counts.tolist()) if count]
     by_turn = {f"loss_turn_{i + 1}": float(sums[i] / counts[i]) for i in turns} if len(turns) > 1 else {}
     seconds = time.perf_counter() - begin
-    return Evaluation(float(sums.sum()), int(counts.sum()), 0, seconds, metrics=by_turn, unit="trained token")
+    return Evaluation(float(sums.sum()), int(counts.sum()), 0, seconds, metrics=by_turn, unit="answer token")
 
 
 def _texts(records: Sequence[Any]) -> Iterator[str]:
