@@ -47,6 +47,8 @@ TOPICS = {
     "rotary-switches": "What do other frequencies, and turned values, do to a model trained on text?",
     "rotary-trained": "Do rotary frequencies that are trained move, and is it worth it?",
     "blocks": "What is different between the Transformer of 2017 and LLaMA, and what does each difference do?",
+    "adapters": "What does an adapter of low rank train, and does merging it change the model?",
+    "packing": "What does padding waste, and do packed examples see each other?",
     "linear-training": "Does a model with linear attention and rotary positions train, and at what cost per token?",
 }
 

@@ -1,0 +1,96 @@
+"""What an adapter of low rank trains, and that it is part of the weights when it is merged. (Hu et al. 2022.)"""
+
+from typing import Any
+
+import torch
+
+from headway.draw import BLUE, GREY, ORANGE
+from headway.models import ModelSpec, build, catalog, cost
+from headway.nn import Adapter, Lora, attach, merge, unmerge
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
+
+RANKS = (1, 4, 16, 64)
+LARGE = "llama-2-7b"
+SMALL = {"vocab": 64, "width": 96, "heads": 4, "kv_heads": 2, "head_dim": 24, "hidden": 160}
+
+FORMULA = """y = W x + s B A x,   A [r, I], B [O, r],   s = alpha / r;   B = 0 at first, so that nothing changes
+trained:   r (I + O) numbers of a layer's I O;   each costs 12 bytes more: its gradient and Adam's two moments
+merged:    W' = W + s B A computes the same, and W' - W has rank r"""
+
+
+@torch.no_grad()
+def run() -> Report:
+    """Counts on a published size; function, difference and rank on two blocks with random B, in float64."""
+    sizes: Any = SMALL
+    spec, large = ModelSpec.of_depth(2, **sizes), catalog.spec(LARGE)
+    ids = torch.arange(48).reshape(1, -1) % SMALL["vocab"]
+    rows = []
+    for rank in RANKS:
+        model, lora = build(spec, dtype=torch.float64, seed=0), Lora(rank=rank, alpha=2.0 * rank)
+        before = model(ids)
+        attach(model, Adapter.fresh(model, lora))
+        fresh = model(ids)
+        noise = torch.Generator().manual_seed(rank)
+        for name, p in model.named_parameters():
+            if name.endswith("lora_B"):
+                p.copy_(torch.randn(p.shape, generator=noise, dtype=p.dtype) * 0.02)
+        apart = model(ids)
+        layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
+        weight = layer.base.weight.clone()
+        merge(model)
+        merged, found = model(ids), torch.linalg.matrix_rank(layer.base.weight - weight, rtol=1e-9)
+        unmerge(model)
+        trained = cost.adapter_parameters(large, lora)
+        rows.append(
+            {
+                "rank": rank,
+                f"trained ({LARGE})": trained,
+                "share": trained / cost.parameter_count(large),
+                "gradient and moments (GiB)": cost.trained_bytes(large, lora) / 2**30,
+                "of all (GiB)": cost.trained_bytes(large) / 2**30,
+                "change at first": float((fresh - before).abs().max()),
+                "change with B": float((apart - before).abs().max()),
+                "merged - apart": float((merged - apart).abs().max()),
+                "rank of W' - W": int(found),
+                "unmerged is W": bool(torch.equal(layer.base.weight, weight)),
+            }
+        )
+    return judge(rows)
+
+
+def judge(rows: Rows) -> Report:
+    """The verdict: nothing changes at first, merging changes nothing, the rank is r, and rank 16 trains under 2 %."""
+    sixteen = rows[RANKS.index(16)]
+    return Report(
+        rows=tuple(rows),
+        seen=all(
+            row["change at first"] == 0
+            and row["change with B"] > 1e-3
+            and row["merged - apart"] < 1e-12
+            and row["rank of W' - W"] == row["rank"]
+            and row["unmerged is W"]
+            for row in rows
+        )
+        and sixteen["share"] < 0.02,
+        setting=f"ranks {RANKS[0]}..{RANKS[-1]} on all linear layers; counts of {LARGE}, outputs of 2 blocks of width "
+        f"{SMALL['width']} in float64",
+        finding=(
+            f"rank 16 trains {sixteen['share']:.2%} of {LARGE}: {sixteen['gradient and moments (GiB)']:.2f} GiB of "
+            f"gradient and moments instead of {sixteen['of all (GiB)']:.1f}; a fresh adapter changes nothing, and "
+            f"merging changes no output by more than {max(row['merged - apart'] for row in rows):.1e}"
+        ),
+    )
+
+
+def draw(figure: Figure, report: Report) -> None:
+    """Left: bytes by rank. Right: what a trained adapter changes, and what merging it does."""
+    left, right = panels(figure, 9.5, 4)
+    ranks = report.column("rank")
+    left.plot(ranks, report.column("gradient and moments (GiB)"), "o-", color=BLUE, label="adapter")
+    left.axhline(report.rows[0]["of all (GiB)"], color=GREY, linestyle="--", label="the whole model")
+    label_axes(left, f"gradient and moments, {LARGE}", "rank", "GiB", {}, xscale="log", yscale="log")
+    right.plot(ranks, report.column("change with B"), "o-", color=ORANGE, label="adapter on or off")
+    right.plot(ranks, report.column("merged - apart"), "s-", color=BLUE, label="merged or apart")
+    label_axes(right, "largest difference of outputs", "rank", "", {}, xscale="log", yscale="log")
+    for axes in (left, right):
+        label_ticks(axes, ranks)
