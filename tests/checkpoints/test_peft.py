@@ -8,9 +8,12 @@ import pytest
 import torch
 import transformers
 
+import headway
 from headway.checkpoints import build_model, load_adapter, load_folder, save_adapter, save_folder
 from headway.data import Batch
 from headway.nn import Adapter, Lora, adapted, attach, named_adapter_parameters
+from headway.text import train_bpe
+from headway.train import TextConfig, train
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Objective
@@ -59,6 +62,27 @@ def test_folders_of_ours_are_read_by_peft_and_its_folders_by_us(
     again = build_model(load_folder(tmp_path / "base"))
     attach(again, load_adapter(tmp_path / "theirs", again.spec))
     torch.testing.assert_close(again(IDS), model(IDS), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_run_leaves_is_read_by_peft(kind: str, tmp_path: Path) -> None:
+    """A model in the pairing of its family, and the run's adapter by us and by PEFT."""
+    words = [" ".join(f"word{i % 7} and {i % 5}" for i in range(start, start + 30)) for start in range(40)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
+    tokenizer = train_bpe(words, 265)
+    model = small("llama", vocab=tokenizer.vocab_size, kv_heads=2)
+    save_folder(tmp_path / "base", model, tokenizer=tokenizer)
+    settings = {
+        "data": str(tmp_path / "text.jsonl"),
+        "model": str(tmp_path / "base"),
+        "adapter": kind,
+        "rank": 3,
+    }
+    more = {"context": 32, "batch_tokens": 128, "steps": 5, "dtype": "fp32", "out": str(tmp_path / "run")}
+    result = train(TextConfig.of(settings | more), quiet=True)
+    peer, ours = peft_of(tmp_path / "base", result.model), headway.load(result.model).model
+    torch.testing.assert_close(peer(IDS).logits, ours(IDS), rtol=0, atol=1e-5)
+    assert (ours(IDS) - model(IDS)).abs().max() > 5e-3
 
 
 def test_transformers_loads_base_and_adapter_from_the_adapters_folder(tmp_path: Path) -> None:

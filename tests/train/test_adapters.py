@@ -110,6 +110,39 @@ def test_killed_and_resumed_ends_with_the_same_bits(
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize("how", [{"gradient_checkpointing": True}, {"workers": 2, "threads": 2}])
+def test_blocks_computed_again_and_workers_side_by_side_give_the_same_adapter(
+    how: dict[str, Any], beside: Make, tmp_path: Path
+) -> None:
+    found = []
+    for number, changes in enumerate(({}, how)):
+        result = train(
+            beside(steps=3, adapter="dora", out=str(tmp_path / str(number)), **changes), quiet=True
+        )
+        found.append(load_file(result.model / "adapter_model.safetensors"))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_is_adapted_to_masked_tokens(corpus: Path, tmp_path: Path) -> None:
+    texts = documents(0, 60)
+    tokenizer = train_bpe(texts, 300, special_tokens=["[MASK]", "[PAD]"])
+    size = {**SIZE, "kv_heads": 2, "vocab": tokenizer.vocab_size}
+    save_folder(
+        tmp_path / "base", build(ModelSpec.of("roformer", **size), seed=0).eval(), tokenizer=tokenizer
+    )
+    config = TextConfig.of({
+        "task": "masked-lm", "data": str(corpus), "model": str(tmp_path / "base"), "adapter": "lora", "rank": 2,
+        "context": 24, "batch_tokens": 96, "steps": 2, "dtype": "fp32", "out": str(tmp_path / "run"),
+    })  # fmt: skip
+    result = train(config, quiet=True)
+    names = load_file(result.model / "adapter_model.safetensors").keys()
+    assert all(name.startswith("base_model.model.roformer.encoder.layer.") for name in names)
+    assert len(names) == 2 * 2 * 6
+    model = headway.load(result.model).model
+    assert len(dict(adapted(model))) == 12
+
+
 def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) -> None:
     train(beside(steps=2, save_every=1), quiet=True)
     spec = load_folder(base).spec
