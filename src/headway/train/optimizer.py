@@ -94,8 +94,10 @@ class Optimizer:
 
     @staticmethod
     def single(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optimizer:
-        """One of torch's optimizers over all parameters of `model`; its peak learning rate is the one it has."""
-        return Optimizer(dict(model.named_parameters()), [(optimizer.param_groups[0]["lr"], optimizer)])
+        """One of torch's optimizers over all parameters of `model` that are trained; its peak learning rate is the one
+        it has."""
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        return Optimizer(trained, [(optimizer.param_groups[0]["lr"], optimizer)])
 
     @property
     def peak_lr(self) -> float:
