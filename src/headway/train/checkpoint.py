@@ -197,6 +197,9 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     now = config.model_dump(mode="json")
     when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
     usual = {name: field.default for name, field in type(config).model_fields.items()}
+    usual = {
+        name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
+    }  # as in JSON
     then = usual | record["config"]
     if then["task"] != now["task"]:
         raise ConfigError(
