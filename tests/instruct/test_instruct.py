@@ -105,6 +105,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stop: i
     assert len(lines(more.out)) == 35
 
 
+def test_requests_sent_at_once_make_the_same(tmp_path: Path) -> None:
+    one = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "one.jsonl")
+    many = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "many.jsonl", parallel=4)
+    assert many.out.read_bytes() == one.out.read_bytes()
+    assert many.rejects.read_bytes() == one.rejects.read_bytes()
+    assert one.replies <= many.sent < one.replies + 4
+    again = make_instructions(Scripted(writer), seeds(), 25, tmp_path / "many.jsonl")
+    assert (again.sent, again.items) == (0, one.items)
+
+
 def test_the_prompt_is_alpacas() -> None:
     text = prompt([Item("Say  hello:\n", "", "Hello."), Item("Add.", "1 2", "3")])
     assert text.startswith("You are asked to come up with a set of 20 diverse task instructions.")

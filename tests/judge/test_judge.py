@@ -104,6 +104,17 @@ def test_row_46_a_fair_judge_is_believed_in_both_orders(tmp_path: Path) -> None:
     assert len(transcript) == 60 * 4
 
 
+def test_requests_sent_at_once_get_the_same_verdicts(tmp_path: Path) -> None:
+    questions, a, b = bench(12)
+    judge = says(lambda x, y: f"[[{fair(x, y)}]]")
+    with Transcript(tmp_path / "one.jsonl") as one, Transcript(tmp_path / "many.jsonl") as many:
+        assert compare(judge, questions, a, b, many, parallel=5) == compare(judge, questions, a, b, one)
+        assert rate(judge, questions, a, b, many, parallel=5) == rate(judge, questions, a, b, one)
+        assert one.sent == many.sent == 18 * 4
+    lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("one.jsonl", "many.jsonl")]
+    assert lines[0] == lines[1]
+
+
 def test_a_judge_that_likes_the_first_place_wins_nothing_for_anyone(tmp_path: Path) -> None:
     pairs, _ = judged(lambda a, b: "[[A]]", tmp_path)
     assert (pairs.wins, pairs.ties, pairs.losses, pairs.flips) == (0, 60, 0, 60)

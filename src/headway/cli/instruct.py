@@ -21,6 +21,9 @@ def command(
     ] = 0,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="of the replies")] = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="of a reply, at most")] = 3072,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, help="requests sent at once; changes nothing that is made")
+    ] = 1,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -32,14 +35,15 @@ def command(
 
     tasks = read_seeds(seeds)
     made = make_instructions(
-        open_endpoint(endpoint), tasks, count, out, seed=seed, temperature=temperature, max_tokens=max_tokens, say=note
+        open_endpoint(endpoint), tasks, count, out, seed=seed, temperature=temperature, max_tokens=max_tokens,
+        parallel=parallel, say=note,
     )  # fmt: skip
     share = len(made.items) / made.asked if made.asked else 0.0
     rows = [
         ("kept", len(made.items)),
         *((f"rejected: {reason}", n) for reason, n in made.rejected.items()),
         ("replies", made.replies),
-        ("replies that were replayed", made.replies - made.sent),
+        ("requests sent", made.sent),
         ("yield, kept / listed", share),
     ]
     report = {

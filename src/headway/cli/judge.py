@@ -2,7 +2,7 @@
 
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ def command(
     ] = "both",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="only the first N questions")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="of the requests and the intervals")] = 0,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, help="requests sent to the judge at once; changes no verdict")
+    ] = 1,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -54,10 +57,11 @@ def command(
     verdicts, ratings = [], []
     with Transcript(out / "judge.transcript.jsonl") as transcript:
         note(f"{endpoint.name} judges {len(asked)} questions")
+        how: dict[str, Any] = {"seed": seed, "parallel": parallel}
         if mode != "ratings":
-            verdicts = list(judge.compare(endpoint, asked, answers[0], answers[1], transcript, seed=seed))
+            verdicts = judge.compare(endpoint, asked, answers[0], answers[1], transcript, **how)
         if mode != "pairs":
-            ratings = list(judge.rate(endpoint, asked, answers[0], answers[1], transcript, seed=seed))
+            ratings = judge.rate(endpoint, asked, answers[0], answers[1], transcript, **how)
     pairs = judge.pairs_of(verdicts, seed=seed) if verdicts else None
     marks = judge.ratings_of(ratings, seed=seed) if ratings else None
     report = {"A": a, "B": b, "judge": endpoint.name, "pairs": pairs, "ratings": marks}

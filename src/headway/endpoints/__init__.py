@@ -3,9 +3,9 @@
 from headway.endpoints.base import Endpoint, Reply
 from headway.endpoints.local import LocalEndpoint
 from headway.endpoints.server import ServerEndpoint
-from headway.endpoints.transcript import Transcript
+from headway.endpoints.transcript import Transcript, in_order
 
-__all__ = ["Endpoint", "LocalEndpoint", "Reply", "ServerEndpoint", "Transcript", "open_endpoint"]
+__all__ = ["Endpoint", "LocalEndpoint", "Reply", "ServerEndpoint", "Transcript", "in_order", "open_endpoint"]
 
 
 def open_endpoint(source: str) -> Endpoint:

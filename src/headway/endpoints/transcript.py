@@ -5,21 +5,26 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from headway.endpoints.base import Endpoint, Reply
 from headway.errors import ConfigError, DataError
 from headway.text.chat import Message
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 class Transcript:
     """A JSONL file of {"key", "request", "reply"}, one line for each request, on disk before its reply is used.
 
     A request whose key is in the file is not sent: its reply is that of the file. A last line that a dying process left
-    without its end is cut off when the file is opened. A context manager.
+    without its end is cut off when the file is opened. A context manager, whose `chat` threads may call side by side.
 
     Raises ConfigError when another process has the file, DataError with file and line for what is no transcript.
     """
@@ -27,7 +32,7 @@ class Transcript:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.sent = 0
+        self.sent, self._lock = 0, Lock()
         self._file = self.path.open("ab+")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,11 +74,12 @@ class Transcript:
         reply = endpoint.chat(messages, seed=seed, temperature=temperature, max_tokens=max_tokens)
         said = {"text": reply.text, "finish_reason": reply.finish_reason}
         line = json.dumps({"key": key, "request": request, "reply": said})
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.sent += 1
-        self._kept[key] = (request, reply)
+        with self._lock:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.sent += 1
+            self._kept[key] = (request, reply)
         return reply
 
     def _read(self) -> dict[str, tuple[Mapping[str, Any], Reply]]:
@@ -100,6 +106,16 @@ class Transcript:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def in_order(function: Callable[[Job], Result], jobs: Iterable[Job], parallel: int) -> Iterator[Result]:
+    """What `function` makes of each job, in their order, `parallel` of them at once. An error ends it: what has not
+    begun then is left out."""
+    if parallel == 1:
+        yield from map(function, jobs)
+        return
+    with ThreadPoolExecutor(parallel) as pool:
+        yield from pool.map(function, jobs)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], names: Sequence[str]) -> str:

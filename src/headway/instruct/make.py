@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from headway.checkpoints import atomic_write
-from headway.endpoints import Endpoint, Transcript
+from headway.endpoints import Endpoint, Reply, Transcript, in_order
 from headway.errors import DataError
 from headway.instruct.items import Item, Rejected, parse, prompt
 from headway.instruct.similarity import Neighbours, words
@@ -51,6 +52,7 @@ def make_instructions(
     seed: int = 0,
     temperature: float = 1.0,
     max_tokens: int = 3072,
+    parallel: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> Made:
     """Write `count` instructions to `out`, a JSONL file of Alpaca's records.
@@ -59,7 +61,7 @@ def make_instructions(
     is kept unless a filter rejects it, or its ROUGE-L with a seed or with what was kept before is greater than 0.7
     (`headway.instruct.similarity`). Beside `out` stand `out`.rejects.jsonl, with reasons, and `out`.transcript.jsonl,
     with every reply: a run that is started again replays it and goes on, as if it had never been stopped, and a greater
-    `count` continues a smaller one.
+    `count` continues a smaller one. `parallel` requests are sent at once, which changes nothing that is made.
 
     Raises DataError for fewer than 3 seeds, and after 20 replies in a row that brought nothing; else what the endpoint
     raises. What was made until then is written.
@@ -78,18 +80,18 @@ def make_instructions(
     refused: list[tuple[int, Rejected]] = []
     number = barren = 0
     with Transcript(transcript) as replies:
+
+        def ask(i: int) -> Reply:
+            shown = random.Random(f"{seed}:{i}").sample(seeds, EXAMPLES)
+            messages = [{"role": "user", "content": prompt(shown)}]
+            own = {"seed": seed * 1_000_000 + i, "temperature": temperature, "max_tokens": max_tokens}
+            return replies.chat(endpoint, f"{seed}:{i}", messages, **own)  # type: ignore[arg-type]
+
+        chunks = (range(first, first + parallel) for first in itertools.count(0, parallel))
+        rounds = (reply for chunk in chunks for reply in in_order(ask, chunk, parallel))
         try:
             while len(kept) < count:
-                shown = random.Random(f"{seed}:{number}").sample(seeds, EXAMPLES)
-                reply = replies.chat(
-                    endpoint,
-                    f"{seed}:{number}",
-                    [{"role": "user", "content": prompt(shown)}],
-                    seed=seed * 1_000_000 + number,
-                    temperature=temperature,
-                    max_tokens=max_tokens,
-                )
-                before = len(kept)
+                reply, before = next(rounds), len(kept)
                 for found in parse(reply, EXAMPLES + 1):
                     if len(kept) == count:
                         break

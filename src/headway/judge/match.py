@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from headway.endpoints import Endpoint, Transcript
+from headway.endpoints import Endpoint, Transcript, in_order
 from headway.errors import DataError
 from headway.judge.questions import Answers, Question
 
 Side = Literal["A", "B"]
+T = TypeVar("T")
 MAX_TOKENS = 2048
 # What ends a judgment. Each has a second form, which judges write that forget a bracket.
 _VERDICT = (re.compile(r"\[\[([ABC])\]\]"), re.compile(r"\[([ABC])\]"))
@@ -60,22 +61,24 @@ def compare(
     transcript: Transcript,
     *,
     seed: int = 0,
-) -> Iterator[tuple[Verdict, Verdict]]:
-    """Two verdicts on each turn of each question: with the answer of `a` first, and with that of `b` first.
+    parallel: int = 1,
+) -> list[tuple[Verdict, Verdict]]:
+    """Two verdicts on each turn of each question: with the answer of `a` first, and with that of `b` first. `parallel`
+    requests are sent at once, which changes no verdict.
 
     Raises DataError for an answer that is missing."""
-    for question, turn in _turns(questions, a, b):
-        match = _match(question, turn, a, b)
-        verdicts = []
-        for first, (one, other) in (("A", (a, b)), ("B", (b, a))):
-            said = _judged(
-                judge, transcript, f"pair:{question.id}:{turn}:{first}", question, turn, "pair",
-                {"answer_a": one[question.id], "answer_b": other[question.id]}, seed,
-            )  # fmt: skip
-            shown = {"A": first, "B": "B" if first == "A" else "A", "C": "tie"}
-            found = _last(_VERDICT, said)
-            verdicts.append(Verdict(match, first, None if found is None else shown[found]))  # type: ignore[arg-type]
-        yield verdicts[0], verdicts[1]
+
+    def verdict(job: tuple[Question, int, Side]) -> Verdict:
+        question, turn, first = job
+        one, other = (a, b) if first == "A" else (b, a)
+        answers = {"answer_a": one[question.id], "answer_b": other[question.id]}
+        key = f"pair:{question.id}:{turn}:{first}"
+        found = _last(_VERDICT, _judged(judge, transcript, key, question, turn, "pair", answers, seed))
+        shown = {"A": first, "B": "B" if first == "A" else "A", "C": "tie"}
+        winner = None if found is None else shown[found]
+        return Verdict(_match(question, turn, a, b), first, winner)  # type: ignore[arg-type]
+
+    return _both(verdict, list(_turns(questions, a, b)), parallel)
 
 
 def rate(
@@ -86,20 +89,29 @@ def rate(
     transcript: Transcript,
     *,
     seed: int = 0,
-) -> Iterator[tuple[Rating, Rating]]:
-    """A rating of each answer by itself, turn by turn. Raises DataError for an answer that is missing."""
-    for question, turn in _turns(questions, a, b):
-        match, ratings = _match(question, turn, a, b), []
-        sides: tuple[tuple[Side, Answers], ...] = (("A", a), ("B", b))
-        for side, answers in sides:
-            said = _judged(
-                judge, transcript, f"rating:{question.id}:{turn}:{side}", question, turn, "single",
-                {"answer": answers[question.id]}, seed,
-            )  # fmt: skip
-            found = _last(_RATING, said)
-            score = None if found is None else float(found)
-            ratings.append(Rating(match, side, score if score is not None and 1 <= score <= 10 else None))
-        yield ratings[0], ratings[1]
+    parallel: int = 1,
+) -> list[tuple[Rating, Rating]]:
+    """A rating of each answer by itself, turn by turn; otherwise as `compare`."""
+
+    def rating(job: tuple[Question, int, Side]) -> Rating:
+        question, turn, side = job
+        answers = {"answer": (a if side == "A" else b)[question.id]}
+        key = f"rating:{question.id}:{turn}:{side}"
+        found = _last(_RATING, _judged(judge, transcript, key, question, turn, "single", answers, seed))
+        score = None if found is None else float(found)
+        known = score if score is not None and 1 <= score <= 10 else None
+        return Rating(_match(question, turn, a, b), side, known)
+
+    return _both(rating, list(_turns(questions, a, b)), parallel)
+
+
+def _both(
+    judged: Callable[[tuple[Question, int, Side]], T], turns: Sequence[tuple[Question, int]], parallel: int
+) -> list[tuple[T, T]]:
+    """What is judged of each turn for A and for B."""
+    sides: tuple[Side, Side] = ("A", "B")
+    found = list(in_order(judged, [(*turn, side) for turn in turns for side in sides], parallel))
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _judged(
