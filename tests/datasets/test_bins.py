@@ -114,17 +114,18 @@ def test_examples_end_with_their_last_trained_token() -> None:
     [
         ("drop", [1], "3 examples read, 1 trained on, 2 dropped (too long)"),
         ("drop_turns", [1, 2], "3 examples read, 2 trained on, 1 of them cut, 1 dropped (too long)"),
-        ("cut_left", [1, 2, 1], "3 examples read, 3 trained on, 2 of them cut"),
+        ("cut_left", [1, 3, 1], "3 examples read, 3 trained on, 2 of them cut"),
     ],
 )
 def test_examples_that_are_too_long(too_long: Any, kept: list[int], said: str) -> None:
     """A round fits; two and a bit; three rounds are cut to two, or to their end."""
     long = Chat(({**HI, "content": "the cat " * 40}, YO))
-    length = len(encoded([Chat((HI, YO, HI, YO))])[0].ids) - 1
+    length = len(encoded([Chat((HI, YO, HI, YO))])[0].ids)  # a slot more than two rounds take
     found = encoded([Chat((HI, YO)), Chat((HI, YO, HI, YO, HI, YO)), long], length, too_long=too_long)
     assert [len({*found[i].turns.tolist()} - {0}) for i in range(len(found))] == kept
     assert found.report.lines()[0].startswith(said + ";")
     assert all(slots <= length for slots in found.slots)
+    assert all(found[i].turns[-1] > 0 for i in range(len(found)))
     whole = encoded([Chat((HI, YO, HI, YO, HI, YO)), long])
     if too_long == "drop_turns":
         assert found[1].ids.tolist() == whole[0].ids[: len(found[1].ids)].tolist()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -16,7 +17,7 @@ from headway.checkpoints import load_folder, save_folder
 from headway.checkpoints.restore import build_model
 from headway.models import FAMILIES, Encoder, EncoderDecoder, Head, Model, ModelSpec, blank, build
 from headway.models.decoder import Decoder
-from headway.nn import FeedForward, Linear, OutputLayer, replace_linear
+from headway.nn import IGNORE_INDEX, FeedForward, Linear, OutputLayer, output_cross_entropy, replace_linear
 from headway.tokens import Tokens
 
 SIZE: dict[str, Any] = {"vocab": 37, "width": 24, "layers": 2, "heads": 4, "hidden": 40}
@@ -209,3 +210,37 @@ def test_losses_of_an_adapted_output_layer_are_those_of_its_logits() -> None:
     for model in (plain, adapted):
         loss = torch.nn.functional.cross_entropy(model(IDS).flatten(0, 1), targets.flatten(), reduction="sum")
         torch.testing.assert_close(model(IDS, targets=targets).total, loss, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("label_smoothing", [None, 0.1])
+def test_what_is_not_trained_costs_no_output_layer_and_changes_nothing(label_smoothing: float | None) -> None:
+    """Losses, hits and gradients where most targets are ignored are those of all targets, with weights of 0 or 1."""
+    noise = torch.Generator().manual_seed(0)
+    layer = OutputLayer(8, 11).double()
+    x = torch.randn(3, 7, 8, generator=noise, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (3, 7), generator=noise)
+    kept = torch.rand(3, 7, generator=noise) < 0.4
+    calls: list[int] = []
+    layer.register_forward_hook(lambda module, given, found: calls.append(found.numel() // 11))
+    found = output_cross_entropy(
+        layer, x, targets.where(kept, IGNORE_INDEX), 11, label_smoothing=label_smoothing, hits=True
+    )
+    found.total.backward()
+    gradients = [x.grad, layer.weight.grad]
+    x.grad, layer.weight.grad = None, None
+    logits = layer(x)
+    each = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=label_smoothing or 0.0
+    )
+    (each * kept.flatten()).sum().backward()
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets) * kept
+    assert torch.allclose(found.each, plain, rtol=1e-12, atol=1e-12)
+    assert float(found.nats) == pytest.approx(float(plain.detach().sum()), rel=1e-12)
+    assert found.hits is not None
+    assert torch.equal(found.hits, kept & (logits.argmax(-1) == targets))
+    assert found.tokens == int(kept.sum())
+    for mine, theirs in zip(gradients, (x.grad, layer.weight.grad), strict=True):
+        assert mine is not None
+        assert theirs is not None
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+    assert label_smoothing is None or max(calls[:-1]) <= int(kept.sum())

@@ -233,6 +233,24 @@ def test_answers_that_generation_would_begin_otherwise_are_counted() -> None:
     assert (found.answers, found.otherwise, found.unmarked) == (1, 0, 1)
 
 
+def test_text_that_goes_on_has_the_spaces_of_the_template_and_no_others() -> None:
+    """Where an answer follows text: SentencePiece puts none of its own before it, and takes none away around it."""
+    tokenizer = sentencepiece().with_chat_template("llama2")
+    found = chat_segments(tokenizer, [HI, YO, HI], stop={2})
+    assert (
+        tokenizer.decode(found.ids, special=True)
+        == "<s> [INST] the cat [/INST] sat on </s><s> [INST] the cat [/INST]"
+    )
+    spaced = (
+        "A: {% for m in messages %}{% if m.role == 'user' %}{{ m.content }} B: {% else %}{% generation %}"
+    )
+    spaced += "{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+    tokenizer = KINDS["squeezes"]().with_chat_template(spaced)
+    found = chat_segments(tokenizer, [HI, YO], stop={2})
+    assert tokenizer.decode(found.ids, special=True) == "A: the cat B: sat on</s>"
+    assert tokenizer.render_chat([HI]) == list(found.segments[0].ids)
+
+
 @given(st.tuples(SAID, SAID))
 def test_a_completion_goes_on_with_its_prompt(texts: tuple[str, str]) -> None:
     """As one text, as far as tokens do not straddle the border: the prompt's ids are those that are generated from."""

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.nn.cross_entropy import Losses, chunked_cross_entropy, fused_cross_entropy
+from headway.nn.cross_entropy import IGNORE_INDEX, Losses, chunked_cross_entropy, fused_cross_entropy
+
+SPARSE = 0.25
 
 
 class Linear(nn.Linear):
@@ -84,7 +86,15 @@ def output_cross_entropy(
 
     `fused_cross_entropy` of a plain `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
     included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
-    not in the vocab."""
+    not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
+    wanted = targets != IGNORE_INDEX
+    if 0 < int(wanted.sum()) < (1 - SPARSE) * targets.numel():
+        found = output_cross_entropy(
+            layer, x[wanted], targets[wanted], vocab, label_smoothing=label_smoothing, hits=hits
+        )
+        each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
+        right = None if found.hits is None else wanted.masked_scatter(wanted, found.hits)
+        return found._replace(each=each, hits=right)
     if type(layer) is OutputLayer and label_smoothing is None:
         return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, hits=hits)
     return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)
