@@ -6,6 +6,7 @@ command is its output: every line must be printed in that order ("..." stands fo
 is what a run of full size printed once; it is shown, not checked.
 """
 
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,8 @@ TOY = {
         "headway eval runs/demo --data runs/demo/text/held-out.jsonl --limit 500"
     ),
 }
+CHAT = "headway train --task chat --model stories260K --template vicuna --data chats.jsonl --lr 1e-3"
+TOY[f"{CHAT} --batch-tokens 2048 --epochs 10 --out runs/chat"] = f"{CHAT} --steps 2 --out runs/chat"
 NOT_RUN = {"make test": "this is what it runs"}
 
 
@@ -68,6 +71,21 @@ def converted(folder: Path) -> None:
     run("headway convert stories260K.bin stories260K --tokenizer tok512.bin", folder)
 
 
+def conversations(folder: Path) -> None:
+    """The model of an earlier section, and conversations about four colours."""
+    converted(folder)
+    things = {"sky": "blue", "grass": "green", "snow": "white", "coal": "black"}
+    rounds = [
+        [
+            {"role": "user", "content": f"What colour is {thing}?"},
+            {"role": "assistant", "content": f"{thing.capitalize()} is {colour}."},
+        ]
+        for thing, colour in things.items()
+    ]
+    chats = [{"messages": rounds[i % 4] + rounds[(i // 4) % 4] * (i % 3 > 0)} for i in range(60)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+
+
 def nothing(folder: Path) -> None:
     pass
 
@@ -76,6 +94,7 @@ SETUP: dict[str, Callable[[Path], None]] = {
     "Train, continue, measure": texts,
     "Bring a checkpoint": stories,
     "Encoders and translators": texts,
+    "Teach it to answer": conversations,
     "Change a model": converted,
     "Keep your stack": trained,
 }
