@@ -200,8 +200,9 @@ def test_rows_90_and_92_encoders_are_compared_on_triplets_and_titles() -> None:
 
 
 def test_row_108_long_readers_are_compared_with_truncation() -> None:
-    """Of one model, on the same records with the same steps; for answers, with sliding pieces, too."""
+    """Equal models, on the same records with the same steps; for answers, with sliding pieces, too."""
     recipe = read_recipe(FOLDER / "long-classify.yaml")
+    assert {stage.source for stage in recipe.stages} == {None}
     settings = {stage.name: {**stage.settings, "micro_batch": None} for stage in recipe.stages}
     lengths = [settings[f"reviews{length}"].pop("context") for length in (128, 512, 2048)]
     assert lengths == [128, 512, 2048]
