@@ -141,6 +141,10 @@ def test_an_encoder_is_adapted_to_masked_tokens(corpus: Path, tmp_path: Path) ->
     assert len(names) == 2 * 2 * 6
     model = headway.load(result.model).model
     assert len(dict(adapted(model))) == 12
+    vectors = [
+        headway.load(one, task="embed").embed(["one two"]) for one in (tmp_path / "base", result.model)
+    ]
+    assert (vectors[0] - vectors[1]).abs().max() > 1e-4
 
 
 def test_another_model_under_the_adapter_is_refused(beside: Make, base: Path) -> None:

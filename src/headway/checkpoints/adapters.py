@@ -25,7 +25,6 @@ from torch import Tensor
 from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
 from headway.checkpoints.folder import TOKENIZER_FILES, SavesItself, check_target
 from headway.checkpoints.heads import change_pairing
-from headway.checkpoints.hf.config import config_from_spec, tensor_names
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
@@ -110,10 +109,10 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
     if not (folder / CONFIG).exists():
         there = "there is no such folder" if not folder.is_dir() else f"it has no {CONFIG}"
         raise CheckpointError(f"{path} is no adapter: {there}")
-    usual, modules = _theirs(spec)
+    config, found = read_json(folder / CONFIG), open_tensors(folder / WEIGHTS)
+    usual, modules = _theirs(spec, frozenset(found.forms))
     with naming(folder / CONFIG):
-        wanted = read_config(read_json(folder / CONFIG), modules)
-    found = open_tensors(folder / WEIGHTS)
+        wanted = read_config(config, modules)
     _compare(found.forms, wanted, modules, path)
     layers: dict[str, Lora] = {}
     tensors: dict[str, Tensor] = {}
@@ -159,9 +158,10 @@ def save_adapter(
         if there := [layer for layer in module.layers if layer in adapter.layers]:
             wanted[name], own = _joined(name, module, adapter.layers, there, tensors)
             found |= {f"{PREFIX}{name}.{leaf}": value for leaf, value in own.items()}
-    others = {
-        name.removesuffix(".weight") for name in rules_by_name(tensor_names(config_from_spec(usual)), usual)
-    }
+    if lost := adapter.layers.keys() - {layer for module in modules.values() for layer in module.layers}:
+        raise CheckpointError(f"the files of {spec.family} have no name for {', '.join(sorted(lost))}")
+    whole = rules_by_name(layouts_for(spec.family)[0].tensors, usual)
+    others = {name.removesuffix(".weight") for name in whole}
     config = {
         "base_model_name_or_path": None if base is None else str(base),
         "task_type": TASKS.get(spec.kind),
@@ -201,12 +201,16 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 @lru_cache(maxsize=2)
-def _theirs(spec: ModelSpec) -> tuple[ModelSpec, dict[str, _Module]]:
-    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there."""
-    usual, pairing = spec, layouts_for(spec.family)[0].pairing
+def _theirs(spec: ModelSpec, stored: frozenset[str] | None = None) -> tuple[ModelSpec, dict[str, _Module]]:
+    """The spec in the pairing of its family's files, and the layers that may be adapted, by their names there; `stored`
+    are those of an adapter, which may have been trained under another head."""
+    layout, usual = layouts_for(spec.family)[0], spec
     if isinstance(spec.positions, Rotary):
-        usual = replace(spec, positions=spec.positions.with_pairing(pairing))
-    rules = rules_by_name(tensor_names(config_from_spec(usual)), usual)
+        usual = replace(spec, positions=spec.positions.with_pairing(layout.pairing))
+    start = PREFIX + layout.tensors.prefix
+    rules = rules_by_name(
+        layout.tensors, usual, None if stored is None else any(name.startswith(start) for name in stored)
+    )
     with torch.device("meta"):
         linears = block_linears(blank(usual))
     modules = {}

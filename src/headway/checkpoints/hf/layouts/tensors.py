@@ -91,9 +91,10 @@ def imported(
     return _lazily(tensors, rules.values(), source, zeros, known), unused
 
 
-def rules_by_name(names: TensorNames, spec: ModelSpec) -> Mapping[str, Rule]:
-    """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers."""
-    return _resolved(names, spec).rules
+def rules_by_name(names: TensorNames, spec: ModelSpec, prefix: bool | None = None) -> Mapping[str, Rule]:
+    """How every tensor of a model of `spec` is made of ours, by its name in the class of transformers for its head, or
+    with and without `prefix`, as the class for another has it."""
+    return (_resolved(names, spec) if prefix is None else _Resolved(names, spec, prefix)).rules
 
 
 def exported(names: TensorNames, state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
