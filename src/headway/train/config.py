@@ -9,9 +9,10 @@ that `headway train --help` answers at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
@@ -141,6 +142,11 @@ class TrainConfig(BaseModel):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @field_serializer("clip", when_used="json")
+    def _in_json(self, clip: float) -> float | str:
+        """JSON has no infinity."""
+        return clip if isfinite(clip) else str(clip)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "the settings") -> Self:
