@@ -62,6 +62,15 @@ def test_later_words_win(make: Make, tmp_path: Path) -> None:
         read_recipe(tmp_path / "recipe.yaml", ["c.steps=5"])
 
 
+def test_the_task_of_all_stages_says_what_may_be_set(make: Make) -> None:
+    keys = {"task": "masked-lm", "family": "bert", "kv_heads": None, "toy": {"mask_share": 0.4}}
+    assert make("out", [{"name": "a"}], small=True, **keys).stages[0].settings["mask_share"] == 0.4
+    with pytest.raises(
+        ConfigError, match=r"mask_shore is a setting of no stage.*mask_share.*their tasks: masked-lm"
+    ):
+        make("out", [{"name": "a"}], **{**keys, "toy": {"mask_shore": 0.4}}, small=True)
+
+
 def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(
         "out",

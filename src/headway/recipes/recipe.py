@@ -22,7 +22,7 @@ small: {depth: 1, steps: 2}   # with --small, in every stage
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,7 +33,7 @@ from headway.recipes.surgery import check_surgery
 from headway.train.config import TrainConfig
 from headway.train.config_io import SMALL, STAGES, parse_overrides, read_yaml
 from headway.train.rows_config import FROM_SCRATCH
-from headway.train.tasks import TASKS, settings_of
+from headway.train.tasks import settings_of
 
 Moments = Literal["keep", "zero"]
 RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns", "decode")
@@ -125,8 +125,10 @@ def read_recipe(
     }
     seeds = tuple(given.pop("seeds", recipe.get("seeds", (values.pop("seed", 0),))))
     out = Path(given.pop("out", values.pop("out", "runs/recipe")))
-    for everyone in (values, small_of_all, given):
-        _check_known(everyone, entries, path)
+    whole = {**values, **small_of_all, **given}
+    tasks = {whole.get("task"), *(entry.get("task", whole.get("task")) for entry in entries)}
+    for key in whole:
+        _check_known(key, tasks, path)
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
         around = {**small_of_all, **(entry.get(SMALL, {}) if small else {}), **given, **own[name]}
@@ -174,12 +176,11 @@ def _stage(
     )
 
 
-def _check_known(values: Mapping[str, Any], entries: list[dict[str, Any]], path: str | Path) -> None:
-    """ConfigError for a key that no stage has."""
-    tasks = {values.get("task"), *(entry.get("task", values.get("task")) for entry in entries)}
-    known = {key for task in tasks for key in settings_of(task).model_fields} | {*RECIPE_KEYS}
-    for key in values.keys() - known:
-        hint = did_you_mean(key, known)
+def _check_known(key: str, tasks: Collection[str | None], path: str | Path) -> None:
+    """ConfigError for a setting that none of the tasks has."""
+    known = {key for task in tasks for key in settings_of(task).model_fields}
+    if key not in known:
+        named = ", ".join(sorted(task or "text" for task in tasks))
         raise ConfigError(
-            f"{path}: {key} is a setting of no stage{hint}; tasks: {', '.join(map(str, tasks or TASKS))}"
+            f"{path}: {key} is a setting of no stage{did_you_mean(key, known)}; their tasks: {named}"
         )
