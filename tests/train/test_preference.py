@@ -129,6 +129,28 @@ def test_it_goes_on_to_the_bit(loss: str, tmp_path: Path) -> None:
     assert loss == "orpo" or torch.equal(kept["log_p"], task(named("whole")).train_rows.reference)
 
 
+@pytest.mark.parametrize("base", [None, "nf4"])
+def test_beside_a_frozen_model_the_reference_is_the_policy_at_first(base: str | None, tmp_path: Path) -> None:
+    """In its own number format, quantised or not."""
+    train(config(tmp_path, steps=1, out=str(tmp_path / "base")), quiet=True)
+    fresh = {
+        "template": None,
+        "vocab": None,
+        "depth": None,
+        "width": None,
+        "heads": None,
+        "kv_heads": None,
+        "hidden": None,
+    }
+    own = config(
+        tmp_path, **fresh, model=str(tmp_path / "base" / "final"), adapter="lora", rank=2, base=base, dtype="bf16",
+        eval_at_start=True, out=str(tmp_path / "run2"),
+    )  # fmt: skip
+    first = next(r for r in read_metrics(train(own, quiet=True).metrics) if "val_loss" in r)
+    assert first["val_loss"] == pytest.approx(0.693147, abs=1e-6)
+    assert first["val_margin"] == pytest.approx(0.0, abs=1e-6)
+
+
 def test_pairs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     long = {"prompt": "what colour is sky?", "chosen": "blue " * 60, "rejected": "red"}
     file = written(tmp_path / "long.jsonl", [*pairs(20), long])

@@ -5,7 +5,6 @@ Legend: P pairs of a batch, N pairs of a run, T slots.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +27,7 @@ from headway.train.config import TASK, setting
 from headway.train.conversations import ConversationConfig, conversation_tokenizer
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
-from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
 from headway.train.records import described, split
 from headway.train.tasks.base import StepStats, Sums
 from headway.train.tasks.rows import RowsTask
@@ -120,13 +119,13 @@ class PreferenceTuning(RowsTask):
         tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer)
         rows, more = self.rows(train, tokenizer, stop)
         self.held_rows = None if held is None else self.rows(held, tokenizer, stop)[0]
-        model = first_model(config, tokenizer.vocab_size)
+        self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
         if config.loss == "dpo":
+            computes = MasterWeights(self.model, dtype).compute
             files = [folder / "data" / REFERENCE, folder / "data" / f"held-{REFERENCE}"]
             for file, pairs in zip(files, (rows, self.held_rows), strict=True):
                 if pairs is not None:
-                    pairs.reference = reference(model, pairs, file, dtype)
-        self.begin(model, tokenizer, rows, dtype)
+                    pairs.reference = reference(computes, pairs, file)
         self.data, self.remarks, self.unit = described(train), [*said, *more], "pair"
 
     @classmethod
@@ -224,13 +223,13 @@ def log_p(model: Decoder | Encoder, batch: PairBatch) -> Tensor:
     return total
 
 
-def reference(model: Decoder | Encoder, rows: PairRows, file: Path, dtype: torch.dtype) -> Tensor:
-    """log p of all pairs [2, N] under the model in `dtype`, from `file`, or computed and kept there."""
+def reference(model: Decoder | Encoder, rows: PairRows, file: Path) -> Tensor:
+    """log p of all pairs [2, N] under the model, from `file`, or computed and kept there."""
     if not file.exists():
-        computes = copy.deepcopy(model).to(dtype).eval()
+        model.eval()
         parts = [range(at, min(at + AT_ONCE, len(rows))) for at in range(0, len(rows), AT_ONCE)]
         with torch.no_grad():
-            found = torch.cat([log_p(computes, rows.batch(part)) for part in parts], dim=1)
+            found = torch.cat([log_p(model, rows.batch(part)) for part in parts], dim=1)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_safetensors(file, {"log_p": found.float().contiguous()})
     return open_tensors(file)["log_p"].clone()
