@@ -1,6 +1,6 @@
 """What a user did that cannot be done: every error says what was asked, what was given, and what to do."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -42,6 +42,11 @@ class HubError(HeadwayError):
 
 class EndpointError(HeadwayError):
     """A server that refuses, does not answer, or answers with something else."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(
     config = translation()
     train(translation(out=str(tmp_path / "whole")), quiet=True)
     values = config.model_dump(exclude_none=True).items()
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in values if value is not False]
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in values if value not in (False, ())]
     with monkeypatch.context() as patched:
         interrupted_at(4, patched)
         assert run(["train", *given]) == 130

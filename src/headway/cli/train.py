@@ -15,7 +15,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from headway.cli._shared import JsonOption, application, attributes, note, print_report, with_parameters
-from headway.errors import ConfigError
+from headway.errors import ConfigError, listed
 from headway.report import cell, table
 from headway.train import config_yaml
 from headway.train.config import TrainConfig, extra
@@ -148,7 +148,7 @@ class SettingsCommand:
             if not others:
                 raise
             raise ConfigError(
-                f"{option} is an option of task {', '.join(others)}, and this is {task or 'training on text'}; say "
+                f"{option} is an option of task {listed(others)}, and this is {task or 'training on text'}; say "
                 f"--task {others[0]}, or leave it out"
             ) from error
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, listed
 from headway.train.config import TrainConfig, extra
 from headway.train.tasks import settings_of, tasks_with
 
@@ -47,7 +47,7 @@ def read_config(
     for key in together:
         if key not in kind.model_fields and (others := tasks_with(key)):
             raise ConfigError(
-                f"{where}: {key} is a setting of task {', '.join(others)}, and this is "
+                f"{where}: {key} is a setting of task {listed(others)}, and this is "
                 f"{task or 'training on text'}; say task={others[0]} (--task {others[0]}), or leave {key} out"
             )
     usual = {name: value for name, value in (defaults or {}).items() if name in kind.model_fields}
