@@ -109,6 +109,10 @@ def test_a_stage_that_is_done_keeps_its_settings(make: Make) -> None:
     run_recipe(make("out", [{"name": "one"}]), quiet=True)
     with pytest.raises(ConfigError, match="is done, with other settings"):
         run_recipe(make("out", [{"name": "one", "lr": 1e-4}]), resume="auto", quiet=True)
+    other = run_recipe(
+        make("out", [{"name": "one", "threads": 1, "log_every": 3}]), resume="auto", quiet=True
+    )
+    assert other.measures(0)["one"]["steps"] == 4
 
 
 def test_an_adapter_is_in_the_weights_that_the_next_stage_begins_with(make: Make) -> None:

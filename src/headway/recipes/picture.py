@@ -14,11 +14,11 @@ MARKS = "osD^vPX*<>"
 
 
 def draw_stages(recipe: Recipe, path: Path) -> bool:
-    """Draw what stages with two evaluations or more measured, on the left those from fresh weights, on the right those
+    """Draw what stages with three evaluations or more measured: left those from fresh weights, right those
     that an earlier stage began: the mean over seeds, and the range between them. Whether there was any."""
     curves = {stage.name: _curve(recipe, stage) for stage in recipe.stages}
     parts = [
-        [s for s in recipe.stages if (s.source is None) == fresh and len(curves[s.name]) > 1]
+        [s for s in recipe.stages if (s.source is None) == fresh and len(curves[s.name]) > 2]
         for fresh in (True, False)
     ]
     if not any(parts):

@@ -16,11 +16,23 @@ from headway.recipes.picture import draw_stages
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, opened, write_model
+from headway.report import plain
 from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
+from headway.train.config import TrainConfig
 from headway.train.run import train, with_task
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
 REPORT = "report"
+OF_THE_MACHINE = {
+    "threads",
+    "workers",
+    "gradient_checkpointing",
+    "log_every",
+    "save_every",
+    "keep_last",
+    "report",
+}
+"""Settings that change nothing of what a stage measured, but for rounding."""
 
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
@@ -69,7 +81,7 @@ def _stage(
     settings = {"settings": config.model_dump(mode="json"), "surgery": [list(item) for item in stage.surgery]}
     if (folder / DONE).exists():
         record = read_json(folder / DONE)
-        if record["run"] != settings:
+        if _compared(record["run"], config) != _compared(settings, config):
             raise ConfigError(
                 f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
             )
@@ -90,3 +102,10 @@ def _stage(
     record = {"stage": stage.name, "seed": seed, "task": config.task, "run": settings, "measures": found}
     atomic_write(folder / DONE, json_text(record))
     return record
+
+
+def _compared(run: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """What a stage that is done must have in common with the recipe; settings that were not there yet had defaults."""
+    usual = {name: plain(field.default) for name, field in type(config).model_fields.items()}
+    whole = {**usual, **run["settings"]}
+    return {**run, "settings": {name: value for name, value in whole.items() if name not in OF_THE_MACHINE}}
