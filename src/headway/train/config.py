@@ -132,13 +132,28 @@ class TrainConfig(BaseModel):
         (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio", group="Output"
     )
 
+    average: int = setting(
+        1,
+        "the trained model is the mean of the last N checkpoints (Vaswani et al. 2017, section 6.1); needs save_every, "
+        "and keep_last of N or more",
+        group="Output",
+        unit="checkpoints",
+        ge=1,
+    )
+
     def contradictions(self) -> dict[str, bool]:
         """What would be wrong with values that each are right by themselves, and whether it is."""
         return {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = [problem for problem, found in self.contradictions().items() if found]
+        too_few = self.save_every is None or self.keep_last < self.average
+        own = {
+            f"average {self.average} needs save_every, and keep_last of {self.average} or more": (
+                self.average > 1 and too_few
+            )
+        }
+        problems = [problem for problem, found in (own | self.contradictions()).items() if found]
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -224,6 +224,9 @@ class RowsConfig(TrainConfig):
             "validation and validation_share both say what is held out; give one of them": (
                 self.validation is not None and self.validation_share > 0
             ),
+            f"average {self.average} is of whole models, and an adapter is trained; leave one of them out": (
+                self.average > 1 and self.adapter is not None
+            ),
             f"matrix_lr is Muon's learning rate, but optimizer is {self.optimizer}; use lr": (
                 self.matrix_lr is not None and self.optimizer != "muon"
             ),

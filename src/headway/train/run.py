@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.storage import disk
 from headway.checkpoints.storage.files import atomic_write
 from headway.errors import ConfigError
 from headway.models import cost
 from headway.report import cell
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
-from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, save_final, where_to_begin
+from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, save_final, step_of, where_to_begin
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.evaluation import Evaluation
@@ -143,8 +144,13 @@ class Run:
                     self.reporter.step(record)
                     last = self.is_over
                     self.between_steps(record, last, stop)
-            self.measure(last=True)
-            self.save()
+            if self.config.average > 1:
+                self.save()
+                self.average()
+                self.measure(last=True)
+            else:
+                self.measure(last=True)
+                self.save()
         return self.finish(record)
 
     @property
@@ -218,6 +224,18 @@ class Run:
         for old in checkpoints(self.out)[: -self.config.keep_last]:
             disk.remove(old)
         return path
+
+    def average(self) -> None:
+        """Take the mean of the last checkpoints as the model's weights, in float64, rounded once. (Vaswani et al. 2017,
+        section 6.1.)"""
+        kept = [path for path in checkpoints(self.out) if step_of(path) > 0][-self.config.average :]
+        states = [load_folder(path).tensors for path in kept]
+        with torch.no_grad():
+            for name, value in self.task.model.state_dict().items():
+                if value.is_floating_point():
+                    value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+        self.trainer.weights.refresh()
+        self.say(f"the model is the mean of {', '.join(path.name for path in kept)}")
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve. `record` is the last step's, empty where none was left to do."""

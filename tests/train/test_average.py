@@ -1,0 +1,52 @@
+"""The trained model as the mean of the last checkpoints; the run itself goes on from its own weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.checkpoints import load_folder
+from headway.errors import ConfigError
+from headway.train import TextConfig, train
+from headway.train.checkpoint import checkpoints
+from tests.train.test_resume import assert_same_bits
+
+Make = Callable[..., TextConfig]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_model_is_the_mean_of_the_last_checkpoints(settings: Make, tmp_path: Path, dtype: str) -> None:
+    config = settings(steps=6, save_every=2, keep_last=3, average=2, validation_share=0.2, dtype=dtype)
+    result = train(config, quiet=True)
+    last = [load_folder(path).tensors for path in checkpoints(Path(config.out))[-2:]]
+    final = load_folder(result.model).tensors
+    for name in final:
+        mean = (last[0][name].double() + last[1][name].double()) / 2
+        torch.testing.assert_close(final[name].double(), mean, rtol=1e-6, atol=1e-9)
+    assert not torch.equal(final["model.norm.weight"], last[-1]["model.norm.weight"])
+    plain = settings(
+        steps=6, save_every=2, keep_last=3, validation_share=0.2, dtype=dtype, out=str(tmp_path / "plain")
+    )
+    other = train(plain, quiet=True)
+    assert_same_bits(config.out, plain.out)
+    assert result.validation is not None
+    assert other.validation is not None
+    assert result.validation.loss != other.validation.loss  # it is the mean that is measured
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"average": 3, "save_every": 1, "keep_last": 2},
+            "average 3 needs save_every, and keep_last of 3 or more",
+        ),
+        ({"average": 2, "save_every": None}, "average 2 needs save_every"),
+        ({"average": 2, "save_every": 1, "adapter": "lora"}, "an adapter is trained"),
+    ],
+)
+def test_what_does_not_fit_is_said(settings: Make, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TextConfig.of({**settings().model_dump(exclude_none=True), **given})
