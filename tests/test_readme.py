@@ -40,7 +40,10 @@ TOY = {
         "headway eval runs/demo --data runs/demo/text/held-out.jsonl --limit 500"
     ),
 }
-CHAT = "headway train --task chat --model stories260K --template vicuna --data chats.jsonl --lr 1e-3"
+CHAT = (
+    "headway train --task chat --model stories260K --template vicuna --data chats.jsonl --validation-share 0.1 "
+    "--lr 1e-3"
+)
 TOY[f"{CHAT} --batch-tokens 2048 --epochs 10 --out runs/chat"] = f"{CHAT} --steps 2 --out runs/chat"
 NOT_RUN = {"make test": "this is what it runs"}
 

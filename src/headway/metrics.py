@@ -1,7 +1,7 @@
 """How good predictions are: of classes, of tags, of answers, of similarities. Shares are in 0..1.
 
-Pure functions of Python's own values. Their tests compare them with scikit-learn, with seqeval's rules and with the
-official scripts of SQuAD and CMRC.
+Pure functions of Python's own values. Their tests compare them with scikit-learn and scipy, and with the rules of
+conlleval and of the scripts of SQuAD and CMRC, written again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """What a recipe's file may say, and whose word is the last."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -88,3 +89,33 @@ def test_the_command_runs_it(make: Make, tmp_path: Path, capsys: pytest.CaptureF
     assert run(["train", "--config", file, "--dry-run"]) == 1
     assert "a recipe of several runs" in capsys.readouterr().err
     assert run(["train", "--config", file, "--small", "--out", str(tmp_path / "x")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "given", "said"),
+    [
+        ([{"name": "a", "seed": 3}], [], "seed belongs to the whole recipe"),
+        ([{"name": "a"}], ["a.out=x"], "out belongs to the whole recipe"),
+        ([{"name": "a"}, {"name": "b", "from": "a", "model": "m"}], [], "model is what a trains"),
+        ([{"name": "a"}], ["a.stepz=3"], "stage a: stepz is a setting of no stage"),
+        ([{"name": "a", "small": {"stepz": 3}}], [], "stage a: stepz is a setting of no stage"),
+        ([{"name": "a"}], ["seed=3", "seeds=[1, 2]"], "seed 3 and seeds [1, 2] are given"),
+    ],
+)
+def test_what_would_be_ignored_is_an_error(
+    tmp_path: Path, stages: list[Any], given: list[str], said: str
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"data": "x", "stages": stages}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_recipe(tmp_path / "recipe.yaml", given)
+
+
+def test_a_seed_is_the_seed_of_every_stage(make: Make, tmp_path: Path) -> None:
+    make("out", [{"name": "a"}])
+    assert read_recipe(tmp_path / "recipe.yaml", [], {"seed": 3}).seeds == (3,)
+    assert (
+        read_recipe(tmp_path / "recipe.yaml", defaults={"threads": "1"}).stages[0].settings["threads"] == "1"
+    )
+    (tmp_path / "plain.yaml").write_text("stages: [{name: a, data: x}]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="--small needs settings under `small:`"):
+        read_recipe(tmp_path / "plain.yaml", small=True)

@@ -97,7 +97,7 @@ def _recipe(
     from headway.recipes import read_recipe, run_recipe
     from headway.train import Interrupted
 
-    recipe = read_recipe(config, overrides or (), _given(flags), small=small)
+    recipe = read_recipe(config, overrides or (), _given(flags), _environment(), small=small)
     try:
         report = run_recipe(recipe, resume=resume)
     except Interrupted as stop:
@@ -167,9 +167,12 @@ def resolve(
     config: Path | None, overrides: list[str] | None, flags: Mapping[str, Any], *, small: bool = False
 ) -> TrainConfig:
     """The settings of a run: the environment, the YAML file, key=value overrides, flags; later ones win."""
+    return read_config(config, overrides or (), _given(flags), _environment(), small=small)
+
+
+def _environment() -> dict[str, str]:
     around = {name: os.environ.get(f"HEADWAY_{name.upper()}") for name in ENVIRONMENT}
-    usual = {name: value for name, value in around.items() if value}
-    return read_config(config, overrides or (), _given(flags), usual, small=small)
+    return {name: value for name, value in around.items() if value}
 
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:

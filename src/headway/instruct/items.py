@@ -20,24 +20,10 @@ from headway.errors import DataError
 
 NO_INPUT = "<noinput>"
 PROMPT = (files("headway.instruct") / "prompt.txt").read_text(encoding="utf-8") + "\n"
-UNSUITABLE = (
-    *(
-        "image",
-        "images",
-        "graph",
-        "graphs",
-        "picture",
-        "pictures",
-        "file",
-        "files",
-        "map",
-        "maps",
-        "draw",
-        "plot",
-    ),
-    *("go to", "video", "audio", "music", "flowchart", "diagram"),
+_UNSUITABLE = re.compile(
+    r"\b(images?|graphs?|pictures?|files?|maps?|draw|plot|go to|video|audio|music|flowchart|diagram)\b",
+    re.IGNORECASE,
 )
-_UNSUITABLE = re.compile(rf"\b({'|'.join(UNSUITABLE)})\b", re.IGNORECASE)
 _BEGINS = re.compile(r"\s*(\d+)\.\s+Instruction:")
 _BETWEEN = re.compile(r"###|\n(?=\d+\.\s+Instruction:)")
 

@@ -38,6 +38,8 @@ from headway.train.tasks import settings_of
 Moments = Literal["keep", "zero"]
 RECIPE_KEYS = (STAGES, SMALL, "seeds", "claims", "columns", "decode")
 STAGE_KEYS = ("name", "from", "surgery", "moments", "published", SMALL)
+OF_RECIPE = ("out", "seed", "seeds")
+"""Of all stages, never of one."""
 FIRST_ONLY = (*FROM_SCRATCH, "model", "tokenizer", "units", "vocab")
 """Settings of all stages that are for those with fresh weights: later ones have a model and its tokenizer."""
 
@@ -96,15 +98,18 @@ def read_recipe(
     path: str | Path,
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     *,
     small: bool = False,
 ) -> Recipe:
-    """A recipe. Later ones win: the file's settings for all stages, a stage's own, with `small` those under `small:`
-    (of the recipe, then of the stage), `KEY=VALUE` and flags for all stages, `STAGE.KEY=VALUE`.
+    """A recipe. Later ones win: `defaults` (the environment), the file's settings for all stages, a stage's own, with
+    `small` those under `small:` (of the recipe, then of the stage), `KEY=VALUE` and flags for all stages,
+    `STAGE.KEY=VALUE`.
 
     Raises ConfigError for keys that are unknown to every stage or to a stage's task, names that are not unique, a
-    source that is no earlier stage, operations and claims that are not understood: before anything is run."""
-    values = read_yaml(path)
+    source that is no earlier stage, operations and claims that are not understood, `small` where the file has no such
+    settings: before anything is run."""
+    values = {**(defaults or {}), **read_yaml(path)}
     given = {**parse_overrides(overrides), **(flags or {})}
     entries = values.pop(STAGES, None)
     if not (isinstance(entries, list) and entries and all(isinstance(entry, dict) for entry in entries)):
@@ -118,12 +123,20 @@ def read_recipe(
         if name not in own:
             raise ConfigError(f"{key}: there is no stage {name!r}{did_you_mean(name, names)}")
         own[name][setting] = given.pop(key)
+    if small and not any(SMALL in part for part in (values, *entries)):
+        raise ConfigError(f"--small needs settings under `{SMALL}:`, and {path} has none")
     in_toy_size = values.pop(SMALL, {})
     small_of_all = dict(in_toy_size) if small else {}
     recipe = {
         key: around.pop(key) for around in (values, small_of_all) for key in RECIPE_KEYS if key in around
     }
-    seeds = tuple(given.pop("seeds", recipe.get("seeds", (values.pop("seed", 0),))))
+    one_seed = given.pop("seed", values.pop("seed", None))
+    many = given.pop("seeds", recipe.get("seeds"))
+    if one_seed is not None and many is not None:
+        raise ConfigError(
+            f"{path}: seed {one_seed} and seeds {many} are given; give one of them (seeds=[{one_seed}])"
+        )
+    seeds = tuple(many if many is not None else [one_seed or 0])
     out = Path(given.pop("out", values.pop("out", "runs/recipe")))
     whole = {**values, **small_of_all, **given}
     tasks = {whole.get("task"), *(entry.get("task", whole.get("task")) for entry in entries)}
@@ -132,7 +145,7 @@ def read_recipe(
     stages: list[Stage] = []
     for entry, name in zip(entries, names, strict=True):
         around = {**small_of_all, **(entry.get(SMALL, {}) if small else {}), **given, **own[name]}
-        stages.append(_stage(entry, name, values, around, [s.name for s in stages], path))
+        stages.append(_stage(entry, name, values, around, own[name], [s.name for s in stages], path))
     claims = tuple(Claim.read(text, rule, names) for text, rule in recipe.get("claims", {}).items())
     found = Recipe(out, tuple(stages), seeds, claims, tuple(recipe.get("columns", ())), recipe.get("decode"))
     for stage in stages:  # every setting is validated before anything is run
@@ -146,6 +159,7 @@ def _stage(
     name: str,
     for_all: Mapping[str, Any],
     around: Mapping[str, Any],
+    for_one: Mapping[str, Any],
     earlier: list[str],
     path: str | Path,
 ) -> Stage:
@@ -162,8 +176,14 @@ def _stage(
             f"{where}: surgery and kept moments need the model of an earlier stage (from: NAME)"
         )
     own = {key: value for key, value in entry.items() if key not in STAGE_KEYS}
+    mine = own.keys() | entry.get(SMALL, {}).keys() | for_one.keys()
+    if wrong := sorted(mine & {*OF_RECIPE, *(["model"] if source is not None else [])}):
+        why = "belongs to the whole recipe" if wrong[0] in OF_RECIPE else f"is what {source} trains"
+        raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
     task = {**for_all, **own, **around}.get("task")
     known = settings_of(task).model_fields
+    for key in {*entry.get(SMALL, {}), *for_one}:
+        _check_known(key, [task], where)
     usual = {
         key: value
         for values in (for_all, own, around)
@@ -176,11 +196,11 @@ def _stage(
     )
 
 
-def _check_known(key: str, tasks: Collection[str | None], path: str | Path) -> None:
+def _check_known(key: str, tasks: Collection[str | None], where: str | Path) -> None:
     """ConfigError for a setting that none of the tasks has."""
     known = {key for task in tasks for key in settings_of(task).model_fields}
     if key not in known:
         named = ", ".join(sorted(task or "text" for task in tasks))
         raise ConfigError(
-            f"{path}: {key} is a setting of no stage{did_you_mean(key, known)}; their tasks: {named}"
+            f"{where}: {key} is a setting of no stage{did_you_mean(key, known)}; their tasks: {named}"
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from headway.checkpoints.folder import load_folder
+from headway.data.record_kinds import Messages
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.text import Tokenizer
 from headway.train.config import setting
@@ -27,6 +28,11 @@ class ConversationConfig(RowsConfig):
         "tokens that end an answer, besides the tokenizer's EOS [default: those of generation_config.json]",
         group="Data",
     )
+
+
+def message_texts(messages: Messages) -> Iterator[str]:
+    """What is said in messages; calls of functions, and parts of other kinds, have none."""
+    return (m["content"] for m in messages if isinstance(m.get("content"), str))
 
 
 def conversation_tokenizer(

@@ -19,7 +19,7 @@ from headway.data.record_kinds import Chat as Conversation
 from headway.data.record_kinds import Completion, Record
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.train.config import TASK, setting
-from headway.train.conversations import ConversationConfig, conversation_tokenizer
+from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
@@ -152,4 +152,4 @@ def _texts(records: Sequence[Any]) -> Iterator[str]:
         if isinstance(record, Completion):
             yield from (record.prompt, record.completion)
         else:
-            yield from (m["content"] for m in record.messages if isinstance(m.get("content"), str))
+            yield from message_texts(record.messages)

@@ -24,7 +24,7 @@ from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
 from headway.tokens import Tokens
 from headway.train.config import TASK, setting
-from headway.train.conversations import ConversationConfig, conversation_tokenizer
+from headway.train.conversations import ConversationConfig, conversation_tokenizer, message_texts
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import find_tokenizer, first_model, model_spec
 from headway.train.microbatch_pool import MasterWeights, MicrobatchPool
@@ -118,7 +118,10 @@ class PreferenceTuning(RowsTask):
         tokenizer = find_tokenizer(config, folder, start, lambda: _texts(train), masked=False)
         tokenizer, stop, self.generation = conversation_tokenizer(config, tokenizer)
         rows, more = self.rows(train, tokenizer, stop)
-        self.held_rows = None if held is None else self.rows(held, tokenizer, stop)[0]
+        self.held_rows = None
+        if held is not None:
+            self.held_rows, left_out = self.rows(held, tokenizer, stop)
+            more += [f"held out: {remark}" for remark in left_out]
         self.begin(first_model(config, tokenizer.vocab_size), tokenizer, rows, dtype)
         if config.loss == "dpo":
             computes = MasterWeights(self.model, dtype).compute
@@ -206,8 +209,7 @@ def _texts(records: Sequence[Record]) -> Iterator[str]:
     """All text of the pairs, for a tokenizer that is to be trained."""
     for record in records:
         assert isinstance(record, Pair)
-        for message in (*record.prompt, *record.chosen, *record.rejected):
-            yield message["content"]
+        yield from message_texts([*record.prompt, *record.chosen, *record.rejected])
 
 
 def means(sums: Any, count: int) -> dict[str, float]:
