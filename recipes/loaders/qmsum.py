@@ -1,7 +1,6 @@
 """Questions about meetings and the turns that bear on them (Zhong et al. 2021, QMSum), one record a line:
 
     python recipes/loaders/qmsum.py train.jsonl[.gz] > qmsum-train.jsonl          # or the published train/*.json
-    python recipes/loaders/qmsum.py --text train.jsonl[.gz] > meetings.jsonl      # the meetings alone
 
 A record has the form of SQuAD: the context is the whole meeting, one turn a line, and every turn of the evidence is an
 answer. Questions about a whole meeting have no evidence and are left out.
@@ -47,8 +46,7 @@ def questions(meeting: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    as_text = sys.argv[1] == "--text"
-    for file in sys.argv[1 + as_text :]:
+    for file in sys.argv[1:]:
         for one in meetings(file):
-            for record in [{"text": "\n".join(turns(one))}] if as_text else questions(one):
+            for record in questions(one):
                 print(json.dumps(record, ensure_ascii=False))

@@ -210,7 +210,7 @@ def test_row_108_long_readers_are_compared_with_truncation() -> None:
     assert settings["reviews128"]["too_long"] == "cut"
     recipe = read_recipe(FOLDER / "long-qa.yaml")
     stages = {stage.name: stage for stage in recipe.stages}
-    assert {stages[name].source for name in ("long", "pieces", "beginning")} == {"mlm"}
+    assert {stages[name].source for name in ("long", "pieces", "beginning")} == {None}
     assert [stages[name].settings["context"] for name in ("long", "pieces", "beginning")] == [4096, 512, 512]
     assert stages["pieces"].settings.get("too_long") is None  # windows
     assert [claim.rule for claim in recipe.claims] == [

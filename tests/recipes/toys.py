@@ -67,20 +67,15 @@ def reviews(folder: Path) -> list[str]:
 
 
 def meetings(folder: Path) -> list[str]:
-    """Texts, and questions that a word of them answers."""
+    """Questions that a word of a text answers."""
     texts = documents(3, 12, most=90)
-    text = written(folder / "m.jsonl", [{"text": one} for one in texts])
     words = [one.split()[-1] for one in texts]
     records: list[dict[str, object]] = [
         {"question": "where", "context": one, "answers": [{"text": word, "answer_start": one.rindex(word)}]}
         for one, word in zip(texts, words, strict=True)
     ]
     data = written(folder / "q.jsonl", records)
-    return [
-        f"data={data}",
-        f"mlm.data={text}",
-        *(f"{n}.validation={data}" for n in ("long", "pieces", "beginning")),
-    ]
+    return [f"data={data}", *(f"{name}.validation={data}" for name in ("long", "pieces", "beginning"))]
 
 
 def long_text(folder: Path) -> list[str]:
