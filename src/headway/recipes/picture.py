@@ -1,24 +1,34 @@
-"""The held-out loss of all stages of a recipe, over the tokens that each was trained on."""
+"""The losses of all stages of a recipe, over the tokens that each was trained on."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from headway.draw import saved_figure
 from headway.recipes.recipe import Recipe, Stage
 from headway.train.metrics import METRICS, read_metrics
 
 MARKS = "osD^vPX*<>"
+ENOUGH = 3
+"""Evaluations that make a curve."""
+BINS = 25
+"""Of a training's steps: neighbours are averaged."""
+
+Curve = list[tuple[float, list[float]]]
+"""For each measurement, in order: trained tokens (the mean over the seeds) and the loss of every seed."""
 
 
 def draw_stages(recipe: Recipe, path: Path) -> bool:
-    """Draw what stages with three evaluations or more measured: left those from fresh weights, right those
-    that an earlier stage began: the mean over seeds, and the range between them. Whether there was any."""
-    curves = {stage.name: _curve(recipe, stage) for stage in recipe.stages}
+    """Draw the losses of stages: left those from fresh weights, right those that an earlier stage began.
+
+    Of a stage that was evaluated three times or more the held-out loss, the mean over seeds and the range between
+    them; of another the loss of its training, and marks where held-out data were evaluated. Whether there was any."""
+    curves = {stage.name: _curves(recipe, stage) for stage in recipe.stages}
     parts = [
-        [s for s in recipe.stages if (s.source is None) == fresh and len(curves[s.name]) > 2]
+        [s for s in recipe.stages if (s.source is None) == fresh and max(map(len, curves[s.name])) > 1]
         for fresh in (True, False)
     ]
     if not any(parts):
@@ -28,31 +38,52 @@ def draw_stages(recipe: Recipe, path: Path) -> bool:
         drawn = [(part, title) for part, title in zip(parts, titles, strict=True) if part]
         for axes, (part, title) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
             for i, stage in enumerate(part):
-                at, values = zip(*curves[stage.name], strict=True)
-                line = "-" if i < 5 else "--"
-                mean = [statistics.fmean(v) for v in values]
-                (drawn_line,) = axes.plot(
-                    at, mean, line, marker=MARKS[i % len(MARKS)], markersize=4, label=stage.name
-                )
-                low, high = [min(v) for v in values], [max(v) for v in values]
-                axes.fill_between(at, low, high, color=drawn_line.get_color(), alpha=0.15, linewidth=0)
+                _draw(axes, stage.name, *curves[stage.name], MARKS[i % len(MARKS)], "-" if i < 5 else "--")
             axes.locator_params("x", nbins=5)
             axes.set_title(title)
             axes.set_xlabel("trained tokens of the stage")
-            axes.set_ylabel("held-out loss, nats per token")
+            every = all(len(curves[stage.name][1]) >= ENOUGH for stage in part)
+            axes.set_ylabel("held-out loss, nats" if every else "loss, nats (marks: held out)")
             axes.legend()
     return True
 
 
-def _curve(recipe: Recipe, stage: Stage) -> list[tuple[float, list[float]]]:
-    """For each evaluation, in order: trained tokens (the mean over the seeds) and the held-out loss of every seed."""
-    found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+def _draw(axes: Any, name: str, training: Curve, held: Curve, mark: str, line: str) -> None:
+    own: dict[str, Any] = {"linestyle": line, "label": name}
+    if len(held) < ENOUGH:
+        each = -(-len(training) // BINS)
+        bins = [training[i : i + each] for i in range(0, len(training), each)]
+        means = [statistics.fmean(loss for _, losses in few for loss in losses) for few in bins]
+        (drawn,) = axes.plot([few[-1][0] for few in bins], means, linewidth=1, **own)
+        own = {"linestyle": "none", "color": drawn.get_color()}
+    if held:
+        at, values = zip(*held, strict=True)
+        means = [statistics.fmean(v) for v in values]
+        (drawn,) = axes.plot(at, means, marker=mark, markersize=4, **own)
+        if len(held) >= ENOUGH:
+            low, high = [min(v) for v in values], [max(v) for v in values]
+            axes.fill_between(at, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
+
+
+def _curves(recipe: Recipe, stage: Stage) -> tuple[Curve, Curve]:
+    """The loss of the training, and of held-out data."""
+    found: dict[str, dict[int, list[tuple[int, float]]]] = {
+        "loss": defaultdict(list),
+        "val_loss": defaultdict(list),
+    }
     for seed in recipe.seeds:
         tokens = {0: 0}
-        for line in read_metrics(recipe.stage_folder(stage, seed) / METRICS):
-            if "loss" in line:
-                tokens[line["step"]] = line["trained_tokens"]
-            if line.get("val_loss") is not None and "step" in line:
-                found[line["step"]].append((tokens[line["step"]], line["val_loss"]))
-    steps = [zip(*found[step], strict=True) for step in sorted(found)]
-    return [(statistics.fmean(at), list(losses)) for at, losses in steps]
+        for entry in read_metrics(recipe.stage_folder(stage, seed) / METRICS):
+            if "loss" in entry:
+                tokens[entry["step"]] = entry["trained_tokens"]
+            for name, at in found.items():
+                if entry.get(name) is not None and "step" in entry:
+                    at[entry["step"]].append((tokens[entry["step"]], entry[name]))
+    training, held = (
+        [
+            (statistics.fmean(at), list(losses))
+            for at, losses in (zip(*by[step], strict=True) for step in sorted(by))
+        ]
+        for by in found.values()
+    )
+    return training, held

@@ -61,7 +61,7 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
     report = RecipeReport(recipe, tuple(map(tuple, records)))
     atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
     pictured = draw_stages(recipe, recipe.out / f"{REPORT}.png")
-    picture = f"\n![held-out loss]({REPORT}.png)\n" if pictured else ""
+    picture = f"\n![losses]({REPORT}.png)\n" if pictured else ""
     atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
     return report
 
