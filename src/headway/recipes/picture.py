@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -66,24 +66,25 @@ def _draw(axes: Any, name: str, training: Curve, held: Curve, mark: str, line: s
 
 
 def _curves(recipe: Recipe, stage: Stage) -> tuple[Curve, Curve]:
-    """The loss of the training, and of held-out data."""
-    found: dict[str, dict[int, list[tuple[int, float]]]] = {
-        "loss": defaultdict(list),
-        "val_loss": defaultdict(list),
-    }
+    """The loss of the training, and of held-out data. Where epochs end at other steps for other seeds, the first
+    measurement of each seed belongs together, the second, and so on."""
+    found: dict[str, list[list[tuple[int, float]]]] = {"loss": [], "val_loss": []}
     for seed in recipe.seeds:
         tokens = {0: 0}
+        own: dict[str, list[tuple[int, float]]] = {name: [] for name in found}
         for entry in read_metrics(recipe.stage_folder(stage, seed) / METRICS):
             if "loss" in entry:
                 tokens[entry["step"]] = entry["trained_tokens"]
-            for name, at in found.items():
+            for name, measured in own.items():
                 if entry.get(name) is not None and "step" in entry:
-                    at[entry["step"]].append((tokens[entry["step"]], entry[name]))
+                    measured.append((tokens[entry["step"]], entry[name]))
+        for name, measured in own.items():
+            found[name].append(measured)
     training, held = (
         [
-            (statistics.fmean(at), list(losses))
-            for at, losses in (zip(*by[step], strict=True) for step in sorted(by))
+            (statistics.fmean(at for at, _ in some), [loss for _, loss in some])
+            for some in ([one for one in turn if one is not None] for turn in zip_longest(*seeds))
         ]
-        for by in found.values()
+        for seeds in found.values()
     )
     return training, held
