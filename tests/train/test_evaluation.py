@@ -87,10 +87,19 @@ def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:
 def test_a_run_measures_before_its_first_step_and_in_rows_of_other_lengths(
     settings: Callable[..., TextConfig], tmp_path: Path
 ) -> None:
-    config = settings(validation_share=0.3, eval_at_start=True, eval_contexts=(12, 48), steps=2, dtype="fp32")
+    config = settings(
+        validation_share=0.3,
+        eval_at_start=True,
+        eval_contexts=(12, 48),
+        eval_tokens=1,
+        eval_every=1,
+        steps=2,
+        dtype="fp32",
+    )
     result = train(config, quiet=True)
     lines = [r for r in read_metrics(result.metrics) if "val_loss" in r]
-    assert [r["step"] for r in lines] == [0, 2]
+    assert [(r["step"], "val_loss@12" in r) for r in lines] == [(0, True), (1, False), (2, True)]
+    assert lines[0]["val_tokens"] == lines[2]["val_tokens"] > lines[1]["val_tokens"]
     file = TokenFile(Path(config.out) / "data" / "validation.tokens")
     model = load_model(result.model)
     for length in (12, 48):

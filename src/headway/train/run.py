@@ -132,7 +132,7 @@ class Run:
         if self.start is None:
             if self.config.eval_at_start:
                 with self.pool:
-                    self.measure(last=False)
+                    self.measure(whole=True)
             self.save()  # shows, before any work is done, that saving works
         record: dict[str, Any] = {}
         with self.pool:
@@ -147,9 +147,9 @@ class Run:
             if self.config.average > 1:
                 self.save()
                 self.average()
-                self.measure(last=True)
+                self.measure(whole=True)
             else:
-                self.measure(last=True)
+                self.measure(whole=True)
                 self.save()
         return self.finish(record)
 
@@ -186,7 +186,7 @@ class Run:
         step, config = self.state.progress.step, self.config
         if not last:
             if config.eval_every and step % config.eval_every == 0:
-                self.measure(last=False)
+                self.measure(whole=False)
             if config.save_every and step % config.save_every == 0:
                 self.save()
             if stop():
@@ -208,9 +208,9 @@ class Run:
         finally:
             model.train()
 
-    def measure(self, *, last: bool) -> None:
+    def measure(self, *, whole: bool) -> None:
         """Evaluate on held-out data, if there is any."""
-        found = self.task.evaluate(self.trainer.weights.compute, self.pool, last=last)
+        found = self.task.evaluate(self.trainer.weights.compute, self.pool, whole=whole)
         if found is not None:
             self.validation, number = found, self.state.progress.step
             self.say(f"held out, step {number}: {found}")

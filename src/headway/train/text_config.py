@@ -30,14 +30,14 @@ class TextConfig(PackedConfig):
     )
     eval_tokens: int | None = setting(
         None,
-        "evaluations during the run use the first N held-out tokens [default: all]; the last uses all",
+        "evaluations between steps use the first N held-out tokens [default: all]; the first and the last use all",
         group="Output",
         unit="tokens",
         ge=1,
     )
     eval_contexts: tuple[int, ...] = setting(
         (),
-        "lengths of rows that held-out text is measured in as well, after the last step",
+        "lengths of rows that held-out text is measured in as well, after the last step (and by eval_at_start)",
         group="Output",
         unit="tokens",
     )

@@ -92,8 +92,8 @@ class Objective(ABC, Generic[M]):
         """Which data step `step` reads, for an error."""
         return f"the batches of step {step + 1}"
 
-    def evaluate(self, model: M, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
-        """Measure on held-out data, if there is any; `last` after the last step."""
+    def evaluate(self, model: M, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
+        """Measure on held-out data, if there is any: the `whole` of it before the first step and after the last."""
         return None
 
 

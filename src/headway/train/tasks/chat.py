@@ -113,7 +113,7 @@ class Chat(RowsTask):
             return f"{spec.family} is no decoder, which alone answers in turns"
         return None
 
-    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: the answers of all held-out examples; by turn, where there are several."""
         return None if self.held_rows is None else evaluate_answers(model, self.held_rows, pool)
 

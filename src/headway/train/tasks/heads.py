@@ -118,7 +118,7 @@ class HeadTask(RowsTask):
         hits = stats.extra.get("hits")
         return {} if hits is None else {"accuracy": hits / stats.count if stats.count else None}
 
-    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`."""
         if self.held_rows is None:
             return None

@@ -189,7 +189,7 @@ class PreferenceTuning(RowsTask):
         """See `RowsTask`: pairs ranked right, the mean margin, and mean log p of the answers."""
         return {**means(stats.extra, stats.count)}
 
-    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`."""
         if self.held_rows is None:
             return None

@@ -79,13 +79,13 @@ class TextTask(RowsTask):
         rows = ", ".join(map(str, self.plan.rows_of(step)))
         return f"rows {rows} of {self.file.path}"
 
-    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
-        """See `Objective`: during the run about the first `eval_tokens` tokens, at its end all."""
+    def evaluate(self, model: Decoder | Encoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
+        """See `Objective`: between steps about the first `eval_tokens` tokens, and no other lengths of rows."""
         if self.held_rows is None:
             return None
-        found = evaluate(model, self.held_rows, limit=None if last else self.config.eval_tokens, pool=pool)
+        found = evaluate(model, self.held_rows, limit=None if whole else self.config.eval_tokens, pool=pool)
         measures: dict[str, float] = {}
-        for length, rows in self.held_rows_of.items() if last else ():
+        for length, rows in self.held_rows_of.items() if whole else ():
             other = evaluate(model, rows, pool=pool)
             named = {"loss": other.loss, "bits_per_byte": other.bits_per_byte, "accuracy": other.accuracy}
             measures |= {f"{name}@{length}": value for name, value in named.items() if value is not None}

@@ -136,7 +136,7 @@ class Translation(Task[EncoderDecoder]):
         pairs = ", ".join(str(row + 1) for row in self._rows(step))
         return f"the pairs in lines {pairs} of {self.config.source} and {self.config.target}"
 
-    def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, last: bool) -> Evaluation | None:
+    def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: without dropout and smoothing."""
         if self.held is None:
             return None
