@@ -41,7 +41,7 @@ def draw_stages(recipe: Recipe, path: Path) -> bool:
                 _draw(axes, stage.name, *curves[stage.name], MARKS[i % len(MARKS)], "-" if i < 5 else "--")
             axes.locator_params("x", nbins=5)
             axes.set_title(title)
-            axes.set_xlabel("trained tokens of the stage")
+            axes.set_xlabel("trained tokens (or texts) of the stage")
             every = all(len(curves[stage.name][1]) >= ENOUGH for stage in part)
             axes.set_ylabel("held-out loss, nats" if every else "loss, nats (marks: held out)")
             axes.legend()
