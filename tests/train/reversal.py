@@ -73,7 +73,7 @@ class Reversal(Task[Decoder]):
             for ids, said in zip(inputs["ids"].chunk(2), targets.chunk(2), strict=True)
         ]
 
-    def evaluate(self, model: Decoder, pool: MicrobatchPool, *, last: bool) -> Evaluation:
+    def evaluate(self, model: Decoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation:
         held = self.drawn(HELD_OUT)
         with torch.no_grad():
             return Evaluation(float(self.loss(model, held).loss), self.count(held))
