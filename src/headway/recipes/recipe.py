@@ -182,7 +182,7 @@ def _stage(
         raise ConfigError(f"{where}: {wrong[0]} {why}; leave it out")
     task = {**for_all, **own, **around}.get("task")
     known = settings_of(task).model_fields
-    for key in {*entry.get(SMALL, {}), *for_one}:
+    for key in (*entry.get(SMALL, {}), *for_one):
         _check_known(key, [task], where)
     usual = {
         key: value
