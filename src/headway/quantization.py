@@ -1,4 +1,6 @@
-"""Keys and values as int8, with one scale for each token and kv head.
+"""Numbers of few bits: keys and values as int8 with one scale for each token and kv head, weights of 8 or 4 bits.
+
+Keys and values:
 
     scale = max |x| / 127        q = round(x / scale)        x' = scale q        |x - x'| <= scale / 2
 
@@ -10,6 +12,8 @@ throughout: the fault is seen by whoever sees the row, and by no one else. Rows 
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,3 +37,64 @@ def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 def row_bytes(width: int, dtype: torch.dtype) -> int:
     """Bytes of a row of so many numbers as it is stored: in int8 with its scale."""
     return width * dtype.itemsize + SCALE_BYTES * (dtype == torch.int8)
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """Weights [O, I] in groups of inputs that share a scale: w' = scale (code - zero).
+
+    Attributes:
+        codes: uint8 [O, I], each in 0 .. 2^bits - 1.
+        scale: [O, G]; G = 1 is one scale for each row, else group g holds inputs g * group to (g + 1) * group - 1.
+        zero: uint8 [O, G], the code of 0; None is the middle, 2^(bits - 1).
+        bits: 8 or 4.
+        group: inputs of a group.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bits: int
+    group: int
+
+    @property
+    def zero_or_middle(self) -> Tensor:
+        """The codes of 0, [O, G]."""
+        middle = 1 << self.bits - 1
+        return self.scale.new_full(self.scale.shape, middle, dtype=torch.uint8) if self.zero is None else self.zero
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """w' [O, I]: the product in float32, rounded to `dtype`."""
+        inputs = self.codes.shape[1]
+        scale, zero = (t.float().repeat_interleave(self.group, 1)[:, :inputs] for t in (self.scale, self.zero_or_middle))
+        return (scale * (self.codes.float() - zero)).to(dtype)
+
+
+def quantize_weights(weight: Tensor, bits: int, group: int | None = None, *, symmetric: bool = True) -> QuantizedMatrix:
+    """Weights [O, I] rounded to the nearest code; `group` inputs share a scale, or the whole row.
+
+        symmetric     scale = max |w| / (2^(bits - 1) - 1)
+        else          scale = (max(w, 0) - min(w, 0)) / (2^bits - 1), zero = round(-min / scale)
+
+    Raises ValueError for bits other than 8 and 4."""
+    if bits not in (4, 8):
+        raise ValueError(f"weights are quantised to 8 or 4 bits, not to {bits}")
+    outputs, inputs = weight.shape
+    each = group or inputs
+    groups = -(-inputs // each)
+    padded = weight.new_zeros(outputs, groups * each, dtype=torch.float32)
+    padded[:, :inputs] = weight
+    parts = padded.view(outputs, groups, each)
+    most, middle = (1 << bits) - 1, 1 << bits - 1
+    zero = None
+    if symmetric:
+        scale = parts.abs().amax(2) / (middle - 1)
+        at = scale.new_full(scale.shape, middle)
+    else:
+        low, high = parts.amin(2).clamp_max(0), parts.amax(2).clamp_min(0)
+        scale = (high - low) / most
+        at = (-low / scale).nan_to_num(0.0).round().clamp(0, most)
+        zero = at.to(torch.uint8)
+    ratio = (parts / scale.unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0)
+    codes = (ratio.round() + at.unsqueeze(2)).clamp(0, most).to(torch.uint8)
+    return QuantizedMatrix(codes.view(outputs, -1)[:, :inputs].contiguous(), scale, zero, bits, each)

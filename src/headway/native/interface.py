@@ -9,6 +9,7 @@ from torch import Tensor
 
 ABI = 1
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+INT8, INT4 = 2, 3
 SOFT_CAP, DISTANCE, SLOPE = range(3)
 BLOCK = 64
 TILE = 96
@@ -96,4 +97,36 @@ class CallStruct(Structure):
         ("dk", TensorStruct),
         ("dv", TensorStruct),
         ("d_lse", c_void_p),
+    )
+
+
+class MatrixStruct(Structure):
+    """A matrix of weights; `step` in bytes."""
+
+    _fields_ = (
+        ("type", c_int64),
+        ("outputs", c_int64),
+        ("weights", c_void_p),
+        ("step", c_int64),
+        ("scales", c_int64),
+        ("zeros", c_int64),
+        ("factor", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("out_row", c_int64),
+        ("add", c_int64),
+    )
+
+
+class ProductsStruct(Structure):
+    _fields_ = (
+        ("abi", c_int64),
+        ("threads", c_int64),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("type", c_int64),
+        ("x", c_void_p),
+        ("x_row", c_int64),
+        ("matrices", POINTER(MatrixStruct)),
+        ("count", c_int64),
     )

@@ -21,7 +21,7 @@ from headway.hardware import cpu_flags
 from headway.native import build
 from headway.native.interface import ABI
 
-_CPU_NAMES = {"avx512bf16": "avx512_bf16", "bmi": "bmi1"}
+_CPU_NAMES = {"avx512bf16": "avx512_bf16", "avx512vnni": "avx512_vnni", "bmi": "bmi1"}
 NEEDS = {
     level: frozenset(_CPU_NAMES.get(flag[2:], flag[2:]) for flag in flags)
     for level, flags in build.LEVELS.items()
@@ -174,6 +174,7 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
+    dll.headway_linear.restype, dll.headway_linear.argtypes = number, [address]
 
 
 _forked = Event()

@@ -10,7 +10,7 @@ extern "C" {
 #define HEADWAY_ABI 1
 #define HEADWAY_EXPORT __attribute__((visibility("default")))
 
-enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2 };
+enum { HEADWAY_FLOAT32 = 0, HEADWAY_BFLOAT16 = 1, HEADWAY_INT8 = 2, HEADWAY_INT4 = 3 };
 
 // Patterns as a program for a stack machine, in postfix order; each instruction is four int32.
 enum {
@@ -85,6 +85,32 @@ typedef struct {
 // 0, or what is wrong: 1 another abi, 2 no memory, 3 a type, tile or width that this library does not know.
 HEADWAY_EXPORT int headway_forward(const headway_call* call);
 HEADWAY_EXPORT int headway_backward(const headway_call* call);
+
+// A matrix of weights [outputs][inputs]. FLOAT32 and BFLOAT16 lie row by row. INT8 and INT4 lie in panels of 16 outputs:
+// for each group of 32 inputs the weights, unsigned ([8][16][4] bytes; or [4][16][4], inputs 4 j in the low halves and
+// 4 (j + 4) in the high ones), then 16 scales in float16 where `scales`, then 16 zeros where `zeros` (else 128, or 8).
+typedef struct {
+  int64_t type, outputs;
+  const void* weights;
+  int64_t step;  // bytes from one row or panel to the next
+  int64_t scales, zeros;
+  const float *factor, *bias;  // [outputs] or null: out = factor * sum + bias
+  void* out;                   // [rows][outputs] in the type of x
+  int64_t out_row;
+  int64_t add;  // whether to what `out` holds
+} headway_matrix;
+
+// Rows of x times each of the matrices. Against INT8 and INT4, x is rounded to 8 bits in groups of 32.
+typedef struct {
+  int64_t abi, threads, rows, inputs;
+  int64_t type;  // of x: FLOAT32 or BFLOAT16
+  const void* x;
+  int64_t x_row;
+  const headway_matrix* matrices;
+  int64_t count;
+} headway_products;
+
+HEADWAY_EXPORT int headway_linear(const headway_products* call);
 
 #ifdef __cplusplus
 }

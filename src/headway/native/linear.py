@@ -1,0 +1,146 @@
+"""Products of a few rows with matrices of weights, as in decoding: each weight is read once, as fast as memory allows.
+
+    y = x W^T (+ b)        W [O, I] float32 or bf16 as it lies, or `Panels` of 8 or 4 bits
+
+Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
+group are exact integers; those over groups are float32.
+
+Legend: R rows, I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.native import interface as c
+from headway.native.loader import library, threads
+from headway.quantization import QuantizedMatrix
+
+PANEL, GROUP, MOST_ROWS = 16, 32, 64
+
+
+class Panels(NamedTuple):
+    """A quantised matrix as the kernels read it.
+
+    Attributes:
+        data: uint8 [P, bytes of a panel]; of each group 32 inputs of 16 outputs, their scales, their zeros.
+        bits: 8 or 4.
+        outputs, inputs: O and I.
+        has_scales, has_zeros: whether each group has its own; zeros are 128 or 8 where it has none.
+        factor: float32 [O], by which each output is multiplied.
+    """
+
+    data: Tensor
+    bits: int
+    outputs: int
+    inputs: int
+    has_scales: bool
+    has_zeros: bool
+    factor: Tensor
+
+    @classmethod
+    def pack(cls, matrix: QuantizedMatrix) -> Panels:
+        """Raises BackendError where groups are no multiples of 32 inputs. Scales of groups are kept as float16, times a
+        power of two of their row; those that a float16 does not hold are rounded to it."""
+        outputs, inputs = matrix.codes.shape
+        each = matrix.group if matrix.scale.shape[1] > 1 else None
+        if each is not None and each % GROUP:
+            raise BackendError(f"the kernels take groups of a multiple of {GROUP} inputs, not of {each}")
+        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+        zero = matrix.zero_or_middle
+        codes = _padded(matrix.codes, panels * PANEL, groups * GROUP, 1 << matrix.bits - 1)
+        if groups * GROUP > inputs:  # what stands behind the end is multiplied by zeros; any code will do
+            codes[:, inputs:] = 1 << matrix.bits - 1
+        words = codes.view(panels, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)  # [P, G, 8, 16, 4]
+        if matrix.bits == 4:
+            words = words[:, :, :4] | words[:, :, 4:] << 4
+        parts = [words.reshape(panels, groups, -1)]
+        factor = matrix.scale[:, 0].float()
+        if each is not None:
+            top = matrix.scale.abs().amax(1).float()
+            factor = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
+            scale = (matrix.scale.float() / factor.unsqueeze(1)).half()
+            parts.append(_of_groups(scale, panels, groups, each, 0).contiguous().view(torch.uint8).view(panels, groups, -1))
+        has_zeros = matrix.zero is not None
+        if has_zeros:
+            parts.append(_of_groups(zero, panels, groups, each or inputs, 0))
+        return cls(torch.cat(parts, 2).view(panels, -1), matrix.bits, outputs, inputs, each is not None, has_zeros, factor)
+
+
+def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:
+    out = t.new_full((rows, columns), value)
+    out[: t.shape[0], : t.shape[1]] = t
+    return out
+
+
+def _of_groups(values: Tensor, panels: int, groups: int, each: int, empty: int) -> Tensor:
+    """Values [O, groups of `each` inputs] as [P, G, 16]."""
+    spread = values.repeat_interleave(-(-each // GROUP), 1)[:, :groups]
+    return _padded(spread, panels * PANEL, groups, empty).view(panels, PANEL, groups).transpose(1, 2)
+
+
+Matrix = Tensor | Panels
+
+
+def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
+    """Why the kernels cannot take these; None if they can."""
+    if library() is None:
+        return "the native kernels are not loaded"
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
+        return f"the kernels take float32 and bf16 on the CPU, not {x.dtype} on {x.device}"
+    if x.numel() // x.shape[-1] > MOST_ROWS:
+        return f"the kernels take up to {MOST_ROWS} rows"
+    for matrix in matrices:
+        if isinstance(matrix, Tensor) and (matrix.dtype not in (torch.float32, torch.bfloat16) or matrix.stride(1) != 1):
+            return "the kernels take weights of float32 or bf16 whose rows lie whole"
+    return None
+
+
+def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor | None] | None = None) -> list[Tensor]:
+    """x [..., I] times each matrix: [..., O], in the dtype of x. float32 biases.
+
+    Raises BackendError where the kernels cannot (`unsupported_reason`)."""
+    if reason := unsupported_reason(x, matrices):
+        raise BackendError(reason)
+    rows = x.reshape(-1, x.shape[-1])
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    outs = [x.new_empty(len(rows), _outputs(matrix)) for matrix in matrices]
+    structs = (c.MatrixStruct * len(matrices))(
+        *(
+            matrix_struct(matrix, out, bias)
+            for matrix, out, bias in zip(matrices, outs, biases or [None] * len(matrices), strict=True)
+        )
+    )
+    call = c.ProductsStruct(
+        c.ABI, threads(), len(rows), x.shape[-1], c.TYPES[x.dtype], rows.data_ptr(), rows.stride(0), structs, len(matrices)
+    )
+    found = library()
+    assert found is not None
+    if code := found.dll.headway_linear(ctypes.byref(call)):
+        raise BackendError(f"the kernels refuse a product of few rows: {c.ERRORS[code]}")
+    return [out.view(*x.shape[:-1], out.shape[1]) for out in outs]
+
+
+def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool = False) -> c.MatrixStruct:
+    """One matrix of a call. What it points to must live as long as it."""
+    if isinstance(matrix, Tensor):
+        kind, weights, step = c.TYPES[matrix.dtype], matrix, matrix.stride(0) * matrix.element_size()
+        scales = zeros = 0
+        factor = None
+    else:
+        kind, weights, step = (c.INT8 if matrix.bits == 8 else c.INT4), matrix.data, matrix.data.shape[1]
+        scales, zeros, factor = int(matrix.has_scales), int(matrix.has_zeros), matrix.factor.data_ptr()
+    where = None if bias is None else bias.data_ptr()
+    return c.MatrixStruct(
+        kind, _outputs(matrix), weights.data_ptr(), step, scales, zeros, factor, where, out.data_ptr(), out.stride(0), int(add)
+    )
+
+
+def _outputs(matrix: Matrix) -> int:
+    return matrix.shape[0] if isinstance(matrix, Tensor) else matrix.outputs
