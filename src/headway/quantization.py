@@ -61,16 +61,24 @@ class QuantizedMatrix:
     def zero_or_middle(self) -> Tensor:
         """The codes of 0, [O, G]."""
         middle = 1 << self.bits - 1
-        return self.scale.new_full(self.scale.shape, middle, dtype=torch.uint8) if self.zero is None else self.zero
+        return (
+            self.scale.new_full(self.scale.shape, middle, dtype=torch.uint8)
+            if self.zero is None
+            else self.zero
+        )
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """w' [O, I]: the product in float32, rounded to `dtype`."""
         inputs = self.codes.shape[1]
-        scale, zero = (t.float().repeat_interleave(self.group, 1)[:, :inputs] for t in (self.scale, self.zero_or_middle))
+        scale, zero = (
+            t.float().repeat_interleave(self.group, 1)[:, :inputs] for t in (self.scale, self.zero_or_middle)
+        )
         return (scale * (self.codes.float() - zero)).to(dtype)
 
 
-def quantize_weights(weight: Tensor, bits: int, group: int | None = None, *, symmetric: bool = True) -> QuantizedMatrix:
+def quantize_weights(
+    weight: Tensor, bits: int, group: int | None = None, *, symmetric: bool = True
+) -> QuantizedMatrix:
     """Weights [O, I] rounded to the nearest code; `group` inputs share a scale, or the whole row.
 
         symmetric     scale = max |w| / (2^(bits - 1) - 1)

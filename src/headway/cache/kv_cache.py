@@ -93,6 +93,14 @@ class KVCache(LayerCache):
         self.seen = self.sequences.rows
         return KeyValues(seen[0], seen[1], placement.tokens, *seen[2:])
 
+    def place(self, tokens: Tokens) -> Placement:
+        """Makes room for a chunk and says where its keys and values go, which whoever asks writes there himself, in
+        every row, before the cache is used again. Raises CacheError as `update` does."""
+        placement = self.table.place(self._chunk(tokens))
+        self._grow()
+        self.seen = self.sequences.rows
+        return placement
+
     def _check(self, name: str, given: Tensor, own: Tensor, count: int) -> None:
         """Raises CacheError unless `given` [B, K, count, D or E] can be stored."""
         batch, heads, _, size = own.shape

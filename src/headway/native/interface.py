@@ -118,6 +118,10 @@ class MatrixStruct(Structure):
     )
 
 
+NORMS = {"none": 0, "rms": 1, "layer": 2}
+ACTIVATIONS = {"none": 0, "silu": 1, "gelu": 2, "gelu_pytorch_tanh": 3, "relu": 4}
+
+
 class ProductsStruct(Structure):
     _fields_ = (
         ("abi", c_int64),
@@ -129,4 +133,46 @@ class ProductsStruct(Structure):
         ("x_row", c_int64),
         ("matrices", POINTER(MatrixStruct)),
         ("count", c_int64),
+        ("norm", c_int64),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+        ("eps", c_double),
+        ("act", c_int64),
+        ("gate", c_void_p),
     )
+
+
+class HeadsStruct(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("dim_v", c_int64),
+        ("type", c_int64),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("q_row", c_int64),
+        ("k_row", c_int64),
+        ("v_row", c_int64),
+        ("q_gain", c_void_p),
+        ("k_gain", c_void_p),
+        ("eps", c_double),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("rotation_row", c_int64),
+        ("partner", c_void_p),
+        ("rotated", c_int64),
+        ("rotates_values", c_int64),
+        ("k_cache", TensorStruct),
+        ("v_cache", TensorStruct),
+        ("slots", c_void_p),
+    )
+
+
+PRODUCTS, HEADS, ATTENTION = range(3)
+
+
+class OpStruct(Structure):
+    _fields_ = (("kind", c_int64), ("of", c_void_p))

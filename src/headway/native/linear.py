@@ -66,11 +66,24 @@ class Panels(NamedTuple):
             top = matrix.scale.abs().amax(1).float()
             factor = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
             scale = (matrix.scale.float() / factor.unsqueeze(1)).half()
-            parts.append(_of_groups(scale, panels, groups, each, 0).contiguous().view(torch.uint8).view(panels, groups, -1))
+            parts.append(
+                _of_groups(scale, panels, groups, each, 0)
+                .contiguous()
+                .view(torch.uint8)
+                .view(panels, groups, -1)
+            )
         has_zeros = matrix.zero is not None
         if has_zeros:
             parts.append(_of_groups(zero, panels, groups, each or inputs, 0))
-        return cls(torch.cat(parts, 2).view(panels, -1), matrix.bits, outputs, inputs, each is not None, has_zeros, factor)
+        return cls(
+            torch.cat(parts, 2).view(panels, -1),
+            matrix.bits,
+            outputs,
+            inputs,
+            each is not None,
+            has_zeros,
+            factor,
+        )
 
 
 def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:
@@ -97,12 +110,16 @@ def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
     if x.numel() // x.shape[-1] > MOST_ROWS:
         return f"the kernels take up to {MOST_ROWS} rows"
     for matrix in matrices:
-        if isinstance(matrix, Tensor) and (matrix.dtype not in (torch.float32, torch.bfloat16) or matrix.stride(1) != 1):
+        if isinstance(matrix, Tensor) and (
+            matrix.dtype not in (torch.float32, torch.bfloat16) or matrix.stride(1) != 1
+        ):
             return "the kernels take weights of float32 or bf16 whose rows lie whole"
     return None
 
 
-def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor | None] | None = None) -> list[Tensor]:
+def linear(
+    x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor | None] | None = None
+) -> list[Tensor]:
     """x [..., I] times each matrix: [..., O], in the dtype of x. float32 biases.
 
     Raises BackendError where the kernels cannot (`unsupported_reason`)."""
@@ -118,7 +135,15 @@ def linear(x: Tensor, matrices: Sequence[Matrix], biases: Sequence[Tensor | None
         )
     )
     call = c.ProductsStruct(
-        c.ABI, threads(), len(rows), x.shape[-1], c.TYPES[x.dtype], rows.data_ptr(), rows.stride(0), structs, len(matrices)
+        c.ABI,
+        threads(),
+        len(rows),
+        x.shape[-1],
+        c.TYPES[x.dtype],
+        rows.data_ptr(),
+        rows.stride(0),
+        structs,
+        len(matrices),
     )
     found = library()
     assert found is not None
@@ -138,7 +163,17 @@ def matrix_struct(matrix: Matrix, out: Tensor, bias: Tensor | None, *, add: bool
         scales, zeros, factor = int(matrix.has_scales), int(matrix.has_zeros), matrix.factor.data_ptr()
     where = None if bias is None else bias.data_ptr()
     return c.MatrixStruct(
-        kind, _outputs(matrix), weights.data_ptr(), step, scales, zeros, factor, where, out.data_ptr(), out.stride(0), int(add)
+        kind,
+        _outputs(matrix),
+        weights.data_ptr(),
+        step,
+        scales,
+        zeros,
+        factor,
+        where,
+        out.data_ptr(),
+        out.stride(0),
+        int(add),
     )
 
 

@@ -100,7 +100,11 @@ typedef struct {
   int64_t add;  // whether to what `out` holds
 } headway_matrix;
 
-// Rows of x times each of the matrices. Against INT8 and INT4, x is rounded to 8 bits in groups of 32.
+enum { HEADWAY_NO_NORM = 0, HEADWAY_RMS_NORM = 1, HEADWAY_LAYER_NORM = 2 };
+enum { HEADWAY_NO_ACT = 0, HEADWAY_SILU = 1, HEADWAY_GELU = 2, HEADWAY_GELU_TANH = 3, HEADWAY_RELU = 4 };
+
+// Rows of x, or of act(norm(x)) * gate, times each of the matrices; what lies between is rounded to the type of x.
+// Against INT8 and INT4, rows are rounded to 8 bits in groups of 32.
 typedef struct {
   int64_t abi, threads, rows, inputs;
   int64_t type;  // of x: FLOAT32 or BFLOAT16
@@ -108,9 +112,41 @@ typedef struct {
   int64_t x_row;
   const headway_matrix* matrices;
   int64_t count;
+  int64_t norm;
+  const float *gain, *shift;  // [inputs] or null
+  double eps;
+  int64_t act;
+  const void* gate;  // [rows][inputs] as x, or null
 } headway_products;
 
 HEADWAY_EXPORT int headway_linear(const headway_products* call);
+
+// Heads of rows, one token each, behind their projections: normed where there are gains, rotated where there are
+// cosines (y = x cos + x[partner] sin on the first `rotated` numbers); keys and values go to slots[row] of a cache.
+typedef struct {
+  int64_t rows, heads, kv_heads, dim, dim_v;
+  int64_t type;  // of q, k, v and of the cache
+  void* q;
+  const void *k, *v;
+  int64_t q_row, k_row, v_row;
+  const float *q_gain, *k_gain;  // [dim] or null
+  double eps;
+  const float *cos, *sin;  // [rows][rotated] or null
+  int64_t rotation_row;
+  const int32_t* partner;  // [rotated]
+  int64_t rotated, rotates_values;
+  headway_tensor k_cache, v_cache;
+  const int64_t* slots;
+} headway_heads;
+
+enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2 };
+typedef struct {
+  int64_t kind;
+  const void* of;  // headway_products, headway_heads, headway_call
+} headway_op;
+
+// The operations one after the other, each when the one before is done, by one team of threads.
+HEADWAY_EXPORT int headway_step(const headway_op* ops, int64_t count, int64_t threads);
 
 #ifdef __cplusplus
 }

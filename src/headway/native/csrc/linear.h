@@ -1,8 +1,8 @@
 // Products of a few rows with matrices of weights, as in decoding: y[r][o] = sum over i of x[r][i] w[o][i]. Every weight
 // is read once, in the order in which it lies in memory; what counts is how fast that is.
 #pragma once
+#include "groups.h"
 #include "headway.h"
-#include "vec.h"
 
 namespace {
 
@@ -13,18 +13,14 @@ constexpr int MOST_ROWS = 64;
 INLINE void fetch(const void* p) { __builtin_prefetch((const char*)p + FETCH, 0, 3); }
 INLINE int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-template <int R>
-struct Rows {
-  static constexpr int value = R;
-};
 // Calls f(how many, first) with 8, 4, 2 or 1 rows, known to the compiler; rows beyond the last are zeros.
 template <class F>
 INLINE void each_rows(int64_t rows, F f) {
   int64_t at = 0;
-  for (; at + 5 <= rows; at += 8) f(Rows<8>(), at);
-  if (at + 3 <= rows) return f(Rows<4>(), at);
-  if (at + 2 <= rows) return f(Rows<2>(), at);
-  if (at + 1 <= rows) return f(Rows<1>(), at);
+  for (; at + 5 <= rows; at += 8) f(Count<8>(), at);
+  if (at + 3 <= rows) return f(Count<4>(), at);
+  if (at + 2 <= rows) return f(Count<2>(), at);
+  if (at + 1 <= rows) return f(Count<1>(), at);
 }
 
 // -- weights as they lie in a checkpoint: row by row, float32 or bf16 --------------------------------------------------

@@ -1,0 +1,232 @@
+// Tiles of queries over the blocks of their plan, in parallel over (row, kv head, tiles), by a team of threads.
+#pragma once
+#include "decode.h"
+#include "forward_schedule.h"
+
+namespace {
+
+template <bool HALF>
+struct Worker {
+  const Work& w;
+  const headway_call& c;
+  Blocks<HALF, false> blocks;
+  Owned<Tile<HALF>> tile;
+  Extra extra;
+  Owned<float> store_of_tile;
+
+  explicit Worker(const Work& work, int64_t most) : w(work), c(work.c), blocks(c, most) {
+    int64_t q = whole_units(w.z.d), v = w.z.wide_dv;
+    tile = (Tile<HALF>*)aligned_alloc(64, (sizeof(Tile<HALF>) + 63) / 64 * 64);
+    store_of_tile = floats(TILE * (q + v));
+    if (!ready()) return;
+    tile->z = w.z;
+    tile->out = store_of_tile;
+    tile->unit = c.score_count ? LOG2E : (float)fabs(c.scale) * LOG2E;
+    extra.c = &c;
+  }
+  bool ready() const { return blocks.ready() && tile && store_of_tile; }
+
+  void run(int64_t item) {
+    const Item& tiles = w.items[item / w.parts];
+    int64_t part = item % w.parts, b = tiles.head / c.kv_heads, kv = tiles.head % c.kv_heads;
+    Tokens queries = Tokens::of(c.queries, b), keys = Tokens::of(c.keys, b);
+    extra.queries = queries, extra.keys = keys, extra.b = b;
+    for (int64_t t = tiles.first; t < tiles.last; t++) {
+      blocks.keep(w.blocks_kept(b, t));
+      int64_t begin = t * c.plan.tile, end = begin + c.plan.tile;
+      if (end > queries.count) end = queries.count;
+      int64_t at_once = TILE / (end - begin);  // heads whose rows fit into one tile
+      if (at_once < 1) at_once = 1;
+      for (int64_t g = 0; g < w.z.group; g += at_once) {
+        int64_t heads = w.z.group - g < at_once ? w.z.group - g : at_once;
+        int64_t row = item * w.partial_rows() + g * (end - begin);
+        run_tile(b, kv, t, begin, end, kv * w.z.group + g, heads, queries, keys, part, row);
+      }
+    }
+  }
+
+  void run_tile(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t heads,
+                const Tokens& queries, const Tokens& keys, int64_t part, int64_t partial) {
+    Tile<HALF>& x = *tile;
+    int64_t width = whole_units(w.z.d), n = end - begin;
+    bool negate = c.scale < 0 && !c.score_count;
+    x.q = store_of_tile + TILE * w.z.wide_dv;
+    for (int64_t h = 0; h < heads; h++) {
+      Rows q = Rows::of(c.q, (int)c.type, b, head + h, (int)c.dim, queries.order);
+      for (int64_t i = 0; i < n; i++) x.rows[h * n + i] = {(int32_t)(begin + i), (int32_t)(head + h), (int32_t)i};
+      if (heads == 1 && !negate && q.side_by_side<HALF>())
+        x.q = (float*)q.at(begin);
+      else
+        for (int64_t i = 0; i < n; i++)
+          take_query<HALF>(q, begin + i, queries.index[begin + i] >= 0, negate, x.q + (h * n + i) * width);
+    }
+    x.ahead.tile();
+    if (w.parts == 1) look_ahead(b, t, begin, end, head, (heads * n + ROWS - 1) / ROWS, queries);
+    bool again = false, due[TILE];
+    for (int r = 0; r < heads * n; r++) due[r] = true;
+    for (int exact = 0; exact <= again; exact++) {
+      x.reset((int)(heads * n), exact);
+      read_blocks(b, kv, t, begin, n, queries, keys, part);
+      x.add_up();
+      bool now[TILE];
+      for (int r = 0; r < heads * n; r++) {
+        now[r] = due[r] && (exact || !x.lost(r));
+        due[r] &= !now[r], again |= due[r];
+      }
+      if (w.parts > 1)
+        keep(w.partial + partial * w.partial_row(), now);
+      else
+        write(b, queries, now);
+    }
+  }
+
+  // The rows of the result, and of the queries that the next tile takes.
+  void look_ahead(int64_t b, int64_t t, int64_t begin, int64_t end, int64_t head, int64_t groups,
+                  const Tokens& queries) {
+    const headway_plan& p = c.plan;
+    groups = blocks_of(p, tile_of(p, b, t)) * groups + 1;
+    Rows out = Rows::of(c.out, (int)c.type, b, head, (int)c.dim_v, queries.order);
+    tile->ahead.rows_of_tile(out, begin, end, groups, true);
+    if (t + 1 == p.tiles) return;
+    int64_t stop = end + p.tile < queries.count ? end + p.tile : queries.count;
+    tile->ahead.rows_of_tile(Rows::of(c.q, (int)c.type, b, head, (int)c.dim, queries.order), end, stop, groups);
+  }
+
+  // The tile against part `part` of its blocks.
+  void read_blocks(int64_t b, int64_t kv, int64_t t, int64_t begin, int64_t n, const Tokens& queries,
+                   const Tokens& keys, int64_t part) {
+    Tile<HALF>& x = *tile;
+    const headway_plan& p = c.plan;
+    int64_t at = tile_of(p, b, t);
+    int64_t first = 0, last = INT64_MAX, seen_blocks = 0;
+    if (w.parts > 1) {
+      int64_t all = blocks_of(p, at);
+      first = all * part / w.parts, last = all * (part + 1) / w.parts;
+    }
+    bool direct = read_directly(b, kv, at, first, last, keys);
+    blocks.start();
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, seen_blocks++) {
+        if (seen_blocks < first || seen_blocks >= last || (direct && extra.whole(r, k))) continue;
+        if (blocks.collides(b, kv, k / BLOCK)) flush(x), blocks.start();
+        Block block = blocks.get(b, kv, k / BLOCK, keys);
+        blocks.look_ahead(x.ahead, b, kv, next_of(p, r, p.first[at + 1], k) / BLOCK, keys,
+                          (x.count + ROWS - 1) / ROWS);
+        uint64_t room[TILE];
+        const uint64_t* seen = extra.look(r, k, begin, n, room);
+        if (!extra.steps()) {
+          block_of<HALF, false>(x, block, seen, nullptr);
+          continue;
+        }
+        block_of<HALF, true>(x, block, seen, &extra);
+        finish(x, &extra);
+      }
+    flush(x);
+  }
+
+  // Blocks first .. last - 1 of a tile, as far as they are seen whole, where they lie; false where that cannot be.
+  bool read_directly(int64_t b, int64_t kv, int64_t at, int64_t first, int64_t last, const Tokens& keys) {
+#if HEADWAY_LEVEL >= 2
+    Tile<HALF>& x = *tile;
+    if (!is_direct<HALF>(c, x.count)) return false;
+    const headway_plan& p = c.plan;
+    Rows k_rows = blocks.key_rows(b, kv, keys), v_rows = blocks.value_rows(b, kv, keys);
+    float* words = blocks.scratch();
+    int64_t n = 0;
+    bool any = false;
+    for (int32_t r = p.first[at]; r < p.first[at + 1]; r++)
+      for (int64_t k = p.begin[r]; k < p.end[r]; k += BLOCK, n++)
+        if (n >= first && n < last && extra.whole(r, k)) direct_block(x, k_rows, v_rows, k, words), any = true;
+    if (any) arrange(x);
+    return true;
+#else
+    return false;
+#endif
+  }
+
+  void write(int64_t b, const Tokens& queries, const bool* now) const {
+    const Tile<HALF>& x = *tile;
+    alignas(64) float lse[TILE], inverse[TILE];
+    for (int r = 0; r < x.count; r += W) {
+      vf total = load(x.total + r), whole = load(x.whole + r);
+      vi none = total == 0.0f;
+      vf value = (load(x.top + r) * x.unit + log2_of(total)) * LN2;
+      store(lse + r, (vf)(((vi)value & ~none) | ((vi)splat(-INFINITY) & none)));
+      store(inverse + r, (vf)((vi)(1.0f / whole) & (whole != 0.0f)));
+    }
+    for (int r = 0; r < x.count; r++)
+      if (now[r]) write_row(c, b, x.rows[r].head, queries.slot(x.rows[r].place), lse[r], inverse[r],
+                x.out + (int64_t)r * w.z.wide_dv);
+  }
+
+  static void write_row(const headway_call& c, int64_t b, int64_t head, int64_t slot, float lse, float inverse,
+                        const float* out) {
+    c.lse[(b * c.heads + head) * c.queries.count + slot] = lse;
+    write_words(c.out, c.type, b, head, slot, out, (int)c.dim_v, inverse);
+  }
+
+  void keep(float* to, const bool* now) const {
+    const Tile<HALF>& x = *tile;
+    for (int r = 0; r < x.count; r++, to += w.partial_row()) {
+      if (!now[r]) continue;
+      to[0] = x.top[r] * x.unit;
+      to[1] = x.total[r];
+      to[2] = x.whole[r];
+      memcpy(to + 3, x.out + (int64_t)r * w.z.wide_dv, (size_t)w.z.wide_dv * 4);
+    }
+  }
+};
+
+// Merges the parts of one row: exact, in the order of the keys.
+template <bool HALF>
+void merge(const Work& w, int64_t item, int64_t r, float* out) {
+  float top = -INFINITY, total = 0, whole = 0;
+  int64_t step = w.partial_rows() * w.partial_row();
+  const float* from = w.partial + item * step + r * w.partial_row();
+  for (int64_t p = 0; p < w.parts; p++)
+    if (from[p * step + 1] != 0) top = from[p * step] > top ? from[p * step] : top;
+  memset(out, 0, (size_t)w.z.wide_dv * 4);
+  for (int64_t p = 0; p < w.parts; p++) {
+    const float* x = from + p * step;
+    if (x[1] == 0) continue;
+    float by = exp2f(x[0] - top);
+    total += x[1] * by, whole += x[2] * by;
+    for (int i = 0; i < w.z.wide_dv; i++) out[i] += x[3 + i] * by;
+  }
+  int64_t head = item / w.parts, b = head / w.c.kv_heads, n = w.c.queries.count;
+  Tokens queries = Tokens::of(w.c.queries, b);
+  Worker<HALF>::write_row(w.c, b, head % w.c.kv_heads * w.z.group + r / n, queries.slot(r % n),
+                          total == 0 ? -INFINITY : (top + log2f(total)) * LN2, whole == 0 ? 0 : 1 / whole, out);
+}
+
+// A call that a team of threads computes together.
+template <bool HALF>
+struct Forward {
+  Work w;
+  int64_t next = 0, all_items;
+  int failed = 0;
+
+  explicit Forward(const headway_call& c) : w(c, HALF), all_items(w.count * w.parts) {
+    large_pages(c.out, c.batch * c.heads * c.queries.count * c.dim_v * bytes_of((int)c.type));
+    if (!w.ready()) failed = 2;
+  }
+
+  // What each of the team does.
+  void compute() {
+    if (!w.ready()) return;
+    Worker<HALF> worker(w, w.blocks_kept());
+    if (!worker.ready())
+      __atomic_store_n(&failed, 2, __ATOMIC_RELAXED);
+    else
+      for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < all_items;) worker.run(i);
+    if (w.parts > 1) {
+#pragma omp barrier
+      int64_t rows = w.partial_rows(), all = w.count * rows;
+      if (!__atomic_load_n(&failed, __ATOMIC_RELAXED))
+#pragma omp for
+        for (int64_t i = 0; i < all; i++) merge<HALF>(w, i / rows * w.parts, i % rows, worker.store_of_tile);
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,144 @@
+// headway_step: what a model does with its next tokens, by one team of threads from the first product to the last.
+#include <new>
+
+#include "attention.h"
+#include "products.h"
+
+#include <omp.h>
+
+namespace {
+
+// Heads of one row of queries, keys or values as they lie behind their projection, normed, rotated and kept.
+struct HeadRow {
+  const headway_heads& h;
+  bool half;
+  alignas(64) float x[WIDEST], y[WIDEST];
+
+  explicit HeadRow(const headway_heads& heads) : h(heads), half(heads.type == HEADWAY_BFLOAT16) {}
+
+  void read(const void* from, int64_t at, int width) { read_words(x, from, half, at, width); }
+
+  void norm(const float* gain, int width) {
+    if (!gain) return;
+    double squares = 0;
+    for (int i = 0; i < width; i++) squares += (double)x[i] * x[i];
+    float by = (float)(1 / sqrt(squares / width + h.eps));
+    for (int i = 0; i < width; i++) x[i] *= by;
+    round_words(x, half, width);
+    for (int i = 0; i < width; i++) x[i] *= gain[i];
+    round_words(x, half, width);
+  }
+
+  void rotate(int64_t row) {
+    if (!h.cos) return;
+    const float *cos = h.cos + row * h.rotation_row, *sin = h.sin + row * h.rotation_row;
+    for (int i = 0; i < (int)h.rotated; i++) y[i] = x[i] * cos[i] + x[h.partner[i]] * sin[i];
+    memcpy(x, y, (size_t)h.rotated * 4);
+  }
+
+  void write(void* to, int64_t at, int width) const {
+    write_as((char*)to + at * (half ? 2 : 4), half, x, width, 1);
+  }
+};
+
+// Every head of every row: queries stay where they are, keys and values go to their slot of the cache.
+void take_heads(const headway_heads& h, int64_t me, int64_t team) {
+  HeadRow row(h);
+  int64_t each = h.heads + 2 * h.kv_heads;
+  Share mine(h.rows * each, me, team);
+  for (int64_t i = mine.from; i < mine.to; i++) {
+    int64_t r = i / each, head = i % each;
+    if (head < h.heads) {
+      row.read(h.q, r * h.q_row + head * h.dim, (int)h.dim);
+      row.norm(h.q_gain, (int)h.dim);
+      row.rotate(r);
+      row.write(h.q, r * h.q_row + head * h.dim, (int)h.dim);
+      continue;
+    }
+    head -= h.heads;
+    bool is_key = head < h.kv_heads;
+    head = is_key ? head : head - h.kv_heads;
+    int width = (int)(is_key ? h.dim : h.dim_v);
+    const headway_tensor& to = is_key ? h.k_cache : h.v_cache;
+    row.read(is_key ? h.k : h.v, r * (is_key ? h.k_row : h.v_row) + head * width, width);
+    if (is_key) row.norm(h.k_gain, width);
+    if (is_key || h.rotates_values) row.rotate(r);
+    row.write(to.data, r * to.batch + head * to.head + h.slots[r] * to.slot, width);
+  }
+}
+
+struct Step {
+  const headway_op* ops;
+  int64_t count;
+  Scratch& scratch;
+  int failed = 0;
+  alignas(64) char room[sizeof(Forward<false>) + sizeof(Forward<true>)];
+
+  Step(const headway_op* all, int64_t n, Scratch& memory) : ops(all), count(n), scratch(memory) { look(); }
+
+ private:
+  // Room for the largest product, so that none grows it while others read.
+  void look() {
+    for (int64_t i = 0; i < count; i++) {
+      if (ops[i].kind == HEADWAY_PRODUCTS) {
+        const headway_products& c = *(const headway_products*)ops[i].of;
+        failed = failed ? failed : Products::unknown(c);
+        if (!failed && !Products(c).ready(scratch)) failed = 2;
+      } else if (ops[i].kind == HEADWAY_ATTENTION) {
+        failed = failed ? failed : unknown(*(const headway_call*)ops[i].of);
+      } else if (ops[i].kind == HEADWAY_HEADS) {
+        const headway_heads& h = *(const headway_heads*)ops[i].of;
+        if (h.dim > WIDEST || h.dim_v > WIDEST) failed = 3;
+      } else {
+        failed = 3;
+      }
+    }
+  }
+
+  template <bool HALF>
+  void attend(const headway_call& c) {
+    Forward<HALF>* forward = (Forward<HALF>*)room;
+#pragma omp single
+    new (room) Forward<HALF>(c);
+    forward->compute();
+#pragma omp barrier
+#pragma omp single
+    {
+      if (forward->failed) failed = forward->failed;
+      forward->~Forward<HALF>();
+    }
+  }
+
+ public:
+  void run() {
+    int64_t me = omp_get_thread_num(), team = omp_get_num_threads();
+    for (int64_t i = 0; i < count; i++) {
+      const void* of = ops[i].of;
+      if (ops[i].kind == HEADWAY_PRODUCTS) {
+        Products products(*(const headway_products*)of);
+        products.ready(scratch);
+        products.prepare(me, team);
+#pragma omp barrier
+        products.multiply(me, team);
+      } else if (ops[i].kind == HEADWAY_HEADS) {
+        take_heads(*(const headway_heads*)of, me, team);
+      } else if (HEADWAY_LEVEL >= 3 && ((const headway_call*)of)->type == HEADWAY_BFLOAT16) {
+        attend<HEADWAY_LEVEL >= 3>(*(const headway_call*)of);
+      } else {
+        attend<false>(*(const headway_call*)of);
+      }
+#pragma omp barrier
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" int headway_step(const headway_op* ops, int64_t count, int64_t threads) {
+  static thread_local Scratch scratch;
+  Step step(ops, count, scratch);
+  if (step.failed) return step.failed;
+#pragma omp parallel num_threads((int)(threads < 1 ? 1 : threads))
+  step.run();
+  return step.failed;
+}
