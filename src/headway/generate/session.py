@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headway.cache import DecoderCache
 from headway.models import Decoder, EncoderDecoder
+from headway.models.decode_step import DecodeStep, unsupported_reason
 from headway.tokens import Tokens
 
 
@@ -60,6 +61,8 @@ class DecoderSession(Session):
         self.cache: DecoderCache | None = None
         if use_cache:
             self.cache = model.make_cache(len(self.texts), dtype=kv_dtype)
+        self._native: DecodeStep | None = None
+        self._native_rows = 0  # for which it was looked for
 
     def start(self) -> Tensor:
         longest = max(map(len, self.texts))
@@ -76,10 +79,20 @@ class DecoderSession(Session):
         if self.cache is None:
             self.texts = [[*text, token] for text, token in zip(self.texts, ids, strict=True)]
             return self._read(self.texts)
-        given = torch.tensor(ids, dtype=torch.int64, device=self.device).unsqueeze(1)
+        given = torch.tensor(ids, dtype=torch.int64, device=self.device)
         with evaluating(self.model):
-            logits: Tensor = self.model(given, cache=self.cache)
+            native = self._native_step(self.cache)
+            if native is not None:
+                return native(given).clone()
+            logits: Tensor = self.model(given.unsqueeze(1), cache=self.cache)
         return logits[:, 0]
+
+    def _native_step(self, cache: DecoderCache) -> DecodeStep | None:
+        """The step as one call of the kernels, for as many rows as there are now; None where they cannot run it."""
+        if self._native_rows != cache.batch:
+            able = unsupported_reason(self.model, cache) is None
+            self._native, self._native_rows = DecodeStep(self.model, cache) if able else None, cache.batch
+        return self._native
 
     def reorder(self, rows: Sequence[int]) -> None:
         if self.cache is None:

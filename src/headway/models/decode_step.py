@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.attention.backends.native import kernels
-from headway.attention.call import Call, validate
+from headway.attention.call import validate
 from headway.cache import DecoderCache, KVCache
 from headway.cache.table import Placement
 from headway.errors import BackendError
@@ -25,9 +25,9 @@ from headway.models.decoder import Decoder
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS, matrix_struct
 from headway.native.loader import library, threads, why_missing
-from headway.nn.attention import Attention
+from headway.nn.attention import Attention, AttentionLayer
 from headway.nn.block import Block
-from headway.nn.feedforward import ACTIVATIONS
+from headway.nn.feedforward import ACTIVATIONS, FeedForward
 from headway.nn.linear import Linear, OutputLayer
 from headway.nn.mixers import SoftmaxMixer
 from headway.nn.norms import LayerNorm, RMSNorm
@@ -44,7 +44,9 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels take weights of one type, float32 or bf16, on the CPU"
     if cache.batch > MOST_ROWS:
         return f"its kernels take up to {MOST_ROWS} rows"
-    if any(not isinstance(layer, KVCache) or layer.dtype != model.model.embedding.dtype for layer in cache):
+    if any(
+        not isinstance(layer, KVCache) or layer.dtype != model.model.embedding.dtype for layer in cache.layers
+    ):
         return "its kernels write caches of keys and values in the type of the weights"
     if model.spec.logit_scale != 1.0 or model.model.scores.steps or model.model.norm is None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
@@ -68,7 +70,7 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels know no scores, no pattern of each head, and no other backend"
     if layer.rotary.frequency_offset is not None or layer.positions.length_dependent:
         return "its kernels know no rotation that is trained or depends on the length"
-    if block.mlp.act not in _ACTS:
+    if not isinstance(block.mlp, FeedForward) or block.mlp.act not in _ACTS:
         return "its kernels do not know this activation"
     return None
 
@@ -125,12 +127,9 @@ class DecodeStep:
     # -- what is described once ----------------------------------------------------------------------------
 
     def _block(self, block: Block) -> list[c.OpStruct]:
-        layer, mlp, first, last = (
-            block.self_attn,
-            block.mlp,
-            block.input_layernorm,
-            block.post_attention_layernorm,
-        )
+        layer, mlp = block.self_attn, block.mlp
+        first, last = block.input_layernorm, block.post_attention_layernorm
+        assert isinstance(mlp, FeedForward)
         qkv = [(layer.q_proj, self.q), (layer.k_proj, self.k), (layer.v_proj, self.v)]
         gate, up = self.hidden
         wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
@@ -156,7 +155,7 @@ class DecodeStep:
     def _products(
         self,
         x: Tensor,
-        layers: list[tuple[nn.Module, Tensor]],
+        layers: list[tuple[Linear, Tensor]],
         *,
         norm: nn.Module | None = None,
         add: bool = False,
@@ -177,10 +176,8 @@ class DecodeStep:
         if norm is not None:
             assert isinstance(norm, RMSNorm | LayerNorm)
             struct.norm = c.NORMS["rms" if isinstance(norm, RMSNorm) else "layer"]
-            struct.gain, struct.shift, struct.eps = (
-                *(_address(self._floats(t)) for t in (norm.weight, norm.bias)),
-                norm.eps,
-            )
+            struct.gain, struct.shift = (_address(self._floats(t)) for t in (norm.weight, norm.bias))
+            struct.eps = norm.eps
         struct.act, struct.gate = act, _address(gate)
         return self._op(c.PRODUCTS, struct)
 
@@ -239,8 +236,9 @@ class DecodeStep:
         slots: dict[int, Tensor] = {}
         self._step_kept = templates, slots
         for block, cache, heads, call in zip(
-            self.model.model.blocks, self.cache, self.heads, self.calls, strict=True
+            self.model.model.blocks, self.cache.layers, self.heads, self.calls, strict=True
         ):
+            assert isinstance(cache, KVCache)
             layer, placement = block.self_attn, cache.place(tokens)
             if placement.past is not None:
                 raise BackendError("DecodeStep: a cache forgets what this step sees; give it slack")
@@ -250,7 +248,7 @@ class DecodeStep:
             k, v = cache.tensors
             heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
             heads.slots = slots[table].data_ptr()
-            key = table, layer.pattern, layer.mixer.scale
+            key = table, layer.mixer
             if key not in templates:
                 templates[key] = self._arguments(layer, placement, k, v)
             ctypes.memmove(
@@ -259,19 +257,21 @@ class DecodeStep:
             call.k.data, call.v.data = k.data_ptr(), v.data_ptr()
 
     def _slots(self, placement: Placement) -> Tensor:
-        (((_, slots), _),) = placement.writes
+        (((_, slots), taken),) = placement.writes
+        assert taken is None
         if isinstance(slots, slice):
             return torch.full((self.rows,), slots.start, dtype=torch.int64)
         return slots.reshape(-1).contiguous()
 
-    def _arguments(self, layer: Attention, placement: Placement, k: Tensor, v: Tensor) -> kernels.Arguments:
-        heads, count = layer.heads.query_heads, placement.tokens.count
+    def _arguments(
+        self, layer: AttentionLayer, placement: Placement, k: Tensor, v: Tensor
+    ) -> kernels.Arguments:
+        heads, count, mixer = layer.heads.query_heads, placement.tokens.count, layer.mixer
+        assert isinstance(mixer, SoftmaxMixer)
         q = self.q.view(self.rows, 1, heads, layer.head_dim).transpose(1, 2)
         out = self.attended.view(self.rows, 1, heads, layer.value_dim).transpose(1, 2)
         keys = KeyValues(k.narrow(2, 0, count), v.narrow(2, 0, count), placement.tokens)
-        call: Call = validate(
-            q, placement.chunk.tokens, [keys], layer.pattern, None, (), layer.mixer.scale, 0.0, None
-        )
+        call = validate(q, placement.chunk.tokens, [keys], mixer.pattern, None, (), mixer.scale, 0.0, None)
         found = kernels.Arguments(call, 0)
         found.struct.out, found.struct.lse = c.TensorStruct.of(out), self.lse.data_ptr()
         return found
