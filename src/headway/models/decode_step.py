@@ -50,13 +50,11 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels write caches of keys and values in the type of the weights"
     if model.spec.logit_scale != 1.0 or model.model.scores.steps or model.model.norm is None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
-    odd = [
-        type(m).__name__
-        for m in model.modules()
-        if isinstance(m, nn.Linear) and type(m) not in (Linear, OutputLayer)
-    ]
-    if odd:
-        return f"its kernels know no layer {odd[0]}"
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return "its modules have hooks, which the kernels would not call"
+    layers = {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)}
+    if odd := layers - {Linear, OutputLayer}:
+        return f"its kernels know no layer {odd.pop().__name__}"
     return next((reason for block in model.model.blocks if (reason := _odd_block(block))), None)
 
 
