@@ -52,9 +52,8 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "its modules have hooks, which the kernels would not call"
-    layers = {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)}
-    if odd := layers - {Linear, OutputLayer}:
-        return f"its kernels know no layer {odd.pop().__name__}"
+    if type(model.lm_head) is not OutputLayer:
+        return f"its kernels know no layer {type(model.lm_head).__name__}"
     return next((reason for block in model.model.blocks if (reason := _odd_block(block))), None)
 
 
@@ -68,9 +67,12 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels know no scores, no pattern of each head, and no other backend"
     if layer.rotary.frequency_offset is not None or layer.positions.length_dependent:
         return "its kernels know no rotation that is trained or depends on the length"
-    if not isinstance(block.mlp, FeedForward) or block.mlp.act not in _ACTS:
+    mlp = block.mlp
+    if not isinstance(mlp, FeedForward) or mlp.act not in _ACTS:
         return "its kernels do not know this activation"
-    return None
+    layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    odd = (type(one).__name__ for one in layers if one is not None and type(one) is not Linear)
+    return next((f"its kernels know no layer {name}" for name in odd), None)
 
 
 _ACTS = {function: c.ACTIVATIONS[name] for name, function in ACTIVATIONS.items()}
@@ -118,7 +120,7 @@ class DecodeStep:
         self._attention(tokens)
         found = library()
         assert found is not None
-        if code := found.dll.headway_step(self.ops, len(self.ops), threads()):
+        if code := found.dll.headway_step(self.ops, ctypes.c_int64(len(self.ops)), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
         return self.logits
 

@@ -174,8 +174,6 @@ def _declare(dll: ctypes.CDLL) -> None:
     dll.headway_abi.restype = ctypes.c_int64
     dll.headway_peak.restype, dll.headway_peak.argtypes = real, [number, number, real]
     dll.headway_read.restype, dll.headway_read.argtypes = real, [address, ctypes.c_int64, number]
-    dll.headway_linear.restype, dll.headway_linear.argtypes = number, [address]
-    dll.headway_step.restype, dll.headway_step.argtypes = number, [address, ctypes.c_int64, ctypes.c_int64]
 
 
 _forked = Event()

@@ -1,0 +1,114 @@
+"""A step as one native call is the model's own step: same logits, same cache."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from headway.cache import DecoderCache
+from headway.errors import BackendError
+from headway.generate.session import DecoderSession
+from headway.models import Decoder, ModelSpec, build
+from headway.models.decode_step import DecodeStep, unsupported_reason
+from headway.nn.linear import replace_linear
+from headway.nn.lora import LoraLinear
+from headway.patterns import Causal, Pattern, Sink, Window
+from headway.positions import Rotary
+from tests.native.conftest import LEVELS, Use, use  # noqa: F401
+from tests.tolerance import assert_within_reference
+
+FAMILIES = ["llama", "qwen2", "qwen3", "gpt2", "falcon", "gpt_neox", "phi", "starcoder2", "gpt_bigcode"]
+CAUSAL = Causal()
+WINDOWS = (Window.last(6) | (Causal() & Sink(2)), Causal(), Window.last(6))
+
+
+def model(family: str = "llama", patterns: Pattern | tuple[Pattern, ...] = CAUSAL, **fields: Any) -> Decoder:
+    layers = len(patterns) if isinstance(patterns, tuple) else 2
+    sizes = {"width": 48, "heads": 4, "head_dim": 12, "layers": layers}
+    spec = ModelSpec.of_depth(2, 53, family=family, patterns=patterns, **{**sizes, **fields})
+    made = build(spec, seed=0).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return made
+
+
+def read(made: Decoder, rows: int, tokens: int = 5) -> DecoderCache:
+    """A cache of random tokens, another number of them in each row."""
+    ids = torch.randint(53, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+    cache = made.make_cache(rows)
+    lengths = [max(1, tokens - i) for i in range(rows)]
+    with torch.inference_mode():
+        made(ids, tokens=cache.next_tokens(tokens, lengths), cache=cache)
+    return cache
+
+
+def steps(made: Decoder, rows: int, count: int = 14) -> None:
+    """Steps of both kinds side by side, from one cache."""
+    ours, plain = read(made, rows), read(made, rows)
+    exact_model = Decoder(made.spec).double().eval()
+    exact_model.load_state_dict({name: t.double() for name, t in made.state_dict().items()})
+    exact = read(exact_model, rows)
+    step = DecodeStep(made, ours)
+    generator = torch.Generator().manual_seed(2)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids = torch.randint(53, (rows,), generator=generator)
+            low, right = (
+                m(ids.unsqueeze(1), cache=past)[:, 0] for m, past in ((made, plain), (exact_model, exact))
+            )
+            assert_within_reference(step(ids), right, low)
+    assert ours.documents == plain.documents
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, dtype: torch.dtype) -> None:
+    made = model(family).to(dtype)
+    for rows in (1, 3):
+        steps(made, rows, 3)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_windows_that_wrap_and_rows_that_differ(use: Use, level: str, dtype: torch.dtype) -> None:  # noqa: F811
+    use(level)
+    for rows in (1, 4, 9):
+        steps(model("llama", WINDOWS).to(dtype), rows)
+
+
+def test_rows_are_taken_more_than_once_and_dropped() -> None:
+    """A session goes on with other rows than it began with."""
+    made = model("llama", WINDOWS)
+    native, plain = (DecoderSession(made, [[1, 2, 3], [4]]) for _ in range(2))
+    made_in_python: list[int] = []
+    assert torch.allclose(native.start(), plain.start())
+    for ids, rows in (([5, 6], [0, 0, 1]), ([7, 8, 9], [2, 1]), ([3, 3], [1])):
+        hook = made.register_forward_pre_hook(lambda *_: made_in_python.append(1))
+        python = plain.step(ids)
+        hook.remove()
+        torch.testing.assert_close(native.step(ids), python)
+        native.reorder(rows), plain.reorder(rows)
+    assert native._native is not None
+    assert len(made_in_python) == 3  # each step had another number of rows, for which it was decided anew
+
+
+def test_what_cannot_be_one_call() -> None:
+    def reason(made: Decoder, **cache: Any) -> str:
+        return unsupported_reason(made, made.make_cache(1, **cache)) or ""
+
+    assert not reason(model())
+    hooked = model()
+    hooked.lm_head.register_forward_hook(lambda *_: None)
+    assert "hooks" in reason(hooked)
+    adapted = model()
+    replace_linear(adapted, lambda name, layer: LoraLinear(layer) if "mlp" in name else layer)
+    assert "LoraLinear" in reason(adapted)
+    assert "one type" in reason(model().double())
+    assert "in the type of the weights" in reason(model(), dtype=torch.int8)
+    assert "scores" in reason(model("bloom"))
+    late = Rotary(pairing="halves", scaling=None, trainable=True)
+    assert "trained" in reason(model(positions=late))
+    with pytest.raises(BackendError, match="in the type of the weights"):
+        DecodeStep(model(), model().make_cache(1, dtype=torch.int8))

@@ -1,0 +1,148 @@
+"""Products of a few rows: those of float weights against float64, those of 8 and 4 bits against exact integers."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.native.linear import GROUP, MOST_ROWS, Panels, linear
+from headway.quantization import QuantizedMatrix, quantize_weights
+from tests.native.conftest import LEVELS, Use
+
+DTYPES = [torch.float32, torch.bfloat16]
+SIZES = [(1, 1, 1), (2, 16, 32), (3, 17, 33), (5, 50, 64), (8, 33, 200), (9, 64, 515), (23, 7, 31)]
+"""Rows, outputs, inputs."""
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in 8 bits as (whole numbers [R, G, 32], scales [R, G]): what the kernels multiply, float64."""
+    rows, inputs = x.shape
+    groups = torch.zeros(rows, -(-inputs // GROUP) * GROUP)
+    groups[:, :inputs] = x.float()
+    groups = groups.view(rows, -1, GROUP)
+    largest = groups.abs().amax(2)
+    by = torch.full_like(largest, 127) / largest  # 127 / tensor is rounded twice
+    q = (groups * by.unsqueeze(2)).nan_to_num(0.0).round()
+    return q.double(), (largest / 127).double()
+
+
+def exactly(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
+    """The rounded rows times the weights that the codes stand for, in float64."""
+    q, scale = rounded(x)
+    whole = (q * scale.unsqueeze(2)).flatten(1)[:, : x.shape[1]]
+    each, zero = (
+        t.double().repeat_interleave(matrix.group, 1)[:, : x.shape[1]]
+        for t in (matrix.scale, matrix.zero_or_middle)
+    )
+    return whole @ (each * (matrix.codes.double() - zero)).T
+
+
+def assert_close_sums(got: Tensor, right: Tensor, terms: Tensor, dtype: torch.dtype) -> None:
+    """`got` differs from the right sums by no more than rounding of float32 sums of these absolute `terms`, and of the
+    result."""
+    allowed = 4e-7 * terms.shape[-1] ** 0.5 * terms.sum(-1) + torch.finfo(dtype).eps * right.abs()
+    assert bool(((got.double() - right).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weights", DTYPES)
+def test_float_weights(use: Use, level: str, dtype: torch.dtype, weights: torch.dtype) -> None:
+    use(level)
+    generator = torch.Generator().manual_seed(0)
+    for rows, outputs, inputs in SIZES:
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
+        w = torch.randn(outputs, inputs + 3, generator=generator).to(weights)[:, 1 : inputs + 1]  # unaligned
+        b = torch.randn(outputs, generator=generator)
+        (got,) = linear(x, [w], [b])
+        terms = torch.cat(
+            [x.double().unsqueeze(1) * w.double(), b.double().expand(rows, outputs).unsqueeze(2)], 2
+        )
+        assert_close_sums(got, terms.sum(2), terms.abs(), dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("bits", "group", "symmetric"),
+    [(8, None, True), (8, None, False), (8, 32, True), (4, 32, True), (4, 32, False), (4, 128, False)],
+)
+def test_codes(
+    use: Use, level: str, dtype: torch.dtype, bits: int, group: int | None, symmetric: bool
+) -> None:
+    use(level)
+    generator = torch.Generator().manual_seed(0)
+    for rows, outputs, inputs in SIZES:
+        x = torch.randn(rows, inputs, generator=generator).to(dtype)
+        made = quantize_weights(
+            torch.randn(outputs, inputs, generator=generator), bits, group, symmetric=symmetric
+        )
+        kept = (
+            QuantizedMatrix(made.codes, made.scale.half().float(), made.zero, bits, made.group)
+            if group
+            else made
+        )
+        (got,) = linear(x, [Panels.pack(kept)])
+        right = exactly(x, kept)
+        terms = exactly(x.abs(), QuantizedMatrix(kept.codes, kept.scale, kept.zero, bits, kept.group)).abs()
+        spread = (
+            x.abs().double().sum(1, keepdim=True) * kept.dequantize(torch.float64).abs().amax()
+        ).expand_as(terms)
+        assert_close_sums(got, right, spread.unsqueeze(2), dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_matrices_share_rows_and_threads_change_no_bit(use: Use, level: str) -> None:
+    use(level)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 96, generator=generator)
+    matrices = [torch.randn(40, 96, generator=generator), torch.randn(8, 96, generator=generator).bfloat16()]
+    packed = [Panels.pack(quantize_weights(matrices[0], bits, 32)) for bits in (8, 4)]
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(linear(x, [*matrices, *packed]))
+    finally:
+        torch.set_num_threads(before)
+    alone = [linear(x, [matrix])[0] for matrix in (*matrices, *packed)]
+    for result in results:
+        assert [tuple(y.shape) for y in result] == [(3, 4, 40), (3, 4, 8), (3, 4, 40), (3, 4, 40)]
+        assert all(torch.equal(y, one) for y, one in zip(result, alone, strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(use: Use, level: str, bad: float) -> None:
+    use(level)
+    w = torch.randn(20, 70, generator=torch.Generator().manual_seed(0))
+    x = torch.ones(3, 70)
+    x[1, 40] = bad
+    for matrix in (w, w.bfloat16(), *(Panels.pack(quantize_weights(w, bits, 32)) for bits in (8, 4))):
+        (y,) = linear(x, [matrix])
+        assert not y[1].isfinite().any()
+        assert y[[0, 2]].isfinite().all()
+
+
+@given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([8, 4]), st.booleans())
+def test_a_code_is_off_by_half_a_step(outputs: int, inputs: int, bits: int, symmetric: bool) -> None:
+    w = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(inputs))
+    made = quantize_weights(w, bits, 32, symmetric=symmetric)
+    step = made.scale.repeat_interleave(32, 1)[:, :inputs]
+    slack = 0.5 if symmetric else 1.0  # the zero is rounded as well
+    assert bool(((made.dequantize() - w).abs() <= step * slack * (1 + 1e-5) + 1e-7).all())
+
+
+def test_what_the_kernels_refuse() -> None:
+    w = torch.ones(4, 8)
+    with pytest.raises(BackendError, match=f"up to {MOST_ROWS} rows"):
+        linear(torch.ones(MOST_ROWS + 1, 8), [w])
+    with pytest.raises(BackendError, match="float32 and bf16"):
+        linear(torch.ones(1, 8, dtype=torch.float64), [w])
+    with pytest.raises(BackendError, match="rows lie whole"):
+        linear(torch.ones(1, 4), [w.T])
+    with pytest.raises(BackendError, match="multiple of 32"):
+        Panels.pack(quantize_weights(torch.ones(4, 96), 4, 48))
