@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from headway.attention import KeyValues
 from headway.attention.backends.native import kernels
+from headway.attention.backends.native.backend import NATIVE
 from headway.attention.call import validate
+from headway.attention.select import AUTO
 from headway.cache import DecoderCache, KVCache
 from headway.cache.table import Placement
 from headway.errors import BackendError
@@ -63,7 +65,7 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels know softmax attention to a decoder's own past"
     if block.order == "post":
         return "its kernels know norms in front of layers, not behind them"
-    if layer.score.steps or len(layer.pattern.heads) > 1 or layer.mixer.backend not in ("auto", "native"):
+    if layer.score.steps or len(layer.pattern.heads) > 1 or layer.mixer.backend not in (AUTO, NATIVE.name):
         return "its kernels know no scores, no pattern of each head, and no other backend"
     if layer.rotary.frequency_offset is not None or layer.positions.length_dependent:
         return "its kernels know no rotation that is trained or depends on the length"
