@@ -10,7 +10,7 @@ Legend: B rows, M width, H query heads, K kv heads, D per head, V vocab.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,10 @@ from headway.nn.attention import Attention, AttentionLayer
 from headway.nn.block import Block
 from headway.nn.feedforward import ACTIVATIONS, FeedForward
 from headway.nn.linear import Linear, OutputLayer
-from headway.nn.mixers import SoftmaxMixer
+from headway.nn.mixers import Mixer, SoftmaxMixer
 from headway.nn.norms import LayerNorm, RMSNorm
-from headway.positions import RotaryTable
+from headway.nn.positions import RotaryEmbedding
+from headway.positions import Rotary, RotaryTable
 from headway.tokens import Tokens
 
 
@@ -67,8 +68,12 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels know norms in front of layers, not behind them"
     if layer.score.steps or len(layer.pattern.heads) > 1 or layer.mixer.backend not in (AUTO, NATIVE.name):
         return "its kernels know no scores, no pattern of each head, and no other backend"
-    if layer.rotary.frequency_offset is not None or layer.positions.length_dependent:
-        return "its kernels know no rotation that is trained or depends on the length"
+    if layer.rotary.rotates and (
+        type(layer.positions) is not Rotary or layer.rotary.frequency_offset is not None
+    ):
+        return "its kernels know rotary positions that are not trained"
+    if layer.positions.length_dependent:
+        return "its kernels know no rotation that depends on the length"
     mlp = block.mlp
     if not isinstance(mlp, FeedForward) or mlp.act not in _ACTS:
         return "its kernels do not know this activation"
@@ -104,11 +109,12 @@ class DecodeStep:
             torch.zeros(self.rows, one.heads.query_heads, 1),
         )
         self.hidden = room(spec.hidden), room(spec.hidden)
-        self.heads: list[c.HeadsStruct] = []
-        self.calls: list[c.CallStruct] = []
+        self._rotations: dict[int, Rotated] = {}
+        self._pasts: dict[tuple[int, Mixer], Past] = {}
         ops: list[c.OpStruct] = []
-        for block in stack.blocks:
-            ops += self._block(block)
+        for i, (block, layer) in enumerate(zip(stack.blocks, cache.layers, strict=True)):
+            assert isinstance(layer, KVCache)
+            ops += self._block(i, block, layer, len(ops))
         ops.append(self._products(self.x, [(model.lm_head, self.logits)], norm=stack.norm))
         self.ops = (c.OpStruct * len(ops))(*ops)
 
@@ -116,10 +122,11 @@ class DecodeStep:
     def __call__(self, ids: Tensor) -> Tensor:
         """Ids [B] of the next tokens; logits [B, V] of those after them, valid until the next step."""
         tokens = self.cache.next_tokens(1)
-        stack = self.model.model
-        self.x.copy_(stack.embed(ids.unsqueeze(1), tokens)[:, 0])
-        self._rotations(tokens)
-        self._attention(tokens)
+        self.x.copy_(self.model.model.embed(ids.unsqueeze(1), tokens)[:, 0])
+        for rotated in self._rotations.values():
+            rotated.turn(tokens)
+        for past in self._pasts.values():
+            self._place(past, tokens)
         found = library()
         assert found is not None
         if code := found.dll.headway_step(self.ops, ctypes.c_int64(len(self.ops)), ctypes.c_int64(threads())):
@@ -128,7 +135,8 @@ class DecodeStep:
 
     # -- what is described once ----------------------------------------------------------------------------
 
-    def _block(self, block: Block) -> list[c.OpStruct]:
+    def _block(self, number: int, block: Block, past: KVCache, at: int) -> list[c.OpStruct]:
+        """The operations of a block, the first of which is operation `at`."""
         layer, mlp = block.self_attn, block.mlp
         first, last = block.input_layernorm, block.post_attention_layernorm
         assert isinstance(mlp, FeedForward)
@@ -136,10 +144,14 @@ class DecodeStep:
         gate, up = self.hidden
         wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
         inner, times = (up, None) if mlp.gate_proj is None else (gate, up)
+        heads = self._heads(number, layer)
+        shared = self._pasts.setdefault((id(past.table), layer.mixer), Past(layer, self.rows))
+        heads.slots = shared.slots.data_ptr()
+        shared.layers.append(PastOf(past, heads, at + 2))
         attend = [
             self._products(self.x, qkv, norm=first),
-            self._op(c.HEADS, self._heads(block)),
-            self._op(c.ATTENTION, c.CallStruct(), self.calls),
+            self._op(c.HEADS, heads),
+            self._op(c.ATTENTION, shared.call),
         ]
         mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
         widen = self._products(self.x, wide, norm=first if last is None else last)
@@ -148,10 +160,8 @@ class DecodeStep:
             return [*attend, mixed, widen, narrow]
         return [*attend, widen, mixed, narrow]
 
-    def _op(self, kind: int, struct: Any, into: list[Any] | None = None) -> c.OpStruct:
+    def _op(self, kind: int, struct: ctypes.Structure) -> c.OpStruct:
         self._kept.append(struct)
-        if into is not None:
-            into.append(struct)
         return c.OpStruct(kind, ctypes.addressof(struct))
 
     def _products(
@@ -183,8 +193,7 @@ class DecodeStep:
         struct.act, struct.gate = act, _address(gate)
         return self._op(c.PRODUCTS, struct)
 
-    def _heads(self, block: Block) -> c.HeadsStruct:
-        layer = block.self_attn
+    def _heads(self, number: int, layer: AttentionLayer) -> c.HeadsStruct:
         heads = layer.heads
         struct = c.HeadsStruct(
             self.rows, heads.query_heads, heads.kv_heads, layer.head_dim, layer.value_dim, c.TYPES[self.x.dtype],
@@ -194,7 +203,9 @@ class DecodeStep:
             struct.q_gain, struct.eps = _address(self._floats(layer.q_norm.weight)), layer.q_norm.eps
         if layer.k_norm is not None:
             struct.k_gain = _address(self._floats(layer.k_norm.weight))
-        self.heads.append(struct)
+        shared = self.model.model.shared_rotation[number]
+        if shared is not None:
+            self._rotations.setdefault(shared, Rotated(layer.rotary, self.rows, self.x.dtype)).into(struct)
         return struct
 
     def _floats(self, t: Tensor | None) -> Tensor | None:
@@ -206,64 +217,23 @@ class DecodeStep:
 
     # -- what every step changes ---------------------------------------------------------------------------
 
-    def _rotations(self, tokens: Tokens) -> None:
-        stack, made = self.model.model, dict[int, tuple[Tensor, ...]]()
-        for i, (block, struct) in enumerate(zip(stack.blocks, self.heads, strict=True)):
-            shared = stack.shared_rotation[i]
-            if shared is None:
-                continue
-            if shared not in made:
-                table = block.self_attn.rotary(tokens, self.x.dtype)
-                assert isinstance(table, RotaryTable)
-                made[shared] = self._table(table)
-                struct.rotates_values = int(table.rotates_values)
-            cos, sin, partner = made[shared]
-            struct.cos, struct.sin, struct.partner = cos.data_ptr(), sin.data_ptr(), partner.data_ptr()
-            struct.rotated, struct.rotates_values = cos.shape[-1], self.heads[shared].rotates_values
-            struct.rotation_row = cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0
-        self._tables = made
-
-    def _table(self, table: RotaryTable) -> tuple[Tensor, Tensor, Tensor]:
-        dims = table.dims
-        if table.partner is not None:
-            partner = table.partner
-        elif table.pairing == "adjacent":
-            partner = torch.arange(dims) ^ 1
-        else:
-            partner = (torch.arange(dims) + dims // 2) % dims
-        return table.cos.float().contiguous(), table.sin.float().contiguous(), partner.int().contiguous()
-
-    def _attention(self, tokens: Tokens) -> None:
-        templates: dict[tuple[object, ...], kernels.Arguments] = {}
-        slots: dict[int, Tensor] = {}
-        self._step_kept = templates, slots
-        for block, cache, heads, call in zip(
-            self.model.model.blocks, self.cache.layers, self.heads, self.calls, strict=True
-        ):
-            assert isinstance(cache, KVCache)
-            layer, placement = block.self_attn, cache.place(tokens)
-            if placement.past is not None:
-                raise BackendError("DecodeStep: a cache forgets what this step sees; give it slack")
-            table = id(cache.table)
-            if table not in slots:
-                slots[table] = self._slots(placement)
-            k, v = cache.tensors
-            heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
-            heads.slots = slots[table].data_ptr()
-            key = table, layer.mixer
-            if key not in templates:
-                templates[key] = self._arguments(layer, placement, k, v)
-            ctypes.memmove(
-                ctypes.addressof(call), ctypes.addressof(templates[key].struct), ctypes.sizeof(call)
-            )
-            call.k.data, call.v.data = k.data_ptr(), v.data_ptr()
-
-    def _slots(self, placement: Placement) -> Tensor:
+    def _place(self, past: Past, tokens: Tokens) -> None:
+        """Numbers the slots of the new tokens, and describes what their queries see."""
+        placements = [cache.place(tokens) for cache, _, _ in past.layers]
+        placement = placements[0]
         (((_, slots), taken),) = placement.writes
+        assert placement.past is None  # of a step of one token, nothing that it sees is forgotten
         assert taken is None
-        if isinstance(slots, slice):
-            return torch.full((self.rows,), slots.start, dtype=torch.int64)
-        return slots.reshape(-1).contiguous()
+        past.slots.copy_(slots.reshape(-1)) if isinstance(slots, Tensor) else past.slots.fill_(slots.start)
+        for cache, heads, at in past.layers:
+            k, v = cache.tensors
+            if self.ops[at].k != k.data_ptr() or heads.k_cache.head != k.stride(1):
+                heads.k_cache, heads.v_cache = c.TensorStruct.of(k), c.TensorStruct.of(v)
+                self.ops[at].k, self.ops[at].v = k.data_ptr(), v.data_ptr()
+        past.arguments = self._arguments(past.layer, placement, k, v)
+        ctypes.memmove(
+            ctypes.addressof(past.call), ctypes.addressof(past.arguments.struct), ctypes.sizeof(past.call)
+        )
 
     def _arguments(
         self, layer: AttentionLayer, placement: Placement, k: Tensor, v: Tensor
@@ -277,6 +247,54 @@ class DecodeStep:
         found = kernels.Arguments(call, 0)
         found.struct.out, found.struct.lse = c.TensorStruct.of(out), self.lse.data_ptr()
         return found
+
+
+class PastOf(NamedTuple):
+    """A layer's cache, where its heads are described, and which operation attends to it."""
+
+    cache: KVCache
+    heads: c.HeadsStruct
+    at: int
+
+
+class Past:
+    """What layers of one pattern and one table of slots share: the slots of the new tokens, int64 [B], and the call."""
+
+    def __init__(self, layer: AttentionLayer, rows: int) -> None:
+        self.layer, self.layers = layer, list[PastOf]()
+        self.slots = torch.zeros(rows, dtype=torch.int64)
+        self.call = c.CallStruct()
+        self.arguments: kernels.Arguments | None = None  # what the call points to
+
+
+class Rotated:
+    """Cosines and sines of the new tokens, which layers of equal positions share: float32 [B, d]."""
+
+    def __init__(self, rotary: RotaryEmbedding, rows: int, dtype: torch.dtype) -> None:
+        self.rotary, self.dtype = rotary, dtype
+        table = self._table(Tokens.range(1))
+        dims, at = table.dims, torch.arange(table.dims)
+        partner = at ^ 1 if table.pairing == "adjacent" else (at + dims // 2) % dims
+        self.partner = (partner if table.partner is None else table.partner).int()
+        self.cos, self.sin = torch.zeros(rows, dims), torch.zeros(rows, dims)
+        self.rotates_values = table.rotates_values
+
+    def turn(self, tokens: Tokens) -> None:
+        """The numbers of these tokens."""
+        table = self._table(tokens)
+        self.cos.copy_(table.cos.view(-1, table.dims))
+        self.sin.copy_(table.sin.view(-1, table.dims))
+
+    def into(self, struct: c.HeadsStruct) -> None:
+        """Has heads turned by them."""
+        struct.cos, struct.sin, struct.partner = (t.data_ptr() for t in (self.cos, self.sin, self.partner))
+        struct.rotated = struct.rotation_row = self.cos.shape[1]
+        struct.rotates_values = int(self.rotates_values)
+
+    def _table(self, tokens: Tokens) -> RotaryTable:
+        table = self.rotary(tokens, self.dtype)
+        assert isinstance(table, RotaryTable)
+        return table
 
 
 def _address(t: Tensor | None) -> int | None:

@@ -175,4 +175,4 @@ PRODUCTS, HEADS, ATTENTION = range(3)
 
 
 class OpStruct(Structure):
-    _fields_ = (("kind", c_int64), ("of", c_void_p))
+    _fields_ = (("kind", c_int64), ("of", c_void_p), ("k", c_void_p), ("v", c_void_p))

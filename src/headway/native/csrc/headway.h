@@ -143,6 +143,7 @@ enum { HEADWAY_PRODUCTS = 0, HEADWAY_HEADS = 1, HEADWAY_ATTENTION = 2 };
 typedef struct {
   int64_t kind;
   const void* of;  // headway_products, headway_heads, headway_call
+  void *k, *v;     // where the keys and values of a headway_call lie, which layers share but for these
 } headway_op;
 
 // The operations one after the other, each when the one before is done, by one team of threads.

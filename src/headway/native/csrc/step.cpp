@@ -72,6 +72,7 @@ struct Step {
   int64_t count;
   Scratch& scratch;
   int failed = 0;
+  headway_call call;
   alignas(64) char room[sizeof(Forward<false>) + sizeof(Forward<true>)];
 
   Step(const headway_op* all, int64_t n, Scratch& memory) : ops(all), count(n), scratch(memory) { look(); }
@@ -96,10 +97,14 @@ struct Step {
   }
 
   template <bool HALF>
-  void attend(const headway_call& c) {
+  void attend(const headway_op& op) {
     Forward<HALF>* forward = (Forward<HALF>*)room;
 #pragma omp single
-    new (room) Forward<HALF>(c);
+    {
+      call = *(const headway_call*)op.of;
+      call.k.data = op.k, call.v.data = op.v;
+      new (room) Forward<HALF>(call);
+    }
     forward->compute();
 #pragma omp barrier
 #pragma omp single
@@ -123,9 +128,9 @@ struct Step {
       } else if (ops[i].kind == HEADWAY_HEADS) {
         take_heads(*(const headway_heads*)of, me, team);
       } else if (HEADWAY_LEVEL >= 3 && ((const headway_call*)of)->type == HEADWAY_BFLOAT16) {
-        attend<HEADWAY_LEVEL >= 3>(*(const headway_call*)of);
+        attend<HEADWAY_LEVEL >= 3>(ops[i]);
       } else {
-        attend<false>(*(const headway_call*)of);
+        attend<false>(ops[i]);
       }
 #pragma omp barrier
     }
