@@ -13,7 +13,7 @@ throughout: the fault is seen by whoever sees the row, and by no one else. Rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def quantize_weights(
     if bits not in (4, 8):
         raise ValueError(f"weights are quantised to 8 or 4 bits, not to {bits}")
     outputs, inputs = weight.shape
-    each = group or inputs
+    each = min(group or inputs, inputs)
     groups = -(-inputs // each)
     padded = weight.new_zeros(outputs, groups * each, dtype=torch.float32)
     padded[:, :inputs] = weight
@@ -97,12 +97,44 @@ def quantize_weights(
     zero = None
     if symmetric:
         scale = parts.abs().amax(2) / (middle - 1)
-        at = scale.new_full(scale.shape, middle)
     else:
         low, high = parts.amin(2).clamp_max(0), parts.amax(2).clamp_min(0)
         scale = (high - low) / most
-        at = (-low / scale).nan_to_num(0.0).round().clamp(0, most)
-        zero = at.to(torch.uint8)
-    ratio = (parts / scale.unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0)
-    codes = (ratio.round() + at.unsqueeze(2)).clamp(0, most).to(torch.uint8)
-    return QuantizedMatrix(codes.view(outputs, -1)[:, :inputs].contiguous(), scale, zero, bits, each)
+        zero = (-low / scale).nan_to_num(0.0).round().clamp(0, most).to(torch.uint8)
+    return round_weights(weight, scale, zero, bits, each)
+
+
+def round_weights(
+    weight: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group: int
+) -> QuantizedMatrix:
+    """Weights [O, I] at the nearest codes of given scales and zeros [O, G]; where a scale is 0, the code of 0."""
+    outputs, inputs = weight.shape
+    found = QuantizedMatrix(weight.new_empty(0, dtype=torch.uint8), scale, zero, bits, group)
+    padded = weight.new_zeros(outputs, scale.shape[1] * group, dtype=scale.dtype)
+    padded[:, :inputs] = weight
+    parts, most = padded.view(outputs, -1, group), (1 << bits) - 1
+    ratio = (parts / scale.unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0).round()
+    codes = (ratio + found.zero_or_middle.unsqueeze(2)).clamp(0, most).to(torch.uint8)
+    return replace(found, codes=codes.view(outputs, -1)[:, :inputs].contiguous())
+
+
+CLIPS = tuple(1 - i / 40 for i in range(19))
+"""Shares of the largest weight that may get the largest code, from 1 to 0.55."""
+
+
+def quantize_clipped(weight: Tensor, bits: int, group: int | None = None) -> QuantizedMatrix:
+    """Symmetric codes of weights [O, I] with the scale, of `CLIPS` times that of the largest weight, whose squared error
+    is least in its group; weights beyond it get the largest code.
+
+    Scales are numbers of bfloat16, so that any dtype that weights are stored in holds them."""
+    first = quantize_weights(weight, bits, group)
+    each = first.group
+    best = torch.full_like(first.scale, torch.inf)
+    scale = first.scale
+    for clip in CLIPS:
+        tried = (clip * first.scale).bfloat16().to(scale.dtype)
+        gap = round_weights(weight, tried, None, bits, each).dequantize(scale.dtype) - weight.to(scale.dtype)
+        error = torch.nn.functional.pad(gap.square_(), (0, -gap.shape[1] % each))
+        error = error.view(*scale.shape, each).sum(2)
+        scale, best = torch.where(error < best, tried, scale), torch.minimum(error, best)
+    return round_weights(weight, scale, None, bits, each)

@@ -136,7 +136,7 @@ def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
 
 SOURCE = Path(__file__).parents[2] / "src" / "headway"
 PRODUCTS = {
-    *("nn/linear.py", "nn/lora.py", "nn/nf4.py", "nn/cross_entropy.py"),
+    *("nn/linear.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/cross_entropy.py"),
     "checkpoints/formats/meta.py",
 }
 """Where products with weights are written: the layer, the one that is tied to an embedding, those that are put in its

@@ -25,7 +25,7 @@ from headway.cache.table import Placement
 from headway.errors import BackendError
 from headway.models.decoder import Decoder
 from headway.native import interface as c
-from headway.native.linear import MOST_ROWS, matrix_struct
+from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
 from headway.native.loader import library, threads, why_missing
 from headway.nn.attention import Attention, AttentionLayer
 from headway.nn.block import Block
@@ -34,6 +34,7 @@ from headway.nn.linear import Linear, OutputLayer
 from headway.nn.mixers import Mixer, SoftmaxMixer
 from headway.nn.norms import LayerNorm, RMSNorm
 from headway.nn.positions import RotaryEmbedding
+from headway.nn.quantized import QuantizedLinear
 from headway.positions import Rotary, RotaryTable
 from headway.tokens import Tokens
 
@@ -55,7 +56,7 @@ def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
         return "its kernels know no scores that layers share, no scaled logits, and want a last norm"
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return "its modules have hooks, which the kernels would not call"
-    if type(model.lm_head) is not OutputLayer:
+    if type(model.lm_head) not in (OutputLayer, QuantizedLinear):
         return f"its kernels know no layer {type(model.lm_head).__name__}"
     return next((reason for block in model.model.blocks if (reason := _odd_block(block))), None)
 
@@ -78,8 +79,8 @@ def _odd_block(block: Block) -> str | None:
     if not isinstance(mlp, FeedForward) or mlp.act not in _ACTS:
         return "its kernels do not know this activation"
     layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
-    odd = (type(one).__name__ for one in layers if one is not None and type(one) is not Linear)
-    return next((f"its kernels know no layer {name}" for name in odd), None)
+    kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear}
+    return f"its kernels know no layer {kinds.pop().__name__}" if kinds else None
 
 
 _ACTS = {function: c.ACTIVATIONS[name] for name, function in ACTIVATIONS.items()}
@@ -175,10 +176,7 @@ class DecodeStep:
         gate: Tensor | None = None,
     ) -> c.OpStruct:
         matrices = (c.MatrixStruct * len(layers))(
-            *(
-                matrix_struct(layer.matrix.detach(), out, self._floats(layer.bias), add=add)
-                for layer, out in layers
-            )
+            *(matrix_struct(_weights(layer), out, self._floats(layer.bias), add=add) for layer, out in layers)
         )
         self._kept.append(matrices)
         inputs = layers[0][0].in_features
@@ -295,6 +293,10 @@ class Rotated:
         table = self.rotary(tokens, self.dtype)
         assert isinstance(table, RotaryTable)
         return table
+
+
+def _weights(layer: Linear) -> Matrix:
+    return layer.panels if isinstance(layer, QuantizedLinear) else layer.matrix.detach()
 
 
 def _address(t: Tensor | None) -> int | None:

@@ -35,6 +35,7 @@ class Panels(NamedTuple):
         outputs, inputs: O and I.
         has_scales, has_zeros: whether each group has its own; zeros are 128 or 8 where it has none.
         factor: float32 [O], by which each output is multiplied.
+        group: inputs that share a scale, a multiple of 32; I where a whole row does.
     """
 
     data: Tensor
@@ -44,6 +45,7 @@ class Panels(NamedTuple):
     has_scales: bool
     has_zeros: bool
     factor: Tensor
+    group: int
 
     @classmethod
     def pack(cls, matrix: QuantizedMatrix) -> Panels:
@@ -84,7 +86,32 @@ class Panels(NamedTuple):
             each is not None,
             has_zeros,
             factor,
+            each or inputs,
         )
+
+    def unpack(self, first: int = 0, count: int | None = None) -> QuantizedMatrix:
+        """The matrix again, with the scales as they are kept; of `count` panels from `first`, all unless given."""
+        data = self.data[first:] if count is None else self.data[first : first + count]
+        outputs = min(len(data) * PANEL, self.outputs - first * PANEL)
+        groups, size = -(-self.inputs // GROUP), PANEL * GROUP * self.bits // 8
+        parts = data.view(len(data), groups, -1)
+        words = parts[:, :, :size].unflatten(2, (-1, PANEL, 4))
+        if self.bits == 4:
+            words = torch.cat((words & 15, words >> 4), 2)
+        codes = words.permute(0, 3, 1, 2, 4).reshape(len(data) * PANEL, -1)[:outputs, : self.inputs]
+        each = (
+            groups if self.group == self.inputs else self.group // GROUP
+        )  # groups of 32 in one of the matrix
+
+        def of_rows(values: Tensor) -> Tensor:
+            return values.transpose(1, 2).reshape(-1, groups)[:outputs, ::each].contiguous()
+
+        scale = self.factor[first * PANEL :][:outputs].unsqueeze(1)
+        if self.has_scales:
+            halves = parts[:, :, size : size + 2 * PANEL].contiguous().view(torch.float16)
+            scale = of_rows(halves).float() * scale
+        zero = of_rows(parts[:, :, -PANEL:]) if self.has_zeros else None
+        return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
 
 
 def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:

@@ -29,6 +29,7 @@ from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.nf4 import Nf4, Nf4Linear
 from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
 from headway.nn.positions import RotaryEmbedding, Scores
+from headway.nn.quantized import QuantizedLinear
 
 __all__ = [
     "ACTIVATIONS",
@@ -58,6 +59,7 @@ __all__ = [
     "Order",
     "OutputLayer",
     "PositionEmbedding",
+    "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "Scores",

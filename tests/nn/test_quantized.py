@@ -1,0 +1,159 @@
+"""Weights of 8 and 4 bits: what is kept, and products against the stated formulas in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from headway.errors import ConfigError
+from headway.native import linear as kernels
+from headway.native.linear import Panels
+from headway.native.loader import library
+from headway.nn import Linear, QuantizedLinear
+from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
+
+FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 32, True), (4, 96, False)]
+"""(bits, group, symmetric)."""
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def exact(matrix: QuantizedMatrix) -> Tensor:
+    """scale (code - zero) in float64."""
+    inputs = matrix.codes.shape[1]
+    scale, zero = (
+        t.double().repeat_interleave(matrix.group, 1)[:, :inputs]
+        for t in (matrix.scale, matrix.zero_or_middle)
+    )
+    return scale * (matrix.codes.double() - zero)
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x in 8 bits in groups of 32: integers [R, G, 32] and scales [R, G], in float64."""
+    groups = nn.functional.pad(x.float(), (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
+    most = groups.abs().amax(2)
+    by = most.new_tensor(127).div(most)  # 127 / most would be 127 times a rounded reciprocal
+    q = (groups * by.nan_to_num(0, 0, 0).unsqueeze(2)).round()
+    return q.double(), most.double() / 127
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+@settings(max_examples=20)
+@given(outputs=st.integers(1, 40), inputs=st.integers(1, 140), seed=st.integers(0, 99))
+def test_panels_give_back_codes_scales_and_zeros(
+    bits: int, group: int | None, symmetric: bool, outputs: int, inputs: int, seed: int
+) -> None:
+    w = numbers(outputs, inputs, seed=seed)
+    matrix = quantize_weights(w, bits, group, symmetric=symmetric)
+    panels = Panels.pack(matrix)
+    found = panels.unpack()
+    assert torch.equal(found.codes, matrix.codes)
+    assert torch.equal(found.zero_or_middle, matrix.zero_or_middle)
+    assert (found.zero is None, found.bits, found.group) == (symmetric, bits, matrix.group)
+    torch.testing.assert_close(found.scale, matrix.scale, rtol=2.0**-11 if panels.has_scales else 0, atol=0)
+    again = Panels.pack(found)
+    assert torch.equal(again.data, panels.data)
+    assert torch.equal(again.unpack().scale, found.scale)
+    parts = [panels.unpack(first, 1) for first in range(len(panels.data))]
+    assert torch.equal(torch.cat([part.codes for part in parts]), found.codes)
+    assert torch.equal(torch.cat([part.scale for part in parts]), found.scale)
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+def test_weights_are_kept_to_half_a_step(bits: int, group: int | None, symmetric: bool) -> None:
+    w = numbers(37, 130)
+    w[3], w[5, :64] = 0, 1e-30
+    matrix = quantize_weights(w, bits, group, symmetric=symmetric)
+    step = matrix.scale.double().repeat_interleave(matrix.group, 1)[:, :130]
+    assert torch.all((exact(matrix) - w).abs() <= step * (0.5 + 2**-16))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_clipped_scale_is_never_worse_and_survives_every_way_of_keeping_it(bits: int) -> None:
+    w = numbers(19, 160)
+    found = quantize_clipped(w, bits, 32)
+    plain = quantize_weights(w, bits, 32)
+    kept = QuantizedMatrix(plain.codes, plain.scale.bfloat16().float(), None, bits, 32)
+    errors = [(exact(m) - w).square().view(19, 5, 32).sum(2) for m in (found, kept)]
+    assert torch.all(errors[0] <= errors[1] * (1 + 1e-6))
+    assert bits == 8 or errors[0].sum() < 0.9 * errors[1].sum()
+    assert torch.equal(found.scale, found.scale.bfloat16().float())
+    assert torch.equal(Panels.pack(found).unpack().scale, found.scale)
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_are_sums_of_integers(
+    bits: int, group: int | None, symmetric: bool, rows: int, dtype: torch.dtype
+) -> None:
+    """Integers are exact; scales of inputs are three roundings off at most, the sum over G groups G more."""
+    if library() is None:
+        pytest.skip("needs the native kernels")
+    layer = QuantizedLinear(
+        Linear(150, 35), quantize_weights(numbers(35, 150), bits, group, symmetric=symmetric)
+    )
+    matrix, x = layer.panels.unpack(), numbers(rows, 150, seed=1).to(dtype)
+    q, scale = rounded(x)
+    weights = nn.functional.pad(exact(matrix), (0, 10)).unflatten(1, (-1, 32))
+    terms = torch.einsum("rgi,ogi->rog", q, weights) * scale[:, None]
+    bias = layer.bias.detach().double()
+    wanted = terms.sum(2) + bias
+    within = (terms.abs().sum(2) + bias.abs()) * 2.0**-24 * (5 + 8)
+    if dtype == torch.bfloat16:
+        within = within + wanted.abs() * 2.0**-8
+    with torch.no_grad():
+        found = layer(x)
+    assert found.dtype == dtype
+    assert torch.all((found.double() - wanted).abs() <= within)
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+def test_many_rows_are_the_product_with_dequantised_weights(
+    bits: int, group: int | None, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.nn.quantized.BLOCK", 32 * 150)  # two panels at a time
+    layer = QuantizedLinear(
+        Linear(150, 75), quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric)
+    )
+    x = numbers(5, 13, 150, seed=1)
+    w, bias = exact(layer.panels.unpack()), layer.bias.detach().double()
+    wanted = x.double() @ w.T + bias
+    within = (x.double().abs() @ w.abs().T + bias.abs()) * 2.0**-24 * 152
+    with torch.no_grad():
+        assert torch.all((layer(x).double() - wanted).abs() <= within)
+        half = layer.bfloat16()(x.bfloat16())
+        wanted = x.bfloat16().double() @ layer.matrix.bfloat16().double().T + layer.bias.double()
+        within = within + wanted.abs() * 2.0**-7
+        assert torch.all((half.double() - wanted).abs() <= within)
+        assert torch.equal(layer(x[:0]), x.new_empty(0, 13, 75))
+
+
+def test_without_the_native_library_few_rows_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = QuantizedLinear(Linear(70, 33), quantize_weights(numbers(33, 70), 4, 32))
+    x = numbers(3, 70)
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    with torch.no_grad():
+        assert torch.equal(layer(x), nn.functional.linear(x, layer.matrix, layer.bias))
+
+
+def test_it_gives_no_gradient_and_is_not_trained() -> None:
+    layer = QuantizedLinear(Linear(64, 16), quantize_weights(numbers(16, 64), 8))
+    x = numbers(3, 64).requires_grad_()
+    with pytest.raises(ConfigError, match=r"weights of 8 bits give no gradient.*no_grad"):
+        layer(x)
+    with pytest.raises(ConfigError, match=r"weights of 8 bits is not trained.*headway quantize"):
+        layer.train()
+    assert layer.eval() is layer
+    assert not [p for name, p in layer.named_parameters() if name != "bias"]
+
+
+def test_a_cast_of_the_model_leaves_the_weights_alone() -> None:
+    layer = QuantizedLinear(Linear(512, 96, bias=False), quantize_weights(numbers(96, 512), 4, 32))
+    before = layer.matrix
+    assert layer.nbytes == 96 * 512 * 18 // 32 + 4 * 96
+    assert torch.equal(layer.to(torch.bfloat16).matrix, before)
+    assert "bits=4, scales of groups of 32" in repr(layer)
