@@ -123,8 +123,8 @@ CLIPS = tuple(1 - i / 40 for i in range(19))
 
 
 def quantize_clipped(weight: Tensor, bits: int, group: int | None = None) -> QuantizedMatrix:
-    """Symmetric codes of weights [O, I] with the scale, of `CLIPS` times that of the largest weight, whose squared error
-    is least in its group; weights beyond it get the largest code.
+    """Symmetric codes of weights [O, I] with the scale, of `CLIPS` times that of the largest weight, whose squared
+    error is least in its group; weights beyond it get the largest code.
 
     Scales are numbers of bfloat16, so that any dtype that weights are stored in holds them."""
     first = quantize_weights(weight, bits, group)

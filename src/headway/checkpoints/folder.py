@@ -19,6 +19,15 @@ from headway.checkpoints.hf.config import config_from_spec, spec_from_config, te
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported, imported
+from headway.checkpoints.quantized.layers import (
+    own_matrices,
+    packed_state,
+    quantized_state,
+    turned,
+    unpacked,
+)
+from headway.checkpoints.quantized.packed import dequantized, packed_layers
+from headway.checkpoints.quantized.scheme import KEY, Scheme, split_config
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
@@ -26,8 +35,10 @@ from headway.checkpoints.storage.reading import naming, read_json
 from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Head, Model, ModelSpec
+from headway.native.linear import Panels
 from headway.nn import adapter_names
 from headway.positions import Rotary
+from headway.quantization import QuantizedMatrix
 
 SHARD_BYTES = 4_000_000_000
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -62,7 +73,8 @@ class SavesItself(Protocol):
 @dataclass(frozen=True)
 class Folder:
     """A checked checkpoint. `tensors` has exactly the names and shapes of the spec, values are read when asked
-    for; `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
+    for, and dequantised where the files hold codes: of these layers `quantized` has the matrices, by our names.
+    `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
     another head's tensors, and those of a class of transformers that computes more."""
 
     path: Path
@@ -72,6 +84,8 @@ class Folder:
     config: Mapping[str, Any] = field(repr=False)
     generation: Mapping[str, Any] = field(repr=False)
     unused: tuple[str, ...] = field(default=(), repr=False)
+    scheme: Scheme | None = None
+    quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -132,14 +146,18 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         raise CheckpointError(f"{path} has no config.json: it is not a model folder")
     config = read_json(folder / "config.json")
     with naming(folder / "config.json"):
-        spec = spec_from_config(config)
+        described, scheme = split_config(config)
+        spec = spec_from_config(described)
     saved_for = spec.head
     if head is not None and head != saved_for:
         spec = spec.with_head(head)
-    tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(config)
+    tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(described)
+    packed = {} if scheme is None else packed_layers(tensors, scheme, path)
+    plain = tensors if scheme is None else dequantized(tensors, packed, scheme)
     with naming(folder / "config.json", but=(CheckpointError,)):
-        found, unused = imported(names, tensors, spec, path, spec.head != saved_for)
+        found, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
+        quantized = own_matrices(packed, names, spec, plain, path) if packed else {}
     generation = folder / "generation_config.json"
     return Folder(
         path,
@@ -149,6 +167,8 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         config,
         read_json(generation) if generation.exists() else _token_ids(config),
         unused,
+        scheme,
+        quantized,
     )
 
 
@@ -163,7 +183,7 @@ def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
             f"this model has adapters ({', '.join(names)}): save them by `save_adapter`, or put them into the weights "
             "of its folder: headway surgery merge MODEL OUT --adapter FOLDER"
         )
-    save_state(path, model.spec, model.state_dict(), **how)
+    save_state(path, model.spec, *quantized_state(model), **how)
 
 
 class Saving(TypedDict, total=False):
@@ -195,6 +215,7 @@ def save_state(
     path: str | Path,
     spec: ModelSpec,
     state: Mapping[str, Tensor],
+    quantized: Mapping[str, Panels] = MappingProxyType({}),
     *,
     tokenizer: SavesItself | None = None,
     generation: Mapping[str, Any] | None = None,
@@ -205,16 +226,21 @@ def save_state(
     overwrite: bool = False,
     before_publishing: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`."""
+    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`. The
+    layers in `quantized` are written as compressed-tensors keeps them; of their weights `state` has the shapes."""
     check_target(path, overwrite)
     state = _strict_state(state, spec)
     rotary, usual = spec.positions, layouts_for(spec.family)[0].pairing
+    matrices = unpacked(quantized)
     if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
+        matrices = turned(matrices, spec, usual)
         state, spec = change_pairing(state, spec, usual)
     if dtype is not None:
         state = cast(state, dtype)
     own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
     state = exported(tensor_names(own), state, spec)
+    if quantized:
+        state, own[KEY] = packed_state(state, quantized, matrices, tensor_names(own), spec)
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in TOKEN_IDS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.lazy import copy_into
 from headway.errors import ConfigError
 from headway.models import Decoder, Model, ModelSpec, blank
+from headway.nn import QuantizedLinear, replace_linear
+from headway.quantization import QuantizedMatrix
 
 
 def load_model(
@@ -44,7 +47,9 @@ def build_model(
     """The model of a folder that `load_folder` has read; arguments as in `load_model`."""
     where = torch.device("cpu" if device is None else device)
     wanted, _ = choose_dtype({n: form.dtype for n, form in folder.tensors.forms.items()}, where, dtype)
-    return restore(folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend)
+    return restore(
+        folder.spec, folder.tensors, dtype=wanted, device=where, backend=backend, quantized=folder.quantized
+    )
 
 
 def restore(
@@ -54,16 +59,29 @@ def restore(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     backend: str = "auto",
+    quantized: Mapping[str, QuantizedMatrix] = MappingProxyType({}),
 ) -> Model:
-    """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode."""
+    """A model of `spec` with the weights of `state` (copied, cast to `dtype`), in evaluation mode. Layers in
+    `quantized` keep these matrices in place of their weights, and the model is then frozen."""
     with torch.device("meta"):
         model = blank(spec, backend).to(dtype)
+    for name in quantized:
+        model.get_submodule(name).weight = None
     model = model.to_empty(device=device)
     own = model.state_dict()
-    assert own.keys() == state.keys(), sorted(own.keys() ^ state.keys())
+    wanted = state.keys() - {f"{name}.weight" for name in quantized}
+    assert own.keys() == wanted, sorted(own.keys() ^ wanted)
     with torch.no_grad():
         for name, value in own.items():
             copy_into(state, name, value)
+    if quantized:
+        model.requires_grad_(False)
+        replace_linear(
+            model,
+            lambda name, layer: (
+                QuantizedLinear(layer, quantized[name]).to(device) if name in quantized else layer
+            ),
+        )
     return model.eval()
 
 

@@ -1,0 +1,203 @@
+"""Quantised layers under the names of a family and ours: rows of codes, scales and zeros move as rows of weights do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.heads import change_pairing
+from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
+from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
+from headway.checkpoints.quantized.scheme import Scheme, written_config
+from headway.checkpoints.storage.lazy import LazyTensors, Made, forms
+from headway.errors import CheckpointError
+from headway.models import Model, ModelSpec, blank
+from headway.models.quantize import quantized_layers
+from headway.native.linear import Panels
+from headway.nn import Linear
+from headway.positions import Pairing
+from headway.quantization import QuantizedMatrix
+
+Move = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Matrices(Mapping[str, QuantizedMatrix]):
+    """Matrices by the names of their layers, read when asked for."""
+
+    makers: Mapping[str, Callable[[], QuantizedMatrix]]
+
+    def __getitem__(self, name: str) -> QuantizedMatrix:
+        return self.makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.makers)
+
+    def __len__(self) -> int:
+        return len(self.makers)
+
+
+def own_matrices(
+    layers: Mapping[str, PackedLayer], names: TensorNames, spec: ModelSpec, tensors: LazyTensors, path: Path
+) -> Matrices:
+    """The quantised layers of a folder, `tensors`, under our names.
+
+    Raises CheckpointError for one that is no linear layer of ours, and for one that is stored [in, out]."""
+    prefix = not names.prefix or any(name.startswith(names.prefix) for name in tensors)
+    rules, linears = rules_by_name(names, spec, prefix), _linears(spec)
+    found: dict[str, Callable[[], QuantizedMatrix]] = {}
+    for theirs, layer in layers.items():
+        rule = rules.get(f"{theirs}.weight")
+        if rule is None:
+            continue  # of another head, or refused by name where tensors are compared
+        ours = _layers(rule)
+        if any(name not in linears for name in ours) or _transposes(
+            rule, [linears[n].out_features for n in ours]
+        ):
+            raise CheckpointError(
+                f"{path}: {theirs} is quantised, and it is no linear layer whose rows are outputs; others are not read "
+                "with weights of 8 or 4 bits"
+            )
+        for i, name in enumerate(ours):
+            found[name] = _maker(layer, rule, i)
+    return Matrices(found)
+
+
+def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
+    """A model's state dict, with weights on the device "meta" for its quantised layers, and these layers."""
+    state, layers = model.state_dict(), quantized_layers(model)
+    dtype = next(model.parameters()).dtype
+    for name, layer in layers.items():
+        for buffer, _ in layer.named_buffers():
+            del state[f"{name}.{buffer}"]
+        state[f"{name}.weight"] = torch.empty(
+            layer.out_features, layer.in_features, device="meta", dtype=dtype
+        )
+    return state, {name: layer.panels for name, layer in layers.items()}
+
+
+def unpacked(layers: Mapping[str, Panels]) -> Matrices:
+    """The matrices of layers, each made when asked for."""
+    return Matrices({name: panels.unpack for name, panels in layers.items()})
+
+
+def turned(matrices: Matrices, spec: ModelSpec, to: Pairing) -> Matrices:
+    """Matrices of layers in another rotary pairing: whole rows move."""
+
+    def maker(name: str) -> Callable[[], QuantizedMatrix]:
+        weight = f"{name}.weight"
+        return lambda: _moved(
+            matrices[name], lambda part: change_pairing({weight: part}, spec, to)[0][weight]
+        )
+
+    return Matrices({name: maker(name) for name in matrices})
+
+
+def packed_state(
+    state: Mapping[str, Tensor],
+    layers: Mapping[str, Panels],
+    matrices: Matrices,
+    names: TensorNames,
+    spec: ModelSpec,
+) -> tuple[LazyTensors, dict[str, Any]]:
+    """The tensors `state` of a folder with those of quantised layers in place of their weights, and the
+    `quantization_config`. `matrices` are `layers` as the folder has them.
+
+    Raises CheckpointError for layers that are quantised in different ways, and for what is one layer in the folder and
+    quantised in part, or stored [in, out]."""
+    scheme, rules, linears = _scheme(layers), rules_by_name(names, spec), _linears(spec)
+    dtype = next(iter(forms(state).values())).dtype
+    made: dict[str, Rule] = {}
+    ignore: list[str] = []
+    for theirs, rule in rules.items():
+        ours, place = _layers(rule), theirs.removesuffix(".weight")
+        if place == theirs or any(name not in linears for name in ours):
+            continue
+        there = [name in layers for name in ours]
+        if any(there) and (not all(there) or _transposes(rule, [linears[n].out_features for n in ours])):
+            raise CheckpointError(
+                f"the files of {spec.family} have {', '.join(ours)} as one layer, or as [in, out]: {theirs} cannot be "
+                "kept with weights of 8 or 4 bits; quantise all of them, or none"
+            )
+        if any(there):
+            made[place] = rule
+        else:
+            ignore.append(place)
+    tied = names.aliases(spec) if callable(names.aliases) else names.aliases
+    ignore += [
+        name.removesuffix(".weight") for name in tied if name.endswith(".weight") and name not in rules
+    ]
+    kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
+    leaves = {}
+    for place, rule in made.items():
+        outputs = sum(linears[name].out_features for name in _layers(rule))
+        inputs = linears[_layers(rule)[0]].in_features
+        leaves |= {
+            f"{place}.{leaf}": form for leaf, form in leaf_forms(outputs, inputs, scheme, dtype).items()
+        }
+
+    def make(name: str) -> Tensor:
+        if name in kept:
+            return state[name]
+        place, _, leaf = name.rpartition(".")
+        parts = [matrices[layer] for layer in _layers(made[place])]
+        return to_leaves(_joined(parts, made[place]), scheme, dtype)[leaf]
+
+    return Made({**kept, **leaves}, make), written_config(scheme, ignore)
+
+
+def _scheme(layers: Mapping[str, Panels]) -> Scheme:
+    """The one that all layers share."""
+    bits = {panels.bits for panels in layers.values()}
+    groups = {panels.group for panels in layers.values() if panels.has_scales}
+    whole = [panels for panels in layers.values() if not panels.has_scales]
+    group = groups.pop() if groups else None
+    if len(bits) > 1 or groups or (group is not None and any(panels.inputs > group for panels in whole)):
+        raise CheckpointError(
+            "the layers of this model are quantised in different ways (bits, or groups of inputs), and a folder has one"
+        )
+    zeros = any(panels.has_zeros for panels in layers.values())
+    plain = bits == {8} and group is None
+    return Scheme("int-quantized" if plain and not zeros else "pack-quantized", bits.pop(), group, zeros)
+
+
+def _joined(parts: list[QuantizedMatrix], rule: Rule) -> QuantizedMatrix:
+    zero = (
+        None if all(one.zero is None for one in parts) else rule.join([one.zero_or_middle for one in parts])
+    )
+    return replace(
+        parts[0],
+        codes=rule.join([one.codes for one in parts]),
+        scale=rule.join([one.scale for one in parts]),
+        zero=zero,
+    )
+
+
+def _moved(matrix: QuantizedMatrix, move: Move) -> QuantizedMatrix:
+    zero = None if matrix.zero is None else move(matrix.zero)
+    return replace(matrix, codes=move(matrix.codes), scale=move(matrix.scale), zero=zero)
+
+
+def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], QuantizedMatrix]:
+    return lambda: _moved(layer.read(), lambda part: rule.split(part)[i].contiguous())
+
+
+def _layers(rule: Rule) -> tuple[str, ...]:
+    return tuple(name.removesuffix(".weight") for name in rule.ours)
+
+
+def _transposes(rule: Rule, rows: list[int]) -> bool:
+    """Whether their matrix is [I, O]."""
+    columns = [torch.empty(count, 1, device="meta") for count in rows]
+    return rule.join(columns).shape[1] != 1
+
+
+def _linears(spec: ModelSpec) -> dict[str, Linear]:
+    with torch.device("meta"):
+        return {name: m for name, m in blank(spec).named_modules() if isinstance(m, Linear)}

@@ -1,0 +1,238 @@
+"""Tensors of quantised layers as others keep them, and as `QuantizedMatrix`. Of a layer X, in words of n = 32 / bits
+codes:
+
+    pack-quantized   X.weight_packed int32 [O, ceil(I / n)], .weight_scale [O, G], .weight_shape [2] (O, I),
+                     .weight_zero_point int32 [ceil(O / n), G] where there are zeros, in words along O
+    int-quantized    X.weight int8 [O, I], from -128; .weight_scale [O, G]; .weight_zero_point int8 [O, G]
+    gptq             X.qweight int32 [I / n, O], words along I; .qzeros int32 [G, ceil(O / n)]; .scales [G, O];
+                     .g_idx [I], the group of each input
+    awq              X.qweight int32 [I, O / n], words along O in an order of their own; .qzeros int32 [G, O / n];
+                     .scales [G, O]
+
+(vllm-project/compressed-tensors, `compressors/`; Frantar et al.'s and AutoGPTQ's `qlinear`; AutoAWQ's `WQLinear_GEMM`.)
+
+Legend: I inputs, O outputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.quantized.scheme import Scheme
+from headway.checkpoints.quantized.words import AWQ_ORDER, from_words, to_words
+from headway.checkpoints.storage.lazy import Form, LazyTensors, Made
+from headway.errors import CheckpointError
+from headway.quantization import QuantizedMatrix
+
+Leaves = Mapping[str, Tensor]
+
+
+class Packing(NamedTuple):
+    """One way to keep a layer.
+
+    Attributes:
+        leaves: names of its tensors behind the layer's own, the one that marks it first; zeros last.
+        size: (O, I) from the forms of the tensors.
+        shapes: what shapes they must have, from O, I and G.
+        matrix: their values as `QuantizedMatrix`, given O and I.
+    """
+
+    leaves: tuple[str, ...]
+    size: Callable[[Mapping[str, Form], Scheme], tuple[int, int]]
+    shapes: Callable[[int, int, int, Scheme], tuple[tuple[int, ...], ...]]
+    matrix: Callable[[Leaves, Scheme, int, int], QuantizedMatrix]
+
+
+def _words(count: int, scheme: Scheme) -> int:
+    return -(-count * scheme.bits // 32)
+
+
+def _packed(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
+    zero = None
+    if scheme.zeros:
+        zero = from_words(leaves["weight_zero_point"].T, scheme.bits, outputs).T.contiguous()
+    codes = from_words(leaves["weight_packed"], scheme.bits, inputs)
+    return _matrix(codes, leaves["weight_scale"], zero, scheme)
+
+
+def _int(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
+    zero = _unsigned(leaves["weight_zero_point"]) if scheme.zeros else None
+    return _matrix(_unsigned(leaves["weight"]), leaves["weight_scale"], zero, scheme)
+
+
+def _gptq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
+    codes = from_words(leaves["qweight"].T, scheme.bits, inputs)
+    zero = from_words(leaves["qzeros"], scheme.bits, outputs).T + scheme.above & (1 << scheme.bits) - 1
+    return _matrix(codes, leaves["scales"].T.contiguous(), zero.contiguous(), scheme)
+
+
+def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> QuantizedMatrix:
+    place = torch.tensor(AWQ_ORDER).argsort()
+
+    def ordered(words: Tensor) -> Tensor:
+        codes = from_words(words, scheme.bits, outputs).unflatten(1, (-1, len(AWQ_ORDER)))
+        return codes[:, :, place].flatten(1).T.contiguous()
+
+    codes, zero = ordered(leaves["qweight"]), ordered(leaves["qzeros"])
+    return _matrix(codes, leaves["scales"].T.contiguous(), zero, scheme)
+
+
+def _matrix(codes: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> QuantizedMatrix:
+    if zero is not None and bool((zero == 1 << scheme.bits - 1).all()):
+        zero = None  # symmetric, kept with zeros
+    return QuantizedMatrix(
+        codes, scale, zero, scheme.bits, min(scheme.group or codes.shape[1], codes.shape[1])
+    )
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    return codes.view(torch.uint8) ^ 128
+
+
+PACKINGS: Mapping[str, Packing] = {
+    "pack-quantized": Packing(
+        ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
+        lambda forms, scheme: (forms["weight_packed"].shape[0], 0),
+        lambda o, i, g, scheme: ((o, _words(i, scheme)), (o, g), (2,), (_words(o, scheme), g)),
+        _packed,
+    ),
+    "int-quantized": Packing(
+        ("weight", "weight_scale", "weight_zero_point"),
+        lambda forms, scheme: (forms["weight"].shape[0], forms["weight"].shape[1]),
+        lambda o, i, g, scheme: ((o, i), (o, g), (o, g)),
+        _int,
+    ),
+    "gptq": Packing(
+        ("qweight", "scales", "g_idx", "qzeros"),
+        lambda forms, scheme: (forms["qweight"].shape[1], forms["qweight"].shape[0] * 32 // scheme.bits),
+        lambda o, i, g, scheme: ((_words(i, scheme), o), (g, o), (i,), (g, _words(o, scheme))),
+        _gptq,
+    ),
+    "awq": Packing(
+        ("qweight", "scales", "qzeros"),
+        lambda forms, scheme: (forms["qweight"].shape[1] * 32 // scheme.bits, forms["qweight"].shape[0]),
+        lambda o, i, g, scheme: ((i, _words(o, scheme)), (g, o), (g, _words(o, scheme))),
+        _awq,
+    ),
+}
+FLOATS = torch.float32, torch.bfloat16, torch.float16
+
+
+class PackedLayer(NamedTuple):
+    """A quantised layer of a folder: its size, the dtype of its scales, and how its matrix is read."""
+
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    read: Callable[[], QuantizedMatrix]
+
+
+def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
+    """The quantised layers of a folder by their names there; no weights are read yet.
+
+    Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs that
+    are no neighbours (gptq's desc_act)."""
+    packing = PACKINGS[scheme.form]
+    mark = f".{packing.leaves[0]}"
+    names = [
+        n.removesuffix(mark)
+        for n in tensors
+        if n.endswith(mark) and not tensors.forms[n].dtype.is_floating_point
+    ]
+    if not names:
+        raise CheckpointError(
+            f"{path}: config.json says that weights are kept as {scheme}, but there is no tensor *{mark} of integers"
+        )
+    return {name: _layer(tensors, name, packing, scheme, path) for name in names}
+
+
+def _layer(tensors: LazyTensors, name: str, packing: Packing, scheme: Scheme, path: Path) -> PackedLayer:
+    leaves = [leaf for leaf in packing.leaves if scheme.zeros or leaf != "weight_zero_point"]
+    leaves = [leaf for leaf in leaves if leaf != "g_idx" or f"{name}.g_idx" in tensors.forms]
+    if lost := [leaf for leaf in leaves if f"{name}.{leaf}" not in tensors.forms]:
+        raise CheckpointError(f"{path}: {name} is kept as {scheme}, but {name}.{lost[0]} is missing")
+    forms = {leaf: tensors.forms[f"{name}.{leaf}"] for leaf in leaves}
+    first, scales = forms[leaves[0]], forms[leaves[1]]
+    whole = torch.int8 if scheme.form == "int-quantized" else torch.int32
+    if len(first.shape) != 2 or first.dtype != whole or scales.dtype not in FLOATS:
+        raise CheckpointError(
+            f"{path}: {name}.{leaves[0]} is {first.dtype} {list(first.shape)} with scales of {scales.dtype}, and "
+            f"{scheme} has {whole} of two axes with scales of float32, bfloat16 or float16"
+        )
+    outputs, inputs = packing.size(forms, scheme)
+    if "weight_shape" in leaves and forms["weight_shape"].shape == (2,):
+        outputs, inputs = map(int, tensors[f"{name}.weight_shape"].tolist())
+    groups = 1 if scheme.group is None else -(-inputs // scheme.group)
+    wanted = dict(zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True))
+    for leaf, form in forms.items():
+        if form.shape != wanted[leaf]:
+            raise CheckpointError(
+                f"{path}: {name}.{leaf} is {list(form.shape)}, and {outputs} outputs of {inputs} inputs as {scheme} "
+                f"have {list(wanted[leaf])}: the file or its config.json is damaged"
+            )
+    if "g_idx" in leaves:
+        group = torch.arange(inputs) // (scheme.group or inputs)
+        if not torch.equal(tensors[f"{name}.g_idx"].long(), group):
+            raise CheckpointError(
+                f"{path}: the groups of {name} are not of neighbouring inputs (g_idx, desc_act without static_groups), "
+                "which is unsupported; get a folder with desc_act: false or static_groups: true"
+            )
+    return PackedLayer(
+        outputs,
+        inputs,
+        scales.dtype,
+        lambda: packing.matrix({leaf: tensors[f"{name}.{leaf}"] for leaf in leaves}, scheme, outputs, inputs),
+    )
+
+
+def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme: Scheme) -> LazyTensors:
+    """The tensors of a folder with one weight [O, I] for each of its quantised layers, made when asked for."""
+    leaves = PACKINGS[scheme.form].leaves
+    hidden = {f"{name}.{leaf}" for name in layers for leaf in leaves}
+    forms = {name: form for name, form in tensors.forms.items() if name not in hidden}
+    weights = {f"{name}.weight": layer for name, layer in layers.items()}
+    forms |= {name: Form((one.outputs, one.inputs), one.dtype) for name, one in weights.items()}
+
+    def make(name: str) -> Tensor:
+        layer = weights.get(name)
+        return tensors[name] if layer is None else layer.read().dequantize(layer.dtype)
+
+    def copy(name: str, target: Tensor) -> None:
+        if name in weights:
+            target.copy_(make(name))
+        else:
+            tensors.copy_into(name, target)
+
+    return Made(forms, make, copy)
+
+
+def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A matrix as "pack-quantized" or "int-quantized" keeps it, scales in `dtype`."""
+    found = {"weight_scale": matrix.scale.to(dtype)}
+    if scheme.form == "int-quantized":
+        found["weight"] = (matrix.codes ^ 128).view(torch.int8)
+        return found
+    found["weight_packed"] = to_words(matrix.codes, scheme.bits)
+    found["weight_shape"] = torch.tensor(matrix.codes.shape)
+    if scheme.zeros:
+        zero = matrix.zero_or_middle.T.contiguous()
+        found["weight_zero_point"] = to_words(zero, scheme.bits).T.contiguous()
+    return found
+
+
+def leaf_forms(outputs: int, inputs: int, scheme: Scheme, dtype: torch.dtype) -> dict[str, Form]:
+    """The forms of what `to_leaves` gives."""
+    packing = PACKINGS[scheme.form]
+    groups = 1 if scheme.group is None else -(-inputs // scheme.group)
+    kinds = {"weight": torch.int8, "weight_scale": dtype, "weight_shape": torch.int64}
+    shapes = zip(packing.leaves, packing.shapes(outputs, inputs, groups, scheme), strict=True)
+    return {
+        leaf: Form(shape, kinds.get(leaf, torch.int32))
+        for leaf, shape in shapes
+        if leaf != "weight_zero_point" or scheme.zeros
+    }

@@ -1,0 +1,201 @@
+"""`quantization_config` of a config.json: read strictly, and written.
+
+quant_method        what is read
+compressed-tensors  weights alone, of integers: "pack-quantized" (4 or 8 bits) and "int-quantized" (8 bits), a scale
+                    for each output or group of inputs, symmetric or with zeros
+gptq                4 or 8 bits, groups of neighbouring inputs, with or without a checkpoint_format "gptq_v2"
+awq                 4 bits, version "gemm", with zeros
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headway.errors import ConfigError, did_you_mean
+from headway.native.linear import GROUP
+
+KEY = "quantization_config"
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Key -> values that are read, or None where any is."""
+
+COMPRESSED: Allowed = {
+    **dict.fromkeys(
+        ("quant_method", "config_groups", "format", "ignore", "global_compression_ratio", "version")
+    ),
+    **dict.fromkeys(("dequantize", "run_compressed", "use_optimized_inference")),
+    "quantization_status": ("compressed", "frozen"),
+}
+COMPRESSED_GROUP: Allowed = {"targets": None, "weights": None, "format": None}
+COMPRESSED_WEIGHTS: Allowed = {
+    **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype", "group_size", "symmetric")),
+    "num_bits": (4, 8),
+    "type": ("int",),
+    "strategy": ("group", "channel"),
+    "actorder": (False, "weight", "static"),
+}
+GPTQ: Allowed = {
+    **dict.fromkeys(
+        ("quant_method", "group_size", "desc_act", "sym", "true_sequential", "static_groups", "meta")
+    ),
+    **dict.fromkeys(
+        ("damp_percent", "damp_auto_increment", "mse", "quantizer", "model_name_or_path", "tokenizer")
+    ),
+    **dict.fromkeys(
+        ("model_file_base_name", "dataset", "batch_size", "pad_token_id", "max_input_length", "backend")
+    ),
+    **dict.fromkeys(
+        ("model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "lm_head")
+    ),
+    **dict.fromkeys(("modules_in_block_to_quantize", "use_exllama", "exllama_config", "disable_exllama")),
+    **dict.fromkeys(("cache_block_outputs", "use_cuda_fp16")),
+    "bits": (4, 8),
+    "checkpoint_format": ("gptq", "gptq_v2"),
+    "pack_dtype": ("int32",),
+}
+AWQ: Allowed = {
+    **dict.fromkeys(("quant_method", "group_size", "backend", "modules_to_not_convert", "exllama_config")),
+    **dict.fromkeys(("do_fuse", "modules_to_fuse", "fuse_max_seq_len")),
+    "bits": (4,),
+    "zero_point": (True,),
+    "version": ("gemm", "GEMM"),
+}
+
+
+class Scheme(NamedTuple):
+    """How the weights of a folder are kept.
+
+    Attributes:
+        form: "pack-quantized", "int-quantized", "gptq" or "awq".
+        bits: 8 or 4.
+        group: inputs that share a scale; None where a whole row does.
+        zeros: whether the codes of 0 are stored.
+        above: what is added to a stored code of 0 (gptq's first version stores one less).
+    """
+
+    form: str
+    bits: int
+    group: int | None
+    zeros: bool
+    above: int = 0
+
+    def __str__(self) -> str:
+        each = "a scale for each output" if self.group is None else f"groups of {self.group}"
+        return f"int{self.bits}, {each}{', with zeros' if self.zeros else ''} ({self.form})"
+
+
+def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme | None]:
+    """A config.json without its `quantization_config`, and what that says; None where there is none.
+
+    Raises ConfigError for methods, formats and keys that are not read, naming those that are."""
+    given = config.get(KEY)
+    if given is None:
+        return config, None
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    if method not in _METHODS:
+        raise ConfigError(
+            f'config.json: "{KEY}" has quant_method {method!r}{did_you_mean(str(method), _METHODS)}, and '
+            f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantised one"
+        )
+    scheme = _METHODS[method](given)
+    if scheme.group is not None and scheme.group % GROUP:
+        raise ConfigError(
+            f'config.json: "{KEY}" has groups of {scheme.group} inputs, and those of a multiple of {GROUP} are read'
+        )
+    return {key: value for key, value in config.items() if key != KEY}, scheme
+
+
+def written_config(scheme: Scheme, ignore: Sequence[str]) -> dict[str, Any]:
+    """The `quantization_config` of a folder in the format of compressed-tensors; `ignore` are linear layers that are
+    not quantised."""
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": not scheme.zeros,
+        "strategy": "channel" if scheme.group is None else "group",
+        "group_size": scheme.group,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": scheme.form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "format": scheme.form}},
+        "ignore": list(ignore),
+    }
+
+
+def _compressed(given: Mapping[str, Any]) -> Scheme:
+    _check(given, COMPRESSED, "")
+    groups = given.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1 or not isinstance(next(iter(groups.values())), dict):
+        raise ConfigError(
+            f'config.json: "{KEY}" must have one group of layers in config_groups, got {groups!r}'
+        )
+    (name, group), form = *groups.items(), given.get("format")
+    _check(group, COMPRESSED_GROUP, f"config_groups.{name}.")
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise ConfigError(f'config.json: "{KEY}" has a group of layers without weights: {group!r}')
+    _check(weights, COMPRESSED_WEIGHTS, f"config_groups.{name}.weights.")
+    form = group.get("format") or form
+    bits, strategy = weights.get("num_bits", 8), weights.get("strategy")
+    if form not in ("pack-quantized", "int-quantized") or (form == "int-quantized" and bits != 8):
+        raise ConfigError(
+            f'config.json: "{KEY}" has the format {form!r} of {bits} bits; read are "pack-quantized" of 4 and 8 bits '
+            'and "int-quantized" of 8'
+        )
+    size = _group_size(weights)
+    if strategy is not None and (strategy == "group") != (size is not None):
+        raise ConfigError(f'config.json: "{KEY}" has strategy {strategy!r} with group_size {size}')
+    return Scheme(form, bits, size, not weights.get("symmetric", True))
+
+
+def _gptq(given: Mapping[str, Any]) -> Scheme:
+    _check(given, GPTQ, "")
+    above = 0 if given.get("checkpoint_format") == "gptq_v2" else 1
+    return Scheme("gptq", _needed(given, "bits"), _group_size(given), True, above)
+
+
+def _awq(given: Mapping[str, Any]) -> Scheme:
+    _check(given, AWQ, "")
+    return Scheme("awq", _needed(given, "bits"), _group_size(given), True)
+
+
+_METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+}
+
+
+def _check(given: Mapping[str, Any], allowed: Allowed, place: str) -> None:
+    """Raise ConfigError for a key or value that is not read; what is null, false or empty changes nothing."""
+    for key, value in given.items():
+        if key not in allowed and value:
+            raise ConfigError(
+                f'config.json: "{KEY}" has {place}{key} = {str(value)[:200]}{did_you_mean(key, allowed)}, which is '
+                f"unsupported; supported are {', '.join(allowed)}"
+            )
+        values = allowed.get(key)
+        if values is not None and value is not None and value not in values:
+            raise ConfigError(
+                f'config.json: "{KEY}" has {place}{key} = {str(value)[:200]}; supported is '
+                f"{' or '.join(map(repr, values))}"
+            )
+
+
+def _needed(given: Mapping[str, Any], key: str) -> Any:
+    if given.get(key) is None:
+        raise ConfigError(f'config.json: "{KEY}" lacks {key}')
+    return given[key]
+
+
+def _group_size(given: Mapping[str, Any]) -> int | None:
+    size = given.get("group_size")
+    if size is None or size == -1:
+        return None
+    if type(size) is not int or size < 1:
+        raise ConfigError(f'config.json: "{KEY}" has group_size {size!r}, which is no number of inputs')
+    return size

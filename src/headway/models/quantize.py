@@ -1,0 +1,172 @@
+"""Models with weights of 8 or 4 bits.
+
+    quantize_model(model, "int8")                        # a scale for each output
+    quantize_model(model, "int4", calibrate=rows)        # a scale for each 32 inputs, codes by GPTQ
+
+Legend: T tokens of a row, I inputs and O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import ConfigError, did_you_mean
+from headway.models.build import Model
+from headway.models.decoder import Decoder
+from headway.models.gptq import gptq
+from headway.native.linear import GROUP
+from headway.nn import Linear, OutputLayer, QuantizedLinear, block_linears, replace_linear
+from headway.nn.adapters import adapter_names
+from headway.quantization import QuantizedMatrix, quantize_clipped
+
+
+class WeightKind(NamedTuple):
+    """Numbers that weights may be rounded to: of so many bits, a scale for each `group` inputs (None: for all)."""
+
+    bits: int
+    group: int | None
+
+
+KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, None), "int4": WeightKind(4, 32)}
+Round = Callable[[str, Linear], QuantizedMatrix]
+
+
+def weight_kind(weights: str, group: int | None = None) -> WeightKind:
+    """That of "int8" or "int4", with groups of `group` inputs where given.
+
+    Raises ConfigError for another name, and for groups that the kernels do not read."""
+    if weights not in KINDS:
+        raise ConfigError(
+            f"weights are quantised to {' or '.join(KINDS)}, not to {weights!r}{did_you_mean(weights, KINDS)}"
+        )
+    if group is not None and (group < 1 or group % GROUP):
+        raise ConfigError(f"weights are quantised in groups of a multiple of {GROUP} inputs, not of {group}")
+    return KINDS[weights] if group is None else KINDS[weights]._replace(group=group)
+
+
+def quantize_model(
+    model: Model,
+    weights: str,
+    *,
+    group: int | None = None,
+    output: bool = False,
+    calibrate: Sequence[Tensor] | None = None,
+) -> None:
+    """Round the weights of all linear layers of the blocks, in place; the model is frozen, in evaluation mode.
+
+    Args:
+        weights: "int8", with a scale for each output, or "int4", with one for each 32 inputs.
+        group: inputs that share a scale instead, a multiple of 32.
+        output: the output layer's, too, where it is not the embedding.
+        calibrate: rows of ids [T]. Codes are then chosen by `gptq`, block by block: the inputs of a block are what the
+            quantised ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
+            of the output layer are in any case.
+    Raises ConfigError for other weights or groups, for a model that has quantised layers or adapters, for an output
+    layer that is the embedding, and for rows where the model is no decoder."""
+    bits, group = weight_kind(weights, group)
+    if adapter_names(model) or quantized_layers(model):
+        raise ConfigError(
+            "quantize_model: the model has adapters or quantised layers; merge adapters first (headway surgery merge), "
+            "and quantise a model of plain weights"
+        )
+    head = model.get_submodule("lm_head") if output and hasattr(model, "lm_head") else None
+    if output and (not isinstance(head, OutputLayer) or head.embedding is not None):
+        raise ConfigError(
+            "quantize_model: output=True, but the model has no output layer apart from its embedding"
+        )
+    if calibrate is not None and not (isinstance(model, Decoder) and len(calibrate)):
+        raise ConfigError("quantize_model: calibrate takes rows of ids for a decoder, at least one")
+    model.eval().requires_grad_(False)
+
+    def nearest(name: str, layer: Linear) -> QuantizedMatrix:
+        return quantize_clipped(layer.matrix, bits, group)
+
+    if calibrate is not None:
+        assert isinstance(model, Decoder)
+        _calibrated(model, calibrate, bits, group)
+    else:
+        _replace(model, set(block_linears(model)), nearest)
+    if head is not None:
+        _replace(model, {"lm_head"}, nearest)
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """The layers of 8 or 4 bits by their names."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+
+
+def _replace(model: nn.Module, names: set[str], rounded: Round) -> None:
+    replace_linear(
+        model,
+        lambda name, layer: QuantizedLinear(layer, rounded(name, layer)) if name in names else layer,
+    )
+
+
+@torch.no_grad()
+def _calibrated(model: Decoder, rows: Sequence[Tensor], bits: int, group: int | None) -> None:
+    """GPTQ of every block, from the first to the last."""
+    blocks = model.model.blocks
+    states, given = _first_states(model, rows)
+    for number, block in enumerate(blocks):
+        hessians = _hessians(block, states, [one[number] for one in given])
+        names = {name for name, layer in block.named_modules() if isinstance(layer, Linear)}
+        _replace(block, names, lambda name, layer: gptq(layer.matrix, hessians[name], bits, group))  # noqa: B023
+        states = [block(x, **one[number]) for x, one in zip(states, given, strict=True)]
+
+
+def _first_states(model: Decoder, rows: Sequence[Tensor]) -> tuple[list[Tensor], list[list[dict[str, Any]]]]:
+    """What the first block is given of each row, and the other arguments of every block."""
+    states: list[Tensor] = []
+    given: list[list[dict[str, Any]]] = []
+    blocks = model.model.blocks
+
+    def keep(block: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        if block is blocks[0]:
+            states.append(args[0])
+            given.append([])
+        given[-1].append(kwargs)
+
+    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
+    try:
+        for row in rows:
+            model.hidden(row[None])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return states, given
+
+
+def _hessians(
+    block: nn.Module, states: Sequence[Tensor], given: Sequence[dict[str, Any]]
+) -> dict[str, Tensor]:
+    """H [I, I] of every linear layer of a block, float64: the sum of x x^T over the inputs that it is given. Layers
+    that are given the same tensor share theirs."""
+    found: dict[str, Tensor] = {}
+    last: list[tuple[Tensor, str]] = []
+    shared: dict[str, str] = {}
+
+    def add(name: str, x: Tensor) -> None:
+        if last and last[-1][0] is x:
+            shared[name] = last[-1][1]
+            return
+        last[:] = [(x, name)]
+        flat = x.reshape(-1, x.shape[-1]).float()
+        product = (flat.T @ flat).double()
+        found[name] = found[name].add_(product) if name in found else product
+
+    layers = [(name, layer) for name, layer in block.named_modules() if isinstance(layer, Linear)]
+    handles = [
+        layer.register_forward_pre_hook(lambda _, args, name=name: add(name, args[0]))
+        for name, layer in layers
+    ]
+    try:
+        for x, one in zip(states, given, strict=True):
+            block(x, **one)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: found[shared.get(name, name)] for name, _ in layers}
