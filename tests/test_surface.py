@@ -61,6 +61,7 @@ SUBCOMMANDS = [
     "judge",
     "convert",
     "surgery",
+    "quantize",
     "download",
     "push",
     "show",

@@ -60,6 +60,9 @@ COMMANDS: dict[str, Command] = {
     "surgery": Command(
         "Change a model: fewer kv heads, windows, longer rows; before and after", "headway.cli.surgery"
     ),
+    "quantize": Command(
+        "Weights of 8 or 4 bits; perplexity and KL, before and after", "headway.cli.quantize"
+    ),
     "download": Command("Fetch a model from the Hugging Face Hub", "headway.cli.hub:download"),
     "push": Command("Publish a model or an adapter on the Hugging Face Hub", "headway.cli.hub:push"),
     "show": Command("Draw an attention pattern and report what it costs", "headway.cli.show"),

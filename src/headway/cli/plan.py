@@ -28,6 +28,10 @@ def command(
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16")] = "bfloat16",
     kv_cache_dtype: KvCacheOption = "auto",
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="int8, int4: as headway quantize makes them [default: the folder's]"),
+    ] = None,
     patterns: Annotated[
         str | None,
         typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
@@ -39,6 +43,7 @@ def command(
     from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
     from headway.models.cost.planning import DTYPES, plan
+    from headway.models.quantize import weight_kind
     from headway.patterns import parse
 
     if dtype not in DTYPES:
@@ -52,7 +57,9 @@ def command(
         )
     stored = kv_dtype(kv_cache_dtype)
     set_threads(threads)
-    spec = find_spec(model)
+    spec, quantized = find_model(model)
+    if weights is not None:
+        quantized = weight_kind(weights)
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
     note("measuring this machine's memory and matrix product ...")
@@ -64,13 +71,16 @@ def command(
         source=source,
         dtype=DTYPES[dtype],
         kv_dtype=stored,
+        quantized=quantized,
     )
     print_report(report, to_text(report, spec), json)
 
 
-def find_spec(model: str) -> "ModelSpec":
-    """The spec of a catalog name, or of a Hugging Face folder (or its config.json)."""
+def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
+    """The spec of a catalog name, or of a Hugging Face folder (or its config.json); bits and groups of its weights
+    where they are quantised."""
     from headway.checkpoints import spec_from_config
+    from headway.checkpoints.quantized.scheme import split_config
     from headway.checkpoints.storage.reading import read_json
     from headway.errors import ConfigError
     from headway.models import catalog
@@ -81,10 +91,11 @@ def find_spec(model: str) -> "ModelSpec":
         if not path.is_file():
             raise ConfigError(f"{model} is a folder without a config.json")
     if path.is_file():
-        return spec_from_config(read_json(path))
+        config, scheme = split_config(read_json(path))
+        return spec_from_config(config), None if scheme is None else (scheme.bits, scheme.group)
     if "/" in model or model.startswith("."):
         raise ConfigError(f"{model} is neither a folder with a config.json nor a name of the catalog")
-    return catalog.spec(model)
+    return catalog.spec(model), None
 
 
 def to_text(report: "Report", spec: "ModelSpec") -> str:

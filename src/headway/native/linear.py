@@ -114,6 +114,12 @@ class Panels(NamedTuple):
         return QuantizedMatrix(codes.contiguous(), scale, zero, self.bits, self.group)
 
 
+def panel_bytes(outputs: int, inputs: int, bits: int, scales: bool) -> int:
+    """Bytes of `Panels` without zeros, with scales of groups or without."""
+    weights = -(-outputs // PANEL) * PANEL * -(-inputs // GROUP) * (GROUP * bits // 8 + 2 * scales)
+    return weights + 4 * outputs
+
+
 def _padded(t: Tensor, rows: int, columns: int, value: int) -> Tensor:
     out = t.new_full((rows, columns), value)
     out[: t.shape[0], : t.shape[1]] = t

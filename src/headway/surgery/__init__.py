@@ -2,7 +2,7 @@
 
 Operations are pure: (spec, state) -> (spec, state), where `state` has the names of `Decoder.state_dict()`.
 `operate` takes a folder, an operation and a text, and writes the new folder with a report; `lengthen` does so for an
-encoder.
+encoder, `quantize_folder` with weights of 8 or 4 bits.
 """
 
 from headway.surgery.context import (
@@ -16,11 +16,13 @@ from headway.surgery.context import (
 from headway.surgery.heads import POOLS, Pool, Pooled, compare_pools, kept_by_mean, pool_heads, verdict
 from headway.surgery.longformer import Difference, Lengthened, lengthen, make_longformer
 from headway.surgery.operation import Measurement, Operation, Position, operate, row_length
+from headway.surgery.quantize import Comparison, Quantized, quantize_folder
 from headway.surgery.text import Text
 
 __all__ = [
     "METHODS",
     "POOLS",
+    "Comparison",
     "Difference",
     "Lengthened",
     "Measurement",
@@ -29,6 +31,7 @@ __all__ = [
     "Pool",
     "Pooled",
     "Position",
+    "Quantized",
     "Text",
     "compare_pools",
     "kept_by_mean",
@@ -39,6 +42,7 @@ __all__ = [
     "parse_layers",
     "pool_heads",
     "put_window",
+    "quantize_folder",
     "row_length",
     "stretch_context",
     "verdict",

@@ -135,8 +135,8 @@ class PackedLayer(NamedTuple):
 def packed_layers(tensors: LazyTensors, scheme: Scheme, path: Path) -> dict[str, PackedLayer]:
     """The quantised layers of a folder by their names there; no weights are read yet.
 
-    Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs that
-    are no neighbours (gptq's desc_act)."""
+    Raises CheckpointError where there are none, for tensors that are missing or misshapen, and for groups of inputs
+    that are no neighbours (gptq's desc_act)."""
     packing = PACKINGS[scheme.form]
     mark = f".{packing.leaves[0]}"
     names = [

@@ -27,7 +27,8 @@ def check_dtypes(dtypes: Mapping[str, torch.dtype], path: Path) -> None:
         name, dtype = next(iter(odd.items()))
         raise CheckpointError(
             f"{path}: {len(odd)} of {len(dtypes)} tensors are not float64, float32, bfloat16 or float16 "
-            f"({name} is {dtype_name(dtype)}): quantised weights are not read; get the unquantised checkpoint"
+            f"({name} is {dtype_name(dtype)}): quantised weights are read where config.json has a quantization_config "
+            "that says how; get the unquantised checkpoint"
         )
 
 

@@ -24,6 +24,7 @@ from headway.models.cost.operations import (
     prefill_flops,
     receptive_field,
 )
+from headway.models.cost.quantized import quantized_saving
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
@@ -42,6 +43,7 @@ def plan(
     source: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
+    quantized: tuple[int, int | None] | None = None,
     machine: Machine | None = None,
 ) -> Report:
     """The report for `batch` rows of `context` tokens: prompt and answer of a decoder together; the target of an
@@ -50,6 +52,8 @@ def plan(
     Args:
         spec: the model. model: its name in the report.
         kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
+        quantized: bits of the weights of the linear layers of the blocks, and the inputs that share a scale (None: a
+            row); `dtype` is then that of all else. Training is that of the model in `dtype`.
         machine: this one, measured, unless given.
     Raises:
         ConfigError: context, source or batch below 1, rows that the model cannot take at all, or a source that there
@@ -78,7 +82,8 @@ def plan(
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     layers, *encoder_layers = (_layer_plans(*row, batch, dtype, kv_dtype) for row in rows)
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
-    weights, kv = weight_bytes(spec, dtype), memory + sum(layer.kv_stored for layer in layers)
+    saved = 0 if quantized is None else quantized_saving(spec, dtype, *quantized)
+    weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
     working = max(_working(*row, batch, dtype) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
     training, checkpointed = (
@@ -92,7 +97,9 @@ def plan(
     prefill = batch * prefill_flops(spec, first, logits, source)
     moved = step_flops = step = bound = rate = None
     if spec.kind != "encoder":
-        moved = weight_bytes_read(spec, dtype, batch) + memory + sum(layer.kv_read for layer in layers)
+        moved = (
+            weight_bytes_read(spec, dtype, batch) - saved + memory + sum(layer.kv_read for layer in layers)
+        )
         step_flops = batch * decode_flops(spec, context, source)
         by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
         step = max(by_memory, by_compute)
@@ -126,7 +133,10 @@ def plan(
         tokens_per_second=rate,
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
-        notes=_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
+        notes=(
+            *_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
+            *_quantized_note(quantized),
+        ),
     )
 
 
@@ -233,3 +243,11 @@ def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: 
         "speeds are roofs (the measured bandwidth and matrix product of this machine); real runs stay below"
     )
     return tuple(notes)
+
+
+def _quantized_note(quantized: tuple[int, int | None] | None) -> tuple[str, ...]:
+    if quantized is None:
+        return ()
+    bits, group = quantized
+    each = "output" if group is None else f"{group} inputs"
+    return (f"linear layers of the blocks in {bits} bits, a scale for each {each}; training is without that",)

@@ -1,0 +1,142 @@
+"""A folder with weights of 8 or 4 bits, and what that costs, measured on a text from the folder that was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.checkpoints import Folder, build_model, load_folder, save_folder
+from headway.checkpoints.folder import TokenizerFiles, check_target
+from headway.checkpoints.restore import as_decoder
+from headway.data import Rows
+from headway.errors import ConfigError
+from headway.models import Decoder
+from headway.models.quantize import quantize_model, quantized_layers
+from headway.nn import IGNORE_INDEX
+from headway.surgery.operation import row_length
+from headway.surgery.text import Text
+
+CALIBRATION_TOKENS = 1 << 16
+"""Of a calibration text, so many from its beginning."""
+BATCH_TOKENS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models on one text.
+
+    Attributes:
+        tokens: predictions that are compared.
+        before, after: nats per token of each.
+        kl: mean over them of the sum over the vocab of p ln(p / q), p the first model's.
+    """
+
+    tokens: int
+    before: float
+    after: float
+    kl: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """What was done, and the evidence.
+
+    Attributes:
+        weights: how they are kept. codes: how they were chosen.
+        layers: how many were quantised.
+        bytes_before, bytes_after: of all tensors in the files.
+        compared: None without a text.
+    """
+
+    source: Path
+    target: Path
+    weights: str
+    codes: str
+    layers: int
+    bytes_before: int
+    bytes_after: int
+    compared: Comparison | None
+
+
+def quantize_folder(
+    folder: Folder,
+    target: str | Path,
+    weights: str,
+    *,
+    group: int | None = None,
+    output: bool = False,
+    calibrate: Text | None = None,
+    text: Text | None = None,
+    context: int | None = None,
+    overwrite: bool = False,
+) -> Quantized:
+    """Write `folder` with quantised weights at `target`; options are those of `headway.models.quantize.quantize_model`.
+
+    `calibrate` and `text` are read in rows of `context` tokens, `row_length` unless given; both models run in the dtype
+    that the folder is read in. Raises, leaving `target` as it was, CheckpointError when it exists (unless `overwrite`),
+    and ConfigError for a folder that is quantised already and what `quantize_model` raises."""
+    check_target(target, overwrite)
+    if folder.scheme is not None:
+        raise ConfigError(
+            f"{folder.path} has weights of {folder.scheme} already; quantise the folder that it was made of"
+        )
+    context = row_length(folder.spec, folder.spec) if context is None else context
+    model, rows = build_model(folder), None if calibrate is None else _rows(calibrate, context)
+    quantize_model(model, weights, group=group, output=output, calibrate=rows)
+    found: list[tuple[Folder, Comparison | None]] = []
+
+    def measure(path: Path) -> None:
+        written, compared = load_folder(path), None
+        if text is not None:
+            plain, rounded = (as_decoder(build_model(one)) for one in (folder, written))
+            compared = compare(plain, rounded, text, context)
+        found.append((written, compared))
+
+    save_folder(
+        target,
+        model,
+        tokenizer=TokenizerFiles(folder),
+        generation=folder.generation,
+        keep_pairing=True,
+        overwrite=overwrite,
+        before_publishing=measure,
+    )
+    written, compared = found[0]
+    return Quantized(
+        source=folder.path,
+        target=Path(target),
+        weights=str(written.scheme),
+        codes="the nearest" if rows is None else f"GPTQ on {sum(map(len, rows))} tokens",
+        layers=len(quantized_layers(model)),
+        bytes_before=folder.stored.nbytes,
+        bytes_after=written.stored.nbytes,
+        compared=compared,
+    )
+
+
+@torch.no_grad()
+def compare(before: Decoder, after: Decoder, text: Text, context: int) -> Comparison:
+    """Both models on the predictions of a text, in rows of `context` tokens."""
+    rows = Rows(text.file, context)
+    count = len(rows) if text.limit is None else min(len(rows), max(1, -(-text.limit // context)))
+    each, tokens, sums = max(1, BATCH_TOKENS // context), 0, torch.zeros(3, dtype=torch.float64)
+    for start in range(0, count, each):
+        inputs, targets = rows.batch(range(start, min(start + each, count)))
+        wanted = targets != IGNORE_INDEX
+        p, q = (model(**inputs, logits_for=wanted).float().log_softmax(-1) for model in (before, after))
+        at = targets[wanted].unsqueeze(1)
+        nats = [-float(x.gather(1, at).double().sum()) for x in (p, q)]
+        sums += torch.tensor([*nats, float((p.exp() * (p - q)).sum(1).double().sum())], dtype=torch.float64)
+        tokens += len(at)
+    before_nats, after_nats, kl = (sums / max(tokens, 1)).tolist()
+    return Comparison(tokens=tokens, before=before_nats, after=after_nats, kl=kl)
+
+
+def _rows(text: Text, context: int) -> list[Tensor]:
+    """The beginning of a text as rows of ids."""
+    ids = torch.from_numpy(np.asarray(text.file.tokens[:CALIBRATION_TOKENS], dtype=np.int64))
+    return list(ids.split(context))
