@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from headway import load
 from headway.checkpoints import convert, load_folder, load_model, save_folder
 from headway.checkpoints.formats.llama2c import read
 from headway.cli import run
 from headway.models import Decoder
+from headway.models.quantize import quantized_layers
 from headway.patterns import Window
 from headway.text import Tokenizer
 from tests.data import data_path
@@ -77,6 +79,18 @@ def test_after_a_round_trip_through_transformers(folder, published, tmp_path):
     assert tokenizer.decode(greedy(load_model(tmp_path / "theirs"))) == published
     save_folder(tmp_path / "ours", load_model(tmp_path / "theirs"), tokenizer=tokenizer)
     assert tokenizer.decode(greedy(load_model(tmp_path / "ours"))) == published
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_in_8_bits_it_prints_the_same(folder, published, tmp_path, native):
+    assert run(["quantize", str(folder), "--weights", "int8", "--out", str(tmp_path / "m")]) == 0
+    if native:
+        text = load(tmp_path / "m").generate([1], max_new_tokens=STEPS, eos=[1]).text
+        assert text == published
+        return
+    model = load_model(tmp_path / "m")
+    assert len(quantized_layers(model)) == 7 * model.spec.layers
+    assert Tokenizer.load(folder).decode(greedy(model)) == published
 
 
 def test_pairing_there_and_back_is_the_identical_folder(folder, tmp_path):

@@ -1,5 +1,7 @@
 """Models of 8 and 4 bits: which layers are rounded, to what, and that all ways of running them agree."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,9 +49,7 @@ def test_what_cannot_be_quantised_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"a multiple of 32 inputs, not of 48"):
         quantize_model(fresh(), "int4", group=48)
     with pytest.raises(ConfigError, match=r"no output layer apart from its embedding"):
-        quantize_model(
-            fresh(ModelSpec.of("llama", vocab=9, width=32, layers=1, heads=2, tied=True)), "int8", output=True
-        )
+        quantize_model(fresh(replace(SPEC, tied=True)), "int8", output=True)
     with pytest.raises(ConfigError, match=r"at least one"):
         quantize_model(fresh(), "int8", calibrate=[])
     adapted = fresh()

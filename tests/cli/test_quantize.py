@@ -1,0 +1,104 @@
+"""`headway quantize` from the outside."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.checkpoints import load_folder, load_model, save_folder
+from headway.cli import run
+from headway.models import ModelSpec, build
+from headway.models.cost import weight_bytes
+from headway.models.quantize import quantized_layers
+from headway.text import train_bpe
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve "
+SPEC = ModelSpec.of("llama", vocab=280, width=64, layers=2, heads=4, kv_heads=2, hidden=96, init_std=0.3,
+                    trained_context=32, tied=True)  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a model `m`, its tokenizer, and `text.txt`."""
+    monkeypatch.chdir(tmp_path)
+    save_folder("m", build(SPEC, seed=0).eval(), tokenizer=train_bpe([WORDS], 280))
+    (tmp_path / "text.txt").write_text(WORDS * 10)
+    return tmp_path
+
+
+def test_the_report_is_measured_on_what_was_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["quantize", "m", "--weights", "int4", "--data", "text.txt", "--json"]
+    assert run([*command, "--out", "n"]) == 0
+    nearest = json.loads(capsys.readouterr().out)
+    assert run([*command, "--out", "g", "--calibrate", "text.txt"]) == 0
+    calibrated = json.loads(capsys.readouterr().out)
+    assert (nearest["weights"], nearest["layers"]) == ("int4, groups of 32 (pack-quantized)", 14)
+    assert nearest["codes"] == "the nearest"
+    assert calibrated["codes"].startswith("GPTQ on ")
+    assert nearest["bytes_before"] == load_folder("m").stored.nbytes
+    assert nearest["bytes_after"] == load_folder("n").stored.nbytes < 0.5 * nearest["bytes_before"]
+    ids = torch.tensor([[int(i) for i in range(20, 60)]])
+    with torch.no_grad():
+        p, q = (load_model(path)(ids).log_softmax(-1) for path in ("m", "n"))
+    assert float((p.exp() * (p - q)).sum(-1).mean()) > 0
+    found = nearest["compared"]
+    assert 0 < found["kl"] < 1
+    assert found["before"] == calibrated["compared"]["before"] != found["after"]
+    assert calibrated["compared"]["kl"] < found["kl"]
+
+
+def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(["quantize", "m", "--weights", "int8", "--out", "n", "--data", "text.txt", "--limit", "64"]) == 0
+    )
+    out, err = capsys.readouterr()
+    for part in (
+        "m -> n",
+        "14 layers as int8, a scale for each output (int-quantized); codes: the nearest",
+        "nats per token",
+        "perplexity",
+        "mean KL to the model as it was:",
+    ):
+        assert part in out, part
+    assert "reading m" in err
+    assert run(["quantize", "m", "--weights", "int8", "--out", "p"]) == 0
+    assert "no loss was measured: --data FILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "int3", "--out", "n"], "int8 or int4, not to 'int3'"),
+        (["--weights", "int4", "--out", "m"], "m exists"),
+        (["--weights", "int4", "--group", "20", "--out", "n"], "a multiple of 32 inputs, not of 20"),
+        (["--weights", "int4", "--output", "--out", "n"], "no output layer apart from its embedding"),
+        (["--weights", "int4", "--limit", "9", "--out", "n"], "--limit counts tokens of a text"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(["quantize", "m", *arguments]) == 1
+    assert message in capsys.readouterr().err
+    assert not (home / "n").exists()
+
+
+def test_what_is_quantised_is_not_quantised_again_nor_trained(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["quantize", "m", "--weights", "int4", "--out", "n"]) == 0
+    assert run(["quantize", "n", "--weights", "int8", "--out", "p"]) == 1
+    assert "has weights of int4, groups of 32 (pack-quantized) already" in capsys.readouterr().err
+    assert run(["train", "--model", "n", "--data", "text.txt", "--out", "r", "--steps", "1"]) == 1
+    assert "weights of 4 bits is not trained" in capsys.readouterr().err
+
+
+def test_a_plan_counts_the_bytes_that_layers_keep(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["quantize", "m", "--weights", "int4", "--out", "n"]) == 0
+    layers = quantized_layers(load_model("n")).values()
+    saved = sum(4 * layer.in_features * layer.out_features - layer.nbytes for layer in layers)
+    capsys.readouterr()
+    for arguments in (["n"], ["m", "--weights", "int4"]):
+        assert run(["plan", *arguments, "--dtype", "float32", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["weights"] == weight_bytes(SPEC, torch.float32) - saved
