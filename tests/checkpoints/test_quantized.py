@@ -199,6 +199,32 @@ def test_folders_of_gptq_and_awq_are_read(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
 
 
+def test_biases_of_zeros_are_left_out_and_others_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    theirs(path, *CASES["gptq"])
+    tensors = {name: value.clone() for name, value in open_tensors(path).items()}
+    for size in (0, 1):
+        (path / "model.safetensors").unlink()
+        bias = torch.full((64,), size, dtype=torch.float16)
+        write_safetensors(
+            path / "model.safetensors", {**tensors, "model.layers.0.self_attn.o_proj.bias": bias}
+        )
+        if size:
+            with pytest.raises(CheckpointError, match=r"unexpected: model.layers.0.self_attn.o_proj.bias"):
+                load_folder(path)
+        else:
+            assert load_folder(path).quantized
+
+
+def test_scales_that_the_stored_dtype_does_not_hold_are_an_error(tmp_path: Path) -> None:
+    theirs(tmp_path / "m", *CASES["gptq"])
+    model = load_model(tmp_path / "m", dtype=torch.bfloat16)
+    with pytest.raises(CheckpointError, match=r"bfloat16 does not hold the scales.*dtype=torch.float32"):
+        save_folder(tmp_path / "n", model)
+    save_folder(tmp_path / "n", model, dtype=torch.float32)
+    assert not load_folder(tmp_path / "n").quantized.keys() ^ load_folder(tmp_path / "m").quantized.keys()
+
+
 def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
     config, bits, kept = CASES["gptq"]
     path = tmp_path / "m"

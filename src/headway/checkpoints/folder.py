@@ -25,6 +25,7 @@ from headway.checkpoints.quantized.layers import (
     quantized_state,
     turned,
     unpacked,
+    without_empty_biases,
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import KEY, Scheme, split_config
@@ -153,8 +154,9 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         spec = spec.with_head(head)
     tensors, names = open_tensors(folder, allow_pickle=allow_pickle), tensor_names(described)
     packed = {} if scheme is None else packed_layers(tensors, scheme, path)
-    plain = tensors if scheme is None else dequantized(tensors, packed, scheme)
+    plain: LazyTensors = tensors if scheme is None else dequantized(tensors, packed, scheme)
     with naming(folder / "config.json", but=(CheckpointError,)):
+        plain = without_empty_biases(plain, packed, names, spec) if packed else plain
         found, unused = imported(names, plain, spec, path, spec.head != saved_for)
         check_dtypes({name: form.dtype for name, form in found.forms.items()}, path)
         quantized = own_matrices(packed, names, spec, plain, path) if packed else {}

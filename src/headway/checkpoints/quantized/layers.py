@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ class Matrices(Mapping[str, QuantizedMatrix]):
     def __getitem__(self, name: str) -> QuantizedMatrix:
         return self.makers[name]()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.makers
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
 
@@ -49,8 +52,7 @@ def own_matrices(
     """The quantised layers of a folder, `tensors`, under our names.
 
     Raises CheckpointError for one that is no linear layer of ours, and for one that is stored [in, out]."""
-    prefix = not names.prefix or any(name.startswith(names.prefix) for name in tensors)
-    rules, linears = rules_by_name(names, spec, prefix), _linears(spec)
+    rules, linears = _rules(names, spec, tensors), _linears(spec)
     found: dict[str, Callable[[], QuantizedMatrix]] = {}
     for theirs, layer in layers.items():
         rule = rules.get(f"{theirs}.weight")
@@ -67,6 +69,18 @@ def own_matrices(
         for i, name in enumerate(ours):
             found[name] = _maker(layer, rule, i)
     return Matrices(found)
+
+
+def without_empty_biases(
+    tensors: LazyTensors, layers: Iterable[str], names: TensorNames, spec: ModelSpec
+) -> LazyTensors:
+    """The tensors of a folder without the biases of zeros that AutoGPTQ writes for layers that have none."""
+    rules = _rules(names, spec, tensors)
+    spare = {
+        name for name in (f"{layer}.bias" for layer in layers) if name in tensors.forms and name not in rules
+    }
+    empty = {name for name in spare if not tensors[name].any()}
+    return tensors.renamed({name: name for name in tensors if name not in empty})
 
 
 def quantized_state(model: Model) -> tuple[dict[str, Tensor], dict[str, Panels]]:
@@ -186,6 +200,13 @@ def _moved(matrix: QuantizedMatrix, move: Move) -> QuantizedMatrix:
 
 def _maker(layer: PackedLayer, rule: Rule, i: int) -> Callable[[], QuantizedMatrix]:
     return lambda: _moved(layer.read(), lambda part: rule.split(part)[i].contiguous())
+
+
+def _rules(names: TensorNames, spec: ModelSpec, tensors: LazyTensors) -> Mapping[str, Rule]:
+    """By the names of a folder, which may have a prefix."""
+    return rules_by_name(
+        names, spec, not names.prefix or any(name.startswith(names.prefix) for name in tensors)
+    )
 
 
 def _layers(rule: Rule) -> tuple[str, ...]:

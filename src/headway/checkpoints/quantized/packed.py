@@ -212,8 +212,14 @@ def dequantized(tensors: LazyTensors, layers: Mapping[str, PackedLayer], scheme:
 
 
 def to_leaves(matrix: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix as "pack-quantized" or "int-quantized" keeps it, scales in `dtype`."""
+    """A matrix as "pack-quantized" or "int-quantized" keeps it, scales in `dtype`.
+
+    Raises CheckpointError where that does not hold them exactly."""
     found = {"weight_scale": matrix.scale.to(dtype)}
+    if not torch.equal(found["weight_scale"].to(matrix.scale.dtype), matrix.scale):
+        raise CheckpointError(
+            f"{dtype} does not hold the scales of this model's weights; save it with dtype=torch.float32"
+        )
     if scheme.form == "int-quantized":
         found["weight"] = (matrix.codes ^ 128).view(torch.int8)
         return found
