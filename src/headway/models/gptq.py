@@ -67,7 +67,8 @@ def inverse_factor(hessian: Tensor) -> Tensor:
     diagonal[diagonal == 0] = 1
     diagonal += DAMPING * diagonal.mean()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(h))
-    return torch.linalg.cholesky(inverse, upper=True)
+    factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor
 
 
 def _blocks(inputs: int, each: int) -> list[tuple[int, int]]:

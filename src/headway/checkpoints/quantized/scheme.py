@@ -92,12 +92,13 @@ def split_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Scheme |
     if given is None:
         return config, None
     method = given.get("quant_method") if isinstance(given, dict) else None
-    if method not in _METHODS:
+    read = _METHODS.get(str(method))
+    if read is None:
         raise ConfigError(
             f'config.json: "{KEY}" has quant_method {method!r}{did_you_mean(str(method), _METHODS)}, and '
             f"{', '.join(_METHODS)} are read; get a folder of one of these, or the unquantised one"
         )
-    scheme = _METHODS[method](given)
+    scheme = read(given)
     if scheme.group is not None and scheme.group % GROUP:
         raise ConfigError(
             f'config.json: "{KEY}" has groups of {scheme.group} inputs, and those of a multiple of {GROUP} are read'
