@@ -1,24 +1,21 @@
 """Folders with weights of 8 and 4 bits: written and read again to the bit, others' folders by their own formulas."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from headway.checkpoints import load_folder, load_model, save_folder
-from headway.checkpoints.quantized.words import AWQ_ORDER, from_words, to_words
+from headway.checkpoints import inspect, load_folder, load_model, save_adapter, save_folder
+from headway.checkpoints.adapters import attach_folders
+from headway.checkpoints.quantized.words import from_words, to_words
 from headway.checkpoints.restore import build_model
-from headway.checkpoints.storage.safetensors import write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors
-from headway.errors import CheckpointError, ConfigError
+from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, build
 from headway.models.quantize import quantize_model, quantized_layers
-from headway.quantization import QuantizedMatrix, quantize_weights
+from headway.nn import Adapter, Lora, QuantizedLinear
 
 SIZE: dict[str, Any] = {"vocab": 61, "width": 64, "layers": 2, "heads": 4, "hidden": 96, "init_std": 0.2}
 LLAMA = ModelSpec.of("llama", **SIZE, kv_heads=2, tied=False)
@@ -40,9 +37,9 @@ SPECS = {
 }
 
 
-def quantized(spec: ModelSpec, weights: str, **how: Any) -> Model:
-    model = build(spec, seed=0).eval()
-    quantize_model(model, weights, **how)
+def quantized(spec: ModelSpec, weights: str, dtype: torch.dtype | None = None) -> Model:
+    model = build(spec, seed=0, dtype=dtype).eval()
+    quantize_model(model, weights)
     return model
 
 
@@ -90,7 +87,7 @@ def test_the_folder_is_as_small_as_it_says(tmp_path: Path) -> None:
 def test_layers_that_a_folder_cannot_hold_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"gpt2.*\[in, out\].*cannot be kept"):
         save_folder(tmp_path / "m", quantized(ModelSpec.of("gpt2", **SIZE), "int8"))
-    mixed = quantized(LLAMA, "int4", output=False)
+    mixed = quantized(LLAMA, "int4")
     whole = quantized(LLAMA, "int8")
     mixed.model.layers[0] = whole.model.layers[0]
     with pytest.raises(CheckpointError, match=r"quantised in different ways"):
@@ -109,171 +106,26 @@ def test_words_are_codes_side_by_side(bits: int) -> None:
     assert torch.equal(from_words(words, bits, 13), codes)
 
 
-def naive_words(codes: Tensor, bits: int, order: tuple[int, ...]) -> Tensor:
-    """int32 [R, C bits / 32]: at place p of a word, the code that `order` names."""
-    rows, columns = codes.shape
-    each = 32 // bits
-    words = torch.zeros(rows, columns // each, dtype=torch.int64)
-    for p in range(each):
-        words |= codes[:, order[p] :: each].long() << bits * p
-    return words.to(torch.int32) if words.max() < 2**31 else (words - (words >> 31 << 32)).to(torch.int32)
+@torch.no_grad()
+def test_an_adapter_adds_to_quantised_layers_what_it_adds_to_others(tmp_path: Path) -> None:
+    model = quantized(LLAMA, "int4", dtype=torch.bfloat16)
+    save_folder(tmp_path / "m", model)
+    adapter = Adapter.fresh(model, Lora(rank=2))
+    factors = {name: torch.randn_like(value) for name, value in adapter.tensors.items()}
+    save_adapter(tmp_path / "a", replace(adapter, tensors=factors), LLAMA)
+    adapted = load_model(tmp_path / "m")
+    attach_folders(adapted, [tmp_path / "a"])
+    layer = adapted.model.layers[0].mlp.up_proj
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    (part,) = layer.adapters.values()
+    assert isinstance(layer.base, QuantizedLinear)
+    assert torch.equal(layer(x), layer.base(x) + part(x, layer.base, layer.base(x)))
+    assert adapted(IDS).isfinite().all()
 
 
-def as_gptq(matrix: QuantizedMatrix, less: int) -> dict[str, Tensor]:
-    order, most = tuple(range(8)), (1 << matrix.bits) - 1
-    inputs = torch.arange(matrix.codes.shape[1], dtype=torch.int32)
-    return {
-        "qweight": naive_words(matrix.codes, matrix.bits, order).T,
-        "qzeros": naive_words(matrix.zero_or_middle.T - less & most, matrix.bits, order),
-        "scales": matrix.scale.T.half(),
-        "g_idx": inputs // matrix.group,
-    }
-
-
-def as_awq(matrix: QuantizedMatrix) -> dict[str, Tensor]:
-    return {
-        "qweight": naive_words(matrix.codes.T, 4, AWQ_ORDER),
-        "qzeros": naive_words(matrix.zero_or_middle.T, 4, AWQ_ORDER),
-        "scales": matrix.scale.T.half(),
-    }
-
-
-def theirs(
-    path: Path, config: dict[str, Any], bits: int, kept: Callable[[QuantizedMatrix], dict[str, Tensor]]
-) -> dict[str, QuantizedMatrix]:
-    """Write a LLaMA with layers as others keep them; the matrices by their names."""
-    save_folder(path, build(LLAMA, seed=0, dtype=torch.float16))
-    tensors: dict[str, Tensor] = {}
-    matrices = {}
-    for name, value in open_tensors(path).items():
-        layer = name.removesuffix(".weight")
-        if ".layers." not in name or value.dim() == 1:
-            tensors[name] = value.clone()
-            continue
-        matrix = quantize_weights(value, bits, 32, symmetric=False)
-        matrices[layer] = replace(matrix, scale=matrix.scale.half())
-        tensors |= {f"{layer}.{leaf}": part.contiguous() for leaf, part in kept(matrices[layer]).items()}
-    (path / "model.safetensors").unlink()
-    write_safetensors(path / "model.safetensors", tensors)
-    change_config(path, config)
-    return matrices
-
-
-def change_config(path: Path, quantization: Any) -> None:
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantization}))
-
-
-GPTQ = {
-    "quant_method": "gptq",
-    "bits": 4,
-    "group_size": 32,
-    "desc_act": False,
-    "sym": False,
-    "damp_percent": 0.01,
-}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-CASES: dict[str, tuple[dict[str, Any], int, Callable[[QuantizedMatrix], dict[str, Tensor]]]] = {
-    "gptq": (GPTQ, 4, lambda m: as_gptq(m, 1)),
-    "gptq of 8 bits": ({**GPTQ, "bits": 8, "checkpoint_format": "gptq"}, 8, lambda m: as_gptq(m, 1)),
-    "gptq_v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, 4, lambda m: as_gptq(m, 0)),
-    "awq": (AWQ, 4, as_awq),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_folders_of_gptq_and_awq_are_read(name: str, tmp_path: Path) -> None:
-    config, bits, kept = CASES[name]
-    matrices = theirs(tmp_path / "m", config, bits, kept)
-    folder = load_folder(tmp_path / "m")
-    assert set(folder.quantized) == set(matrices)
-    for layer, matrix in folder.quantized.items():
-        wanted = matrices[layer]
-        assert torch.equal(matrix.codes, wanted.codes)
-        assert torch.equal(matrix.scale, wanted.scale)
-        assert torch.equal(matrix.zero_or_middle, wanted.zero_or_middle)
-        assert torch.equal(folder.tensors[f"{layer}.weight"], wanted.dequantize(torch.float16))
-    model = load_model(tmp_path / "m")
-    save_folder(tmp_path / "ours", model)
-    again = load_model(tmp_path / "ours").state_dict()
-    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
-
-
-def test_biases_of_zeros_are_left_out_and_others_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    theirs(path, *CASES["gptq"])
-    tensors = {name: value.clone() for name, value in open_tensors(path).items()}
-    for size in (0, 1):
-        (path / "model.safetensors").unlink()
-        bias = torch.full((64,), size, dtype=torch.float16)
-        write_safetensors(
-            path / "model.safetensors", {**tensors, "model.layers.0.self_attn.o_proj.bias": bias}
-        )
-        if size:
-            with pytest.raises(CheckpointError, match=r"unexpected: model.layers.0.self_attn.o_proj.bias"):
-                load_folder(path)
-        else:
-            assert load_folder(path).quantized
-
-
-def test_scales_that_the_stored_dtype_does_not_hold_are_an_error(tmp_path: Path) -> None:
-    theirs(tmp_path / "m", *CASES["gptq"])
-    model = load_model(tmp_path / "m", dtype=torch.bfloat16)
-    with pytest.raises(CheckpointError, match=r"bfloat16 does not hold the scales.*dtype=torch.float32"):
-        save_folder(tmp_path / "n", model)
-    save_folder(tmp_path / "n", model, dtype=torch.float32)
-    assert not load_folder(tmp_path / "n").quantized.keys() ^ load_folder(tmp_path / "m").quantized.keys()
-
-
-def test_folders_that_are_not_read_say_what_is(tmp_path: Path) -> None:
-    config, bits, kept = CASES["gptq"]
-    path = tmp_path / "m"
-    theirs(path, config, bits, kept)
-
-    def refused(match: str, quantization: Any, error: type[Exception] = ConfigError) -> None:
-        change_config(path, quantization)
-        with pytest.raises(error, match=match):
-            load_folder(path)
-
-    refused(
-        r"quant_method 'bitsandbytes', and compressed-tensors, gptq, awq are read",
-        {"quant_method": "bitsandbytes"},
-    )
-    refused(r"unsupported.*supported are", {**GPTQ, "is_marlin_format": True})
-    refused(r"has bits = 3; supported is 4 or 8", {**GPTQ, "bits": 3})
-    refused(r"groups of 16 inputs, and those of a multiple of 32", {**GPTQ, "group_size": 16})
-    refused(r"group_size 'x', which is no number", {**GPTQ, "group_size": "x"})
-    refused(r"has version = gemv; supported is 'gemm'", {**AWQ, "version": "gemv"})
-    refused(r"lacks bits", {"quant_method": "gptq"})
-    refused(r"unexpected: .*g_idx|scales is \[2, ", AWQ, CheckpointError)  # another packing of the same names
-    refused(r"scales is \[2, 64\].*have \[1, 64\]", {**GPTQ, "group_size": 64}, CheckpointError)
-    change_config(path, GPTQ)
-    tensors = {name: value.clone() for name, value in open_tensors(path).items()}
-    name = "model.layers.1.mlp.up_proj"
-
-    def broken(match: str, **changed: Tensor | None) -> None:
-        found = {**tensors, **{f"{name}.{leaf}": value for leaf, value in changed.items()}}
-        (path / "model.safetensors").unlink()
-        write_safetensors(path / "model.safetensors", {n: v for n, v in found.items() if v is not None})
-        with pytest.raises(CheckpointError, match=match):
-            load_folder(path)
-
-    broken(r"up_proj.scales is missing", scales=None)
-    broken(
-        r"groups of model.layers.1.mlp.up_proj are not of neighbouring inputs",
-        g_idx=tensors[f"{name}.g_idx"].flip(0),
-    )
-    change_config(
-        path, {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {}}}
-    )
-    with pytest.raises(ConfigError, match=r"without weights"):
-        load_folder(path)
-    group = {"weights": {"num_bits": 8, "strategy": "channel"}, "input_activations": {"num_bits": 8}}
-    change_config(
-        path, {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"g": group}}
-    )
-    with pytest.raises(ConfigError, match=r"config_groups.g.input_activations.*unsupported"):
-        load_folder(path)
+def test_what_a_folder_is_says_how_weights_are_kept(tmp_path: Path) -> None:
+    save_folder(tmp_path / "m", quantized(LLAMA, "int4"))
+    assert inspect(tmp_path / "m").weights == "14 layers as int4, groups of 32 (pack-quantized)"
 
 
 @pytest.mark.slow

@@ -129,10 +129,11 @@ def load_adapter(path: str | Path, spec: ModelSpec) -> Adapter:
 
 
 def attach_folders(model: Model, folders: Sequence[str | Path]) -> None:
-    """Put the adapters in these folders on a model; they add up. Raises as `load_adapter` does, and ConfigError for a
-    folder that is given twice."""
+    """Put the adapters in these folders on a model, in its dtype; they add up. Raises as `load_adapter` does, and
+    ConfigError for a folder that is given twice."""
+    dtype = next(model.parameters()).dtype  # weights of few bits have none of their own
     for folder in folders:
-        attach(model, load_adapter(folder, model.spec), str(folder).replace(".", "_"))
+        attach(model, load_adapter(folder, model.spec), str(folder).replace(".", "_"), dtype=dtype)
 
 
 def save_adapter(

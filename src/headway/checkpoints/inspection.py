@@ -56,6 +56,7 @@ class Inspection:
         kv_bytes_per_token: of what decoding keeps of a token, in the dtype that the model runs in; None where nothing
             is kept that grows with the text: in encoders, and with linear attention.
         memory_bytes_per_token: of what an encoder-decoder caches of a token of the source; None without an encoder.
+        weights: how quantised layers are kept; None where none is.
         unused: names of stored tensors that this model does not need.
         transformers: whether it can load the folder's model.
     """
@@ -76,6 +77,7 @@ class Inspection:
     context_limit: int | None
     kv_bytes_per_token: int | None
     memory_bytes_per_token: int | None
+    weights: str | None
     unused: tuple[str, ...]
     files: tuple[str, ...]
     tokenizer: dict[str, Any] | None
@@ -110,6 +112,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         context_limit=spec.context_limit,
         kv_bytes_per_token=per_token if spec.causal else None,
         memory_bytes_per_token=None if spec.encoder is None else cost.kv_bytes_per_token(spec, dtype),
+        weights=None if folder.scheme is None else f"{len(folder.quantized)} layers as {folder.scheme}",
         unused=folder.unused,
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),

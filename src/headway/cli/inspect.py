@@ -49,6 +49,7 @@ def text(found: "Inspection") -> str:
         ("kind", f"{found.kind}; gives {found.gives}"),
         ("parameters", f"{found.parameter_count:,} ({stacks})"),
         ("stored", f"{size(found.stored_bytes)} in {files}: {tensors}"),
+        *([("weights", found.weights)] if found.weights is not None else []),
         ("runs in", found.runs_in),
         ("shape", _shape(spec)),
         ("heads", _heads(spec)),
