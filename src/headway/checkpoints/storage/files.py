@@ -29,16 +29,20 @@ Put = Callable[[disk.Buffer], None]
 Writer = Callable[[Put], None]
 
 
-def atomic_write(path: str | Path, data: disk.Buffer | str | Writer) -> None:
+def atomic_write(
+    path: str | Path, data: disk.Buffer | str | Writer, *, check: Callable[[Path], object] = lambda path: None
+) -> None:
     """Write one file so that `path` has either its previous content or all of `data`, whatever fails.
 
-    `data` is bytes, text (UTF-8), or a function that is called with `put`, which takes each piece of bytes.
+    `data` is bytes, text (UTF-8), or a function that is called with `put`, which takes each piece of bytes. `check` is
+    called with the finished file before it takes its name; if it raises, `path` stays as it was.
     Raises CheckpointError for an error of the system (disk full, no permission), naming it.
     """
     path = Path(os.path.realpath(path))
     temporary = _sibling(path)
     try:
         write_file(temporary, data)
+        check(temporary)
         disk.replace(temporary, path)
         disk.sync(path.parent)
     except OSError as error:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.storage import disk
+from headway.checkpoints.storage.dtypes import dtype_name
 from headway.checkpoints.storage.files import Put, write_file
 from headway.checkpoints.storage.lazy import Form, forms
 from headway.checkpoints.storage.reading import open_regular, parse_json, refuse_impostor
@@ -58,6 +59,11 @@ class Entry(Form):
     file: Path
     at: int
     value: Tensor | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def stored_as(self) -> str:
+        """How its numbers are stored, for a report."""
+        return dtype_name(self.dtype)
 
 
 def read_header(path: Path) -> dict[str, Entry]:

@@ -1,0 +1,1 @@
+"""GGUF, the files of llama.cpp: their container, block types, metadata and models."""

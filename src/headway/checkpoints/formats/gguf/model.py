@@ -1,0 +1,198 @@
+"""Models in GGUF files: read as a spec with lazy weights under our names, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, F32, BlockType, codes, dequantize, quantize
+from headway.checkpoints.formats.gguf.container import GGUF, Packed, Value, read_gguf
+from headway.checkpoints.formats.gguf.keys import Keys
+from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
+from headway.checkpoints.formats.gguf.rope import FACTORS
+from headway.checkpoints.formats.gguf.writer import write_gguf
+from headway.checkpoints.hf.layouts.tensors import exported, imported
+from headway.checkpoints.storage.dtypes import dtype_name
+from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
+from headway.checkpoints.storage.tensors import PIECE, Tensors
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.quantization import QuantizedMatrix
+
+PARTS = "split.count"
+TOKENIZER = "tokenizer.ggml."
+SINGLE = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""Keys of the tokens that end a text: the first is the tokenizer's own, the others are of chats."""
+FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+"""general.file_type: how most matrices are stored (llama.h, `llama_ftype`)."""
+QUANTIZATION_VERSION = 2
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """A checked file. `tensors` has exactly the names and shapes of the spec; values are mapped, and unpacked when asked
+    for. `stored` is what the file holds, under its own names; packed numbers as their bytes."""
+
+    architecture: str
+    spec: ModelSpec
+    tensors: LazyTensors
+    stored: Tensors
+    generation: Mapping[str, Any]
+
+    def matrix(self, name: str) -> QuantizedMatrix:
+        """The codes and scales of a matrix, by its name in the file, as `codes` gives them."""
+        entry = self.stored.forms[name]
+        assert isinstance(entry, Packed)
+        return codes(self.stored[name], entry.type)
+
+
+def read_model(path: str | Path) -> GGUFModel:
+    """The model of a file; values are read when they are asked for, but for vectors that decide their dtype.
+
+    Packed numbers are given as float32, which holds them exactly. Vectors in float32 beside matrices in bfloat16 or
+    float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices.
+    Raises CheckpointError as `read_gguf` and `read_spec` do, for one of several parts, and for tensors that are missing,
+    unexpected or of another shape."""
+    file = read_gguf(path)
+    if file.metadata.get(PARTS, 1) not in (0, 1):
+        raise CheckpointError(
+            f"{path} is one of {file.metadata[PARTS]} parts; join them first: llama-gguf-split --merge FIRST OUT"
+        )
+    if EMBEDDING not in file.tensors or len(file.tensors[EMBEDDING].numbers) != 2:
+        raise CheckpointError(
+            f"{path} has no matrix {EMBEDDING}: it is no language model, or a vocabulary alone"
+        )
+    stored = Tensors(file.tensors)
+    weights = _unpacked(file, stored)
+    factors = stored[FACTORS] if FACTORS in file.tensors else None
+    spec = read_spec(file.metadata, file.tensors, file.tensors[EMBEDDING].numbers[0], factors, file.path)
+    tensors, _ = imported(NAMES, weights, spec, file.path)
+    return GGUFModel(
+        str(file.metadata["general.architecture"]),
+        spec,
+        tensors,
+        stored,
+        _generation(file.metadata, file.path),
+    )
+
+
+def write_model(
+    path: str | Path,
+    spec: ModelSpec,
+    state: Mapping[str, Tensor],
+    asked: BlockType | None,
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] = MappingProxyType({}),
+    check: Callable[[Path], object] = lambda path: None,
+) -> Mapping[str, BlockType]:
+    """Write weights under our names, each as `stored_type` says, and return these types under the names of the file.
+
+    `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
+    generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
+    CheckpointError for more tokens that end a text than it has keys for."""
+    keys, factors = write_spec(spec)
+    weights = exported(NAMES, state, spec)
+    known = {
+        **forms(weights),
+        **({} if factors is None else {FACTORS: Form(tuple(factors.shape), factors.dtype)}),
+    }
+    types = {name: stored_type(form, asked) for name, form in known.items()}
+    matrices = [types[name].name for name, form in known.items() if len(form.shape) > 1]
+    architecture = {"general.architecture": keys.pop("general.architecture")}
+    about = {
+        "general.file_type": FILE_TYPES[max(matrices, key=matrices.count)],
+        "general.quantization_version": QUANTIZATION_VERSION,
+    }
+    write_gguf(
+        path,
+        {**architecture, **about, **keys, **_ids(tokenizer or {"tokenizer.ggml.model": "none"}, generation)},
+        Made(known, lambda name: factors if name == FACTORS and factors is not None else weights[name]),
+        types,
+        check=check,
+    )
+    return types
+
+
+def stored_type(form: Form, asked: BlockType | None) -> BlockType:
+    """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of the blocks
+    of that, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
+    if len(form.shape) == 1:
+        return F32
+    if asked is not None and form.shape[-1] % asked.block == 0:
+        return asked
+    if form.dtype not in BY_DTYPE:
+        raise CheckpointError(
+            f"a matrix of {dtype_name(form.dtype)} has no type in GGUF; choose one with dtype: "
+            f"{', '.join(map(dtype_name, BY_DTYPE))}"
+        )
+    return BY_DTYPE[form.dtype]
+
+
+def stored_value(value: Tensor, asked: BlockType | None) -> Tensor:
+    """A tensor as a file gives it back: rounded to the type that `stored_type` chooses."""
+    kind = stored_type(Form(tuple(value.shape), value.dtype), asked)
+    return dequantize(quantize(value, kind), kind)
+
+
+def _unpacked(file: GGUF, stored: Tensors) -> Made:
+    """The numbers of every tensor."""
+    dtypes = {name: torch.float32 if one.type.unpack else one.dtype for name, one in file.tensors.items()}
+    of_matrices = {dtypes[name] for name, one in file.tensors.items() if len(one.numbers) > 1}
+    if len(of_matrices) == 1:
+        (narrow,) = of_matrices
+        for name, one in file.tensors.items():
+            if len(one.numbers) == 1 and torch.equal(stored[name].to(narrow).to(one.dtype), stored[name]):
+                dtypes[name] = narrow
+
+    def make(name: str) -> Tensor:
+        one = file.tensors[name]
+        return dequantize(stored[name], one.type).view(one.numbers).to(dtypes[name])
+
+    def copy(name: str, target: Tensor) -> None:
+        one = file.tensors[name]
+        if one.type.unpack is None:
+            stored.copy_into(name, target)
+            return
+        raw = stored[name]
+        step = max(1, PIECE // max(1, raw[0].numel()))
+        for begin in range(0, len(raw), step):  # unpacked, a piece takes several times its bytes
+            target[begin : begin + step].copy_(dequantize(raw[begin : begin + step], one.type))
+
+    return Made({name: Form(one.numbers, dtypes[name]) for name, one in file.tensors.items()}, make, copy)
+
+
+def _generation(metadata: Mapping[str, Value], path: Path) -> dict[str, Any]:
+    """The content that generation_config.json would have: the ids that begin, pad and end a text."""
+    keys = Keys(metadata, path, TOKENIZER)
+    found: dict[str, Any] = {}
+    for role, name in SINGLE.items():
+        if keys.get(name) is not None:
+            found[role] = keys.index(name)
+    ends = list(dict.fromkeys(keys.index(name) for name in ENDS if keys.get(name) is not None))
+    return {**found, **({"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {})}
+
+
+def _ids(tokenizer: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer's keys, and what `generation` has beyond them."""
+    found = dict(tokenizer)
+    for role, name in SINGLE.items():
+        if generation.get(role) is not None and tokenizer.keys() <= {"tokenizer.ggml.model"}:
+            found[TOKENIZER + name] = generation[role]
+    given = generation.get("eos_token_id")
+    own = [found[TOKENIZER + ENDS[0]]] if TOKENIZER + ENDS[0] in found else []
+    ends = list(
+        dict.fromkeys([*own, *(given if isinstance(given, list) else [] if given is None else [given])])
+    )
+    if len(ends) > len(ENDS):
+        raise CheckpointError(
+            f"{len(ends)} tokens end a text ({ends}), and GGUF has keys for {len(ENDS)}: {', '.join(ENDS)}"
+        )
+    return {**found, **{TOKENIZER + name: token for name, token in zip(ENDS, ends, strict=False)}}

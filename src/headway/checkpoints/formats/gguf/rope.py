@@ -1,0 +1,142 @@
+"""Rotary positions in GGUF's metadata, as llama.cpp understands them (src/llama-model.cpp, ggml's `ggml_rope_ext`).
+
+rope.freq_base            theta
+rope.dimension_count      rotated dims, all of a head
+rope.scaling.type         "none", "linear", "yarn"; "linear" where there is a factor and no type
+rope.scaling.factor       of linear and YaRN
+rope.scaling.original_context_length, attn_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow
+                          of YaRN: the amplitude is attn_factor yarn_attn_factor (1 + 0.1 ln factor)
+tensor rope_freqs.weight  one divisor of every frequency; LLaMA 3.1's rule is written so
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.formats.gguf.keys import Keys, decimal
+from headway.checkpoints.hf.layouts import Inexpressible
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+from headway.positions import LinearScaling, Llama3, LongRope, Pairing, Rotary, Scaling, YaRN
+
+FACTORS = "rope_freqs.weight"
+THETA = 10000.0
+SCALING = "rope.scaling."
+ORIGINAL = f"{SCALING}original_context_length"
+LOW, HIGH, TRAINED = 1.0, 4.0, 8192
+"""Of LLaMA 3.1's rule, of which the file has the divisors alone."""
+NEAR = 1e-5
+"""Relative difference of divisors that were computed in float32."""
+
+
+def read_rope(keys: Keys, head_dim: int, context: int, pairing: Pairing, factors: Tensor | None) -> Rotary:
+    """The rotation that a file describes. Raises CheckpointError for a kind of scaling that is unknown, keys that
+    contradict each other, and rotation of a part of each head."""
+    theta, dims = keys.number("rope.freq_base", THETA), keys.whole("rope.dimension_count", head_dim)
+    if dims != head_dim:
+        raise CheckpointError(
+            f"{keys.path}: {dims} of {head_dim} dims of a head are rotated; supported is the rotation of all"
+        )
+    keys.get(f"{SCALING}finetuned")
+    plain = Rotary(theta, pairing=pairing)
+    factor = keys.number(f"{SCALING}factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    kind = keys.text(f"{SCALING}type", "linear" if factor != 1 else "none")
+    trained = keys.maybe_whole(ORIGINAL)
+    scaling: Scaling | None = None
+    if kind == "yarn":
+        scaling = _read_yarn(keys, factor, context if trained is None else trained)
+    elif kind == "linear":
+        scaling = None if factor == 1 else LinearScaling(factor)
+    elif kind != "none" or factor != 1:
+        raise CheckpointError(
+            f"{keys.path}: rotary scaling of type {kind!r} and factor {factor:g} is unsupported; supported are linear, "
+            "yarn, and none with factor 1"
+        )
+    if factors is not None:
+        if scaling is not None:
+            raise CheckpointError(
+                f"{keys.path}: {FACTORS} and scaling of type {kind!r}: one of the two is supported"
+            )
+        scaling = _read_factors(keys, factors, plain, head_dim, context, trained)
+    return Rotary(theta, pairing=pairing, scaling=scaling)
+
+
+def write_rope(spec: ModelSpec) -> tuple[dict[str, Any], Tensor | None]:
+    """The keys of a spec's rotary positions, and the tensor of divisors, if there is one. Raises Inexpressible for
+    positions that there are no keys for; what the keys lose is seen by reading them again."""
+    rotary = spec.positions
+    if not isinstance(rotary, Rotary):
+        raise Inexpressible("positions")
+    scaling = rotary.scaling
+    keys: dict[str, Any] = {"rope.dimension_count": spec.head_dim, "rope.freq_base": rotary.theta}
+    if scaling is None:
+        return keys, None
+    if isinstance(scaling, LinearScaling):
+        return {**keys, f"{SCALING}type": "linear", f"{SCALING}factor": scaling.factor}, None
+    if isinstance(scaling, YaRN):
+        return {**keys, **_write_yarn(scaling)}, None
+    if scaling.length_dependent and (
+        not isinstance(scaling, LongRope) or scaling.short_factor != scaling.long_factor
+    ):
+        raise Inexpressible(f"rotary scaling ({type(scaling).__name__})")
+    if isinstance(scaling, Llama3):
+        keys[ORIGINAL] = scaling.trained_context
+    return keys, _divisors(rotary, spec.head_dim)
+
+
+def _divisors(rotary: Rotary, head_dim: int) -> Tensor:
+    return (
+        Rotary(rotary.theta, pairing="halves").frequencies(head_dim) / rotary.frequencies(head_dim)
+    ).float()
+
+
+def _read_yarn(keys: Keys, factor: float, trained: int) -> YaRN:
+    usual = 1 + 0.1 * math.log(factor)
+    amplitude = keys.number(f"{SCALING}attn_factor", 1.0) * keys.number(f"{SCALING}yarn_attn_factor", 1.0)
+    keys.only(f"{SCALING}yarn_ext_factor", 1.0)
+    return YaRN(
+        factor,
+        trained,
+        keys.number(f"{SCALING}yarn_beta_fast", YaRN.beta_fast),
+        keys.number(f"{SCALING}yarn_beta_slow", YaRN.beta_slow),
+        # 7 digits: the quotient was rounded to 32 bits
+        attention_factor=None if amplitude == 1 else float(f"{amplitude * usual:.7g}"),
+    )
+
+
+def _write_yarn(scaling: YaRN) -> dict[str, Any]:
+    amplitude = scaling.amplitude / (1 + 0.1 * math.log(scaling.factor))
+    values = {
+        "attn_factor": (amplitude, 1.0),
+        "yarn_beta_fast": (scaling.beta_fast, YaRN.beta_fast),
+        "yarn_beta_slow": (scaling.beta_slow, YaRN.beta_slow),
+    }
+    return {
+        f"{SCALING}type": "yarn",
+        f"{SCALING}factor": scaling.factor,
+        ORIGINAL: scaling.trained_context,
+        **{f"{SCALING}{name}": value for name, (value, usual) in values.items() if value != usual},
+    }
+
+
+def _read_factors(
+    keys: Keys, factors: Tensor, plain: Rotary, head_dim: int, context: int, trained: int | None
+) -> Scaling | None:
+    """LLaMA 3.1's rule where the divisors are those of it, else these divisors for rows of every length."""
+    values = [decimal(value) for value in factors.flatten().tolist()]
+    if len(values) != head_dim // 2 or not all(0 < value < math.inf for value in values):
+        raise CheckpointError(
+            f"{keys.path}: {FACTORS} must hold {head_dim // 2} finite numbers above 0, one for each pair of a head"
+        )
+    if all(value == 1 for value in values):
+        return None
+    if max(values) >= 1:
+        rule = Llama3(max(values), LOW, HIGH, trained or TRAINED)
+        ours = _divisors(Rotary(plain.theta, pairing=plain.pairing, scaling=rule), head_dim)
+        if torch.allclose(ours, factors.flatten().float(), NEAR, 0.0):
+            return rule
+    return LongRope(tuple(values), tuple(values), context, attention_factor=1.0)

@@ -1,0 +1,100 @@
+"""GGUF files written: metadata, table and values, tensor by tensor."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.formats.gguf.blocks import BlockType, quantize
+from headway.checkpoints.formats.gguf.container import ARRAY, BOOL, COUNTS, MAGIC, STRING, USUAL_ALIGNMENT
+from headway.checkpoints.storage.files import Put, atomic_write
+from headway.checkpoints.storage.lazy import forms
+from headway.errors import CheckpointError
+
+VERSION = 3
+KINDS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (4, "I"), float: (6, "f"), str: (STRING, "")}
+LISTS: Mapping[type, tuple[int, str]] = {int: (5, "i"), float: (6, "f"), str: (STRING, "")}
+"""Kind and code in `struct` of a value, and of the items of a list."""
+LONGEST_NAME = 63  # GGML_MAX_NAME, with its end
+PIECE = 4 << 20  # numbers that are packed at once
+
+
+def write_gguf(
+    path: str | Path,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    types: Mapping[str, BlockType],
+    *,
+    check: Callable[[Path], object] = lambda path: None,
+) -> None:
+    """Write one file atomically, with each tensor packed as its type; no second copy of all of them is in memory.
+
+    Truth values, whole numbers (u32; i32 in lists), floats (f32), texts and lists of one of these are written as what
+    they are. `check` is called with the finished file before it takes its name; if it raises, `path` stays as it was.
+    Raises CheckpointError for values and names that a file cannot hold, and as `quantize` does."""
+    known = forms(tensors)
+    head = [MAGIC, struct.pack("<I", VERSION), COUNTS.pack(len(known), len(metadata))]
+    head += [_string(key) + _value(key, value) for key, value in metadata.items()]
+    at, padding = 0, {}
+    for name, form in known.items():
+        if len(name.encode()) > LONGEST_NAME:
+            raise CheckpointError(
+                f"{name} is too long: names of tensors have at most {LONGEST_NAME} bytes in GGUF"
+            )
+        kind, sizes = types[name], form.shape[::-1]
+        head.append(_string(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind.number, at))
+        nbytes = prod(sizes) // kind.block * kind.nbytes
+        padding[name] = -nbytes % USUAL_ALIGNMENT
+        at += nbytes + padding[name]
+    begin = b"".join(head)
+
+    def put_all(put: Put) -> None:
+        put(begin + bytes(-len(begin) % USUAL_ALIGNMENT))
+        for name in known:
+            value = tensors[name].detach().cpu()
+            rows = value.reshape(-1, value.shape[-1])
+            for part in rows.split(max(1, PIECE // value.shape[-1])):
+                packed = quantize(part, types[name]).contiguous()
+                put(memoryview(packed.reshape(-1).view(torch.uint8).numpy().data))
+            put(bytes(padding[name]))
+
+    atomic_write(path, put_all, check=check)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(key: str, value: Any) -> bytes:
+    """Kind and bytes of a value."""
+    if isinstance(value, list):
+        kinds = {type(item) for item in value}
+        if len(kinds) != 1 or not kinds <= LISTS.keys():
+            raise CheckpointError(
+                f"{key} must be a list of texts, whole numbers or floats, got {str(value)[:80]}"
+            )
+        kind, code = LISTS[kinds.pop()]
+        items = (
+            b"".join(map(_string, value)) if kind == STRING else _packed(key, f"<{len(value)}{code}", *value)
+        )
+        return struct.pack("<IIQ", ARRAY, kind, len(value)) + items
+    if type(value) not in KINDS:
+        raise CheckpointError(
+            f"{key} must be true or false, a number, text, or a list of these, got {str(value)[:80]}"
+        )
+    kind, code = KINDS[type(value)]
+    return struct.pack("<I", kind) + (_string(value) if kind == STRING else _packed(key, f"<{code}", value))
+
+
+def _packed(key: str, code: str, *numbers: float) -> bytes:
+    try:
+        return struct.pack(code, *numbers)
+    except (struct.error, OverflowError) as error:
+        raise CheckpointError(f"{key} has a number that 32 bits do not hold: {error}") from error
