@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
+from headway.checkpoints.formats.gguf.container import is_gguf
+from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts import layouts_for
@@ -40,6 +42,7 @@ from headway.native.linear import Panels
 from headway.nn import adapter_names
 from headway.positions import Rotary
 from headway.quantization import QuantizedMatrix
+from headway.text import Tokenizer, first_file
 
 SHARD_BYTES = 4_000_000_000
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -73,9 +76,9 @@ class SavesItself(Protocol):
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked checkpoint. `tensors` has exactly the names and shapes of the spec, values are read when asked
-    for, and dequantised where the files hold codes: of these layers `quantized` has the matrices, by our names.
-    `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
+    """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values are
+    read when asked for, and dequantised where the files hold codes: of these layers `quantized` has the matrices, by our
+    names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
     another head's tensors, and those of a class of transformers that computes more."""
 
     path: Path
@@ -87,6 +90,7 @@ class Folder:
     unused: tuple[str, ...] = field(default=(), repr=False)
     scheme: Scheme | None = None
     quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
+    format: Literal["hf", "gguf"] = "hf"
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,11 @@ class TokenizerFiles:
         return self.folder.generation.get("eos_token_id")
 
     def save(self, folder: Path) -> None:
-        """Copy its files into `folder`."""
+        """Copy its files into `folder`; of a GGUF file, what it holds of one."""
+        if self.folder.path.is_file():
+            if first_file(self.folder.path) is not None:
+                Tokenizer.load(self.folder.path).save(folder)
+            return
         for file in sorted(self.folder.path.iterdir()):
             if not TOKENIZER_FILES.match(file.name):
                 continue
@@ -122,7 +130,7 @@ class TokenizerFiles:
 
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
-    """Read and check a folder; no weights are read yet (tied weights, when both are stored, are compared).
+    """Read and check a folder, or a GGUF file; no weights are read yet (tied weights, when both are stored, are compared).
 
     `head` takes an encoder for another purpose than it was saved for; the tensors that it needs must be there.
 
@@ -132,10 +140,12 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     """
     path = Path(path)
     folder = current_folder(path)
+    if is_gguf(folder):
+        return _gguf(folder, head)
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "not there"
         raise CheckpointError(
-            f"{path} is {what}: a model is a folder with config.json and model.safetensors "
+            f"{path} is {what}: a model is a GGUF file, or a folder with config.json and model.safetensors "
             "(`headway convert` makes one of llama2.c's, Meta's and torchtune's files)"
         )
     if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
@@ -172,6 +182,14 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
         scheme,
         quantized,
     )
+
+
+def _gguf(path: Path, head: Head | None) -> Folder:
+    model = read_model(path)
+    if head is not None and head != model.spec.head:
+        raise CheckpointError(f"{path} holds a decoder, whose head is {model.spec.head.task!r}, not {head.task!r}")
+    config = {"model_type": model.architecture}
+    return Folder(path, model.spec, model.tensors, model.stored, config, model.generation, format="gguf")
 
 
 def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text import files
+from headway.text import files, gguf
 from headway.text.chat import ChatTemplate, Message, check_messages
 from headway.text.control import ControlTokens
 from headway.text.template import Encoded, Template, fill, roles
@@ -73,7 +73,7 @@ class Tokenizer(Vocabulary):
     def load(path: str | Path) -> Tokenizer:
         """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
         `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
-        `vocab.json` with `merges.txt`. Raises DataError, with the file, for what is none of these."""
+        `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, with the file, for what is none of these."""
         file, backend, arguments = files.find(Path(path))
         with naming(file):
             return Tokenizer(backend, **arguments)
@@ -97,6 +97,12 @@ class Tokenizer(Vocabulary):
             texts["chat_template.jinja"] = self.chat_template.source
         for name, text in texts.items():
             files.write_atomic(folder / name, text.encode())
+
+    def gguf_metadata(self, rows: int) -> dict[str, Any]:
+        """The keys of a GGUF file for a model whose embedding has `rows` rows. Raises DataError for what it has no key
+        for."""
+        source = None if self.chat_template is None else self.chat_template.source
+        return gguf.write(self, self.template, source, rows)
 
     def _described(self, token: int) -> str | dict[str, Any]:
         """A special token's name, or an object where it absorbs a space next to it (RoBERTa's mask)."""

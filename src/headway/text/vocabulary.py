@@ -24,7 +24,7 @@ ROLES = {"cls": ["[CLS]"], "sep": ["[SEP]"], "mask": ["[MASK]", "<mask>"], "pad"
 LARGEST_ID = 1 << 24
 """Above any id: tables have a row for each one."""
 SPACE = "\u2581"  # SentencePiece's visible space
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTINEL = re.compile(r"<extra_id_(\d+)>")
 
 
@@ -250,7 +250,7 @@ def byte_table(backend: Backend) -> ByteTable | None:
         return None
     spelled = {i: (piece if plain else piece.replace(SPACE, " ")).encode() for piece, i in vocabulary.items()}
     if "ByteFallback" in kinds:
-        bytes_there = ((_BYTE_PIECE.fullmatch(piece), i) for piece, i in vocabulary.items())
+        bytes_there = ((BYTE_PIECE.fullmatch(piece), i) for piece, i in vocabulary.items())
         spelled |= {i: bytes([int(found[1], 16)]) for found, i in bytes_there if found}
     return ByteTable(spelled, strips)
 
