@@ -114,7 +114,7 @@ class TokenizerFiles:
 
     def save(self, folder: Path) -> None:
         """Copy its files into `folder`; of a GGUF file, what it holds of one."""
-        if self.folder.path.is_file():
+        if self.folder.format == "gguf":
             if first_file(self.folder.path) is not None:
                 Tokenizer.load(self.folder.path).save(folder)
             return
@@ -128,9 +128,14 @@ class TokenizerFiles:
                     text = json_text({**config, "model_max_length": self.context})
                     (folder / file.name).write_text(text, encoding="utf-8")
 
+    def gguf_metadata(self, rows: int) -> dict[str, Any]:
+        """`Tokenizer.gguf_metadata`; no keys where the folder has no tokenizer."""
+        place = current_folder(self.folder.path)
+        return {} if first_file(place) is None else Tokenizer.load(place).gguf_metadata(rows)
+
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
-    """Read and check a folder, or a GGUF file; no weights are read yet (tied weights, when both are stored, are compared).
+    """Read and check a folder or a GGUF file; no weights are read yet (tied ones, when both are stored, are compared).
 
     `head` takes an encoder for another purpose than it was saved for; the tensors that it needs must be there.
 
@@ -187,7 +192,9 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
 def _gguf(path: Path, head: Head | None) -> Folder:
     model = read_model(path)
     if head is not None and head != model.spec.head:
-        raise CheckpointError(f"{path} holds a decoder, whose head is {model.spec.head.task!r}, not {head.task!r}")
+        raise CheckpointError(
+            f"{path} holds a decoder, whose head is {model.spec.head.task!r}, not {head.task!r}"
+        )
     config = {"model_type": model.architecture}
     return Folder(path, model.spec, model.tensors, model.stored, config, model.generation, format="gguf")
 

@@ -1,8 +1,9 @@
-"""What a model folder is: its spec, what its positions and windows amount to, its sizes, before it is
+"""What a model folder, or a GGUF file, is: its spec, what its positions and windows amount to, its sizes, before it is
 loaded."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,14 +18,16 @@ from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.storage.dtypes import choose_dtype, dtype_name
+from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
 from headway.models.head import TASKS
 from headway.positions import Rotary
+from headway.text import Tokenizer, first_file
 
 LONGEST_TOKENIZER = 256 << 20
+BY_CONVERSION = "loads what `headway convert` makes of it"
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Inspection:
 
 
 def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
-    """Read a folder's config, headers and tokenizer, no weights. Raises as `load_folder` does."""
+    """Read the config, headers and tokenizer of a folder or a GGUF file, no weights. Raises as `load_folder` does."""
     folder = load_folder(path, allow_pickle=allow_pickle)
     spec, tensors = folder.spec, folder.stored
     dtype, runs_in = choose_dtype(
@@ -105,9 +108,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         parameters=cost.parameters(spec),
         parameter_count=cost.parameter_count(spec),
         stored_bytes=tensors.nbytes,
-        stored_dtypes=dict(
-            Counter(sorted(dtype_name(f.dtype) for f in tensors.forms.values())).most_common()
-        ),
+        stored_dtypes=dict(Counter(sorted(form.stored_as for form in tensors.forms.values())).most_common()),
         runs_in=str(runs_in),
         context_limit=spec.context_limit,
         kv_bytes_per_token=per_token if spec.causal else None,
@@ -117,7 +118,7 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         files=tuple(file.name for file in tensors.files),
         tokenizer=_tokenizer(folder),
         generation=dict(folder.generation),
-        transformers=transformers_verdict(spec),
+        transformers=transformers_verdict(spec) if folder.format == "hf" else BY_CONVERSION,
     )
 
 
@@ -148,11 +149,14 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
     if not isinstance(rotary, Rotary):
         return None
     model_type, usual = folder.config.get("model_type"), layouts_for(folder.spec.family)[0].pairing
-    because = (
-        "recorded in config.json"
-        if model_type == OURS
-        else f"transformers' {model_type} rotates {usual}{'' if usual == 'halves' else ' pairs'}"
-    )
+    if folder.format == "gguf":
+        because = (
+            f"GGUF's {model_type} rotates {rotary.pairing}{'' if rotary.pairing == 'halves' else ' pairs'}"
+        )
+    elif model_type == OURS:
+        because = "recorded in config.json"
+    else:
+        because = f"transformers' {model_type} rotates {usual}{'' if usual == 'halves' else ' pairs'}"
     frequencies = rotary.frequencies(head_dim)
     waves = 2 * math.pi / frequencies
     return RotaryFacts(
@@ -171,6 +175,8 @@ def _rotary(folder: Folder) -> RotaryFacts | None:
 
 
 def _tokenizer(folder: Folder) -> dict[str, Any] | None:
+    if folder.format == "gguf":
+        return _own_tokenizer(folder)
     names = sorted(p.name for p in folder.path.iterdir() if TOKENIZER_FILES.match(p.name))
     if not names:
         return None
@@ -193,3 +199,17 @@ def _tokenizer(folder: Folder) -> dict[str, Any] | None:
     if "tokenizer_config.json" in names and not facts["chat_template"]:
         facts["chat_template"] = "chat_template" in read_json(folder.path / "tokenizer_config.json")
     return facts
+
+
+def _own_tokenizer(folder: Folder) -> dict[str, Any] | None:
+    """Of a GGUF file."""
+    if first_file(folder.path) is None:
+        return None
+    read = Tokenizer.load(folder.path)
+    return {
+        "files": [folder.path.name],
+        "kind": json.loads(read.backend.to_str())["model"]["type"],
+        "tokens": read.vocab_size,
+        "fits": read.vocab_size <= folder.spec.vocab,
+        "chat_template": read.chat_template is not None,
+    }

@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo
 from headway.errors import DataError
 from headway.report import plain
 
-FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder")]
+FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder, or a GGUF file")]
 TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
@@ -66,7 +66,8 @@ class ModelRun:
     """The model that a command runs, and how."""
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="a model folder, or an id of the Hugging Face Hub")
+        str,
+        typer.Argument(metavar="MODEL", help="a model folder, a GGUF file, or an id of the Hugging Face Hub"),
     ]
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")

@@ -1,4 +1,4 @@
-"""`headway convert SRC DST`: another format, rotary pairing or number of kv heads, the same function, shown."""
+"""`headway convert SRC DST`: another format, dtype, rotary pairing or number of kv heads, the same function, shown."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,6 @@ from headway.cli._shared import (
     AllowPickleOption,
     JsonOption,
     OverwriteOption,
-    TargetArgument,
     ThreadsOption,
     note,
     print_report,
@@ -20,10 +19,11 @@ from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
 if TYPE_CHECKING:
-    from headway.checkpoints.formats.conversion import Format
+    from headway.checkpoints.formats.conversion import Format, Target
     from headway.positions import Pairing
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+SHORT = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _PAIRS = re.compile(r"\(\d{1,6},\d{1,6}\)(,\(\d{1,6},\d{1,6}\))*")
 _SIZE = re.compile(r"(\d{1,18})\s*(|KB|MB|GB|TB)", re.IGNORECASE)
 
@@ -32,19 +32,23 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="a Hugging Face folder, Meta's (consolidated.*.pth), llama2.c's .bin, a pickle of torchtune"
+            help="a Hugging Face folder, a GGUF file, Meta's (consolidated.*.pth), llama2.c's .bin, a pickle of "
+            "torchtune"
         ),
     ],
-    target: TargetArgument,
-    frm: Annotated[str, typer.Option("--from", help="auto, hf, llama2c, meta, torchtune")] = "auto",
+    target: Annotated[Path, typer.Argument(help="folder or GGUF file to write")],
+    frm: Annotated[str, typer.Option("--from", help="auto, hf, gguf, llama2c, meta, torchtune")] = "auto",
+    to: Annotated[
+        str | None, typer.Option("--to", help="hf or gguf [default: gguf where DST ends in .gguf, else hf]")
+    ] = None,
     to_pairing: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to-pairing",
-            help="rotary pairing of the result: halves (transformers reads it), adjacent, or pairs such as "
-            "(0,3),(1,4),(2,5) (headway alone reads those)",
+            help="rotary pairing of a folder: halves (transformers reads it), adjacent, or pairs such as "
+            "(0,3),(1,4),(2,5) (headway alone reads those) [default: halves]",
         ),
-    ] = "halves",
+    ] = None,
     kv_heads: Annotated[
         int | None,
         typer.Option(
@@ -53,7 +57,10 @@ def command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="stored dtype: float32, bfloat16, float16, float64 [default: as it is]"),
+        typer.Option(
+            help="stored dtype: float32, bfloat16, float16, float64; of a GGUF file's matrices also q8_0, q4_0 "
+            "[default: as it is]"
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -65,13 +72,16 @@ def command(
     norm_eps: Annotated[
         float | None, typer.Option(help="eps of the norms of a pickle [default: 1e-5]")
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="largest file of weights: bytes, or 500MB, 4GB")] = "4GB",
+    shard_size: Annotated[
+        str | None,
+        typer.Option(help="largest file of a folder's weights: bytes, or 500MB, 4GB [default: 4GB]"),
+    ] = None,
     allow_pickle: AllowPickleOption = False,
     overwrite: OverwriteOption = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Turn a checkpoint into a Hugging Face folder, and show that both compute the same.
+    """Turn a checkpoint into a Hugging Face folder or a GGUF file, and show that both compute the same.
 
     The logits of source and target are compared in float32 and bfloat16 before DST takes its name; if they
     differ, the exit code is 1 and DST stays as it was. With --dtype, the source is compared with its numbers
@@ -80,36 +90,45 @@ def command(
     import torch
 
     from headway.checkpoints import convert
+    from headway.checkpoints.formats.conversion import PACKINGS
     from headway.models.cost import parameter_count
     from headway.text import Tokenizer
 
     set_threads(threads)
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
+    if to not in (None, "hf", "gguf"):
+        raise ConfigError(f"--to {to}: must be hf or gguf{did_you_mean(to, ('hf', 'gguf'))}")
+    known = (*DTYPES, *PACKINGS)
+    dtype = SHORT.get(dtype or "", dtype)
+    if dtype is not None and dtype not in known:
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(known)}{did_you_mean(dtype, known)}")
     note(f"reading {source}")
     result = convert(
         source,
         target,
         frm=cast("Format", frm),
-        to_pairing=pairing_of(to_pairing),
+        to=cast("Target | None", to),
+        to_pairing=None if to_pairing is None else pairing_of(to_pairing),
         kv_heads=kv_heads,
-        dtype=None if dtype is None else getattr(torch, dtype),
+        dtype=getattr(torch, dtype) if dtype in DTYPES else dtype,
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
         heads=heads,
         norm_eps=norm_eps,
         allow_pickle=allow_pickle,
         overwrite=overwrite,
-        shard_bytes=bytes_of(shard_size),
+        shard_bytes=None if shard_size is None else bytes_of(shard_size),
     )
     count, heads_now, dtype = parameter_count(result.spec), result.spec.kv_heads, result.dtype
     repeated = f"  kv heads: {result.source_kv_heads} repeated to {heads_now}"
+    reader = f"; transformers {result.transformers}" if result.transformers else ""
+    whole = f"  not packed, for rows that are no multiples of its blocks: {', '.join(result.not_packed)}"
     rounded = (
         f"  rounding to {dtype} changed logits by up to {cell(result.rounding)}; the source rounded alike:"
     )
     rows = [(c.dtype, c.difference, c.bound, c.largest_logit) for c in result.checks]
     lines = [
         f"{result.source} ({result.format}, {result.source_pairing}) -> {result.target} ({result.target_pairing})",
-        f"  {count:,} parameters, {dtype}; transformers {result.transformers}",
+        f"  {count:,} parameters, {dtype}{reader}",
+        *([whole] if result.not_packed else []),
         *([] if heads_now == result.source_kv_heads else [repeated]),
         *([] if result.rounding is None else [rounded]),
         f"  logits of {result.checks[0].tokens} random tokens, source against target:",

@@ -56,7 +56,7 @@ def find(path: Path) -> Found:
 
 
 def first_file(folder: Path) -> Path | None:
-    """The file that a folder's tokenizer is read from, or a GGUF file itself that holds one; None when there is none."""
+    """The file that a folder's tokenizer is read from, or a GGUF file that holds one itself; None without one."""
     if folder.is_file():
         return folder if _is_gguf(folder) and gguf.has_tokenizer(_metadata(folder)) else None
     names = [n for n in READERS if n != "vocab.json" or (folder / "merges.txt").is_file()]

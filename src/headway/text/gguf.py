@@ -38,15 +38,22 @@ MODEL, TEMPLATE = f"{GGML}model", "tokenizer.chat_template"
 PIECES, BYTE_LEVEL = "llama", "gpt2"
 NONE = ("none", "no_vocab")
 """Kinds of a file without a tokenizer."""
-MODEL_FLAGS = ("unk_token", "byte_fallback", "ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix")
+MODEL_FLAGS = (
+    "unk_token",
+    "byte_fallback",
+    "ignore_merges",
+    "dropout",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+)
 ROLES = {"unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 """Special tokens by role, and the beginning of their key."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How "gpt2" splits a text before it merges; what is a token as a whole is taken as it is where `whole`; texts begin
-    with BOS where the file does not say, if `bos`."""
+    """How "gpt2" splits a text before it merges. Where `whole`, a part that is a token is taken as it is; where `bos`,
+    texts begin with BOS unless the file says otherwise."""
 
     split: pre_tokenizers.PreTokenizer
     normalizer: normalizers.Normalizer | None = None
@@ -81,9 +88,13 @@ def read(metadata: Mapping[str, Any], file: Path) -> tuple[Backend, dict[str, An
         raise DataError(f"{file}: this file has no tokenizer ({MODEL} is {kind!r}); give one from elsewhere")
     readers = {PIECES: _read_pieces, BYTE_LEVEL: _read_byte_level}
     if kind not in readers:
-        raise DataError(f"{file}: {MODEL} is {kind!r}, which is unsupported; supported are {', '.join(readers)}")
+        raise DataError(
+            f"{file}: {MODEL} is {kind!r}, which is unsupported; supported are {', '.join(readers)}"
+        )
     tokens, kinds = _tokens(metadata)
-    ids = {role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()}
+    ids = {
+        role: _id(metadata, name, len(tokens)) for role, name in {"bos": "bos", "eos": "eos", **ROLES}.items()
+    }
     backend, begins = readers[kind](metadata, tokens, kinds, ids)
     given = {key: metadata.get(f"{GGML}{key}_token") for key in ("add_bos", "add_eos")}
     for key, value in given.items():
@@ -121,7 +132,9 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
         raise DataError(f"GGUF holds tokenizers of BPE, and this is {model['type']}")
     ends = {"bos": vocabulary.bos, "eos": vocabulary.eos}
     if template.prefix not in ((), (vocabulary.bos,)) or template.suffix not in ((), (vocabulary.eos,)):
-        raise DataError("this tokenizer's template adds other tokens than BOS and EOS, for which GGUF has no key")
+        raise DataError(
+            "this tokenizer's template adds other tokens than BOS and EOS, for which GGUF has no key"
+        )
     tokens, kinds = _listed(vocabulary, rows, byte_level)
     merges = _pairs(model["merges"])
     flags = {"add_bos_token": bool(template.prefix), "add_eos_token": bool(template.suffix)}
@@ -138,14 +151,16 @@ def write(vocabulary: Vocabulary, template: Template, chat_template: str | None,
         found[f"{GGML}merges"] = [" ".join(pair) for pair in merges]
     else:
         found[f"{GGML}scores"] = _scores(tokens, merges)
-        found[f"{GGML}add_space_prefix"] = any(step["type"] == "Prepend" for step in _flat(backend.normalizer))
+        found[f"{GGML}add_space_prefix"] = any(
+            step["type"] == "Prepend" for step in _flat(backend.normalizer)
+        )
     if chat_template is not None:
         found[TEMPLATE] = chat_template
     ours, theirs = _essence(backend), _essence(read(found, Path("the file"))[0])
     if lost := [part for part in ours if ours[part] != theirs[part]]:
         raise DataError(
-            f"GGUF cannot express this tokenizer's {', '.join(lost)}; where the model has a SentencePiece file too, give "
-            "that as the tokenizer: --tokenizer FOLDER/tokenizer.model"
+            f"GGUF cannot express this tokenizer's {', '.join(lost)}: give another file of the same tokenizer, such as "
+            "SentencePiece's (--tokenizer FOLDER/tokenizer.model), or convert a copy of the folder without a tokenizer"
         )
     return found
 
@@ -172,7 +187,9 @@ def _is_padding(i: int, token: str, kind: int) -> bool:
 def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     value = metadata.get(f"{GGML}{name}_token_id")
     if value is not None and (not is_id(value) or value >= count):
-        raise DataError(f"{GGML}{name}_token_id must be the id of one of {count:,} tokens, got {str(value)[:80]}")
+        raise DataError(
+            f"{GGML}{name}_token_id must be the id of one of {count:,} tokens, got {str(value)[:80]}"
+        )
     return value
 
 
@@ -180,15 +197,29 @@ def _read_pieces(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], ids: Mapping[str, int | None]
 ) -> tuple[Backend, bool]:
     scores = list(metadata.get(f"{GGML}scores", ()))[: len(tokens)]
-    if len(scores) != len(tokens) or not all(isinstance(score, float) and isfinite(score) for score in scores):
+    if len(scores) != len(tokens) or not all(
+        isinstance(score, float) and isfinite(score) for score in scores
+    ):
         raise DataError(f"{GGML}scores must list a number for each of {len(tokens):,} tokens")
-    unknown = ids["unk"] if ids["unk"] is not None else next((i for i, k in enumerate(kinds) if k == UNKNOWN), 0)
-    flags = {"dummy_prefix": ("add_space_prefix", True), "squeeze_spaces": ("remove_extra_whitespaces", False)}
+    unknown = (
+        ids["unk"] if ids["unk"] is not None else next((i for i, k in enumerate(kinds) if k == UNKNOWN), 0)
+    )
+    flags = {
+        "dummy_prefix": ("add_space_prefix", True),
+        "squeeze_spaces": ("remove_extra_whitespaces", False),
+    }
     given = {name: metadata.get(f"{GGML}{key}", usual) for name, (key, usual) in flags.items()}
     if not all(isinstance(value, bool) for value in given.values()):
         raise DataError(f"{' and '.join(f'{GGML}{key}' for key, _ in flags.values())} must be true or false")
     pieces = Pieces(
-        tokens, scores, kinds, unk=unknown, bos=ids["bos"], eos=ids["eos"], byte_fallback=BYTE in kinds, **given
+        tokens,
+        scores,
+        kinds,
+        unk=unknown,
+        bos=ids["bos"],
+        eos=ids["eos"],
+        byte_fallback=BYTE in kinds,
+        **given,
     )
     return sentencepiece.build(pieces), True
 
@@ -209,8 +240,12 @@ def _read_byte_level(
     behind = added == [*range(count, len(there))]  # where they fall when they are added
     vocab = {token: i for i, token in there.items() if not behind or i < count}
     pairs = _pairs(metadata.get(f"{GGML}merges", ()))
-    if odd := next((pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)} or len(pair) != 2), None):
-        raise DataError(f"{GGML}merges has {' '.join(odd)[:80]!r}, and its parts and what it makes are not all tokens")
+    if odd := next(
+        (pair for pair in pairs if not vocab.keys() >= {*pair, "".join(pair)} or len(pair) != 2), None
+    ):
+        raise DataError(
+            f"{GGML}merges has {' '.join(odd)[:80]!r}, and its parts and what it makes are not all tokens"
+        )
     backend = Backend(models.BPE(vocab, pairs, ignore_merges=rule.whole))
     if rule.normalizer is not None:
         backend.normalizer = rule.normalizer
@@ -262,10 +297,14 @@ def _rule_of(backend: Backend) -> str:
     """The name of the rule by which a byte-level tokenizer splits text. Raises DataError where none is it."""
     whole = backend.model.ignore_merges
     for name, rule in RULES.items():
-        same = _flat(backend.pre_tokenizer) == _flat(rule.split) and _flat(backend.normalizer) == _flat(rule.normalizer)
+        same = _flat(backend.pre_tokenizer) == _flat(rule.split) and _flat(backend.normalizer) == _flat(
+            rule.normalizer
+        )
         if same and whole == rule.whole:
             return name
-    raise DataError(f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}")
+    raise DataError(
+        f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}"
+    )
 
 
 def _flat(component: Any) -> list[dict[str, Any]]:

@@ -73,7 +73,8 @@ class Tokenizer(Vocabulary):
     def load(path: str | Path) -> Tokenizer:
         """From a Hugging Face folder or one file of it: `tokenizer.json`, SentencePiece's `tokenizer.model` or
         `spiece.model`, Llama 3's `tokenizer.model` (tiktoken), llama2.c's `tokenizer.bin`, BERT's `vocab.txt`,
-        `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, with the file, for what is none of these."""
+        `vocab.json` with `merges.txt`; or from a GGUF file. Raises DataError, with the file, for what is none of them.
+        """
         file, backend, arguments = files.find(Path(path))
         with naming(file):
             return Tokenizer(backend, **arguments)

@@ -7,7 +7,7 @@ The source is evaluated by its own forward pass (Meta's formats: a plain one on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,27 +15,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import (
-    SHARD_BYTES,
-    SavesItself,
-    TokenizerFiles,
-    check_target,
-    load_folder,
-    save_state,
-)
-from headway.checkpoints.formats import llama2c, meta
+from headway.checkpoints.folder import SHARD_BYTES, check_target, save_state
+from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, F32, TYPES, BlockType
+from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
+from headway.checkpoints.formats.gguf.model import stored_type, stored_value, write_model
+from headway.checkpoints.formats.sources import Format, Rounding, Source, open_source
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
-from headway.checkpoints.restore import fill, load_model
+from headway.checkpoints.restore import load_model
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.storage.lazy import cast, forms
-from headway.checkpoints.storage.tensors import open_tensors
+from headway.checkpoints.storage.lazy import Form, changed, forms
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary
+from headway.text import Tokenizer
 
-Format = Literal["auto", "hf", "llama2c", "meta", "torchtune"]
-FORMATS: tuple[Format, ...] = ("auto", "hf", "llama2c", "meta", "torchtune")
+Target = Literal["hf", "gguf"]
+PACKINGS: Mapping[str, BlockType] = {kind.name.lower(): kind for kind in TYPES if kind.pack is not None}
+"""Types that GGUF files hold matrices in, besides dtypes."""
 PROBE = 64
 FLOAT32_BOUND = 1e-5
 
@@ -63,39 +60,28 @@ class Check:
 class Conversion:
     """What was converted, and the evidence that it is the same function.
 
-    `rounding` is the largest change of a logit by storing the weights in `dtype`, float32 against float32; None
-    where they are stored as they were. The checks are then against the source with its weights rounded so."""
+    Attributes:
+        to: the format of the target.
+        dtype: of the stored weights; of a GGUF file, the types.
+        not_packed: matrices whose rows are no multiples of the blocks asked for, which are stored as they were.
+        rounding: the largest change of a logit by storing the weights in `dtype`, float32 against float32; None where
+            they are stored as they were. The checks are then against the source with its weights rounded so.
+        transformers: whether it loads the target; None for a GGUF file.
+    """
 
     source: Path
     target: Path
     format: str
+    to: Target
     spec: ModelSpec
     source_pairing: str
     target_pairing: str
     source_kv_heads: int
     dtype: str
+    not_packed: tuple[str, ...]
     rounding: float | None
-    transformers: str
+    transformers: str | None
     checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids."""
-
-    format: str
-    spec: ModelSpec
-    state: Mapping[str, Tensor]
-    weights: Mapping[str, Tensor]
-    forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
-    tokenizer: SavesItself | None = None
-    generation: Mapping[str, Any] | None = None
-
-    @torch.no_grad()
-    def logits(self, ids: Tensor, dtype: torch.dtype, rounded: torch.dtype | None) -> Tensor:
-        """Logits of `ids`, computed in a dtype, from weights that are rounded to another first, or not: None."""
-        weights = self.weights if rounded is None else cast(self.weights, rounded)
-        return self.forward(weights, dtype, ids)
 
 
 def convert(
@@ -103,53 +89,60 @@ def convert(
     target: str | Path,
     *,
     frm: Format = "auto",
-    to_pairing: Pairing = "halves",
+    to: Target | None = None,
+    to_pairing: Pairing | None = None,
     kv_heads: int | None = None,
-    dtype: torch.dtype | None = None,
-    tokenizer: SavesItself | None = None,
+    dtype: torch.dtype | str | None = None,
+    tokenizer: Tokenizer | None = None,
     heads: int | None = None,
     norm_eps: float | None = None,
     allow_pickle: bool = False,
     overwrite: bool = False,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int | None = None,
 ) -> Conversion:
-    """Write `source` as a folder at `target`, and compare their logits before it takes that name.
+    """Write `source` as a folder or a GGUF file at `target`, and compare their logits before it takes that name.
 
     Args:
         frm: the format; "auto" detects it from the file.
-        to_pairing: rotary pairing of the result: "halves", "adjacent" or explicit pairs.
+        to: "hf" or "gguf"; None is "gguf" where the target's name ends in .gguf.
+        to_pairing: rotary pairing of a folder: "halves" (None), "adjacent" or explicit pairs; in a GGUF file it is that
+            of its architecture.
         kv_heads: key and value heads of the result, by exact repetition (`repeat_kv_heads`); None keeps them.
-        dtype: stored dtype of the result; None keeps the source's.
-        tokenizer: saved along; a folder's own is copied.
+        dtype: stored dtype of the result, of a GGUF file that of its matrices: a torch dtype, or "q8_0", "q4_0". None
+            keeps the source's.
+        tokenizer: saved along; the source's own is taken along.
         heads, norm_eps: for pickles without params.json.
+        shard_bytes: the most that one file of a folder's weights holds.
 
     Values are read, changed and written one at a time. Raises CheckpointError, leaving `target` as it was, when
     the logits differ, when `target` exists (unless `overwrite`), or when the source cannot be read.
     """
     source, target = Path(source), Path(target)
+    to = to or ("gguf" if target.suffix == ".gguf" else "hf")
     check_target(target, overwrite)
-    found = _open(source, frm, heads, norm_eps, allow_pickle)
+    storage = _storage(to, dtype)
+    if to == "gguf" and (to_pairing is not None or shard_bytes is not None):
+        raise CheckpointError(
+            "a GGUF file has the pairing of its architecture and is one file: no to_pairing, no shards"
+        )
+    found = open_source(source, frm, heads, norm_eps, allow_pickle)
     state, spec = found.state, found.spec
     if kv_heads is not None:
         state, spec = repeat_kv_heads(state, spec, kv_heads)
     if isinstance(spec.positions, Rotary):
-        state, spec = change_pairing(state, spec, to_pairing)
-    elif to_pairing != "halves":
+        pairing = ARCHITECTURES[architecture_of(spec)].pairing if to == "gguf" else to_pairing or "halves"
+        state, spec = change_pairing(state, spec, pairing)
+    elif to_pairing not in (None, "halves"):
         raise CheckpointError(f"{source} has no rotary positions, and so no pairing to change")
-    stored = {form.dtype for form in forms(state).values()}
-    narrowed = dtype is not None and any(torch.promote_types(d, dtype) != dtype for d in stored)
-    if dtype is not None:
-        check_dtypes({dtype_name(dtype): dtype}, target)
-        state = cast(state, dtype)
-    rounded = dtype if narrowed else None
+    rounded = storage.rounded if any(map(storage.rounds, forms(state).values())) else None
     ids = _probe(spec)
-    exact = found.logits(ids, torch.float32, rounded)
-    rounding = None if rounded is None else _difference(found.logits(ids, torch.float32, None), exact)
+    reference = found.logits(ids, torch.float32, rounded)
+    rounding = None if rounded is None else _difference(found.logits(ids, torch.float32, None), reference)
     checks: list[Check] = []
 
-    def compare(folder: Path) -> None:
+    def compare(written: Path) -> None:
         for dtype in (torch.float32, torch.bfloat16):
-            check = _check(found, rounded, exact, folder, dtype, ids)
+            check = _check(found, rounded, reference, written, dtype, ids)
             checks.append(check)
             if not check.passed:
                 raise CheckpointError(
@@ -157,81 +150,97 @@ def convert(
                     f"(allowed {check.bound:.3g}, largest logit {check.largest_logit:.3g}); {target} was not written"
                 )
 
-    save_state(
-        target,
-        spec,
-        state,
-        tokenizer=tokenizer or found.tokenizer,
-        generation=found.generation,
-        keep_pairing=True,
-        overwrite=overwrite,
-        shard_bytes=shard_bytes,
-        before_publishing=compare,
-    )
+    carried = tokenizer or found.tokenizer
+    not_packed: tuple[str, ...] = ()
+    if to == "gguf":
+        keys = None if carried is None else carried.gguf_metadata(spec.vocab)
+        types = write_model(
+            target,
+            spec,
+            state,
+            storage.packed,
+            tokenizer=keys,
+            generation=found.generation or {},
+            check=compare,
+        )
+        stored = {kind.name for kind in types.values()}
+        if storage.packed is not None:
+            not_packed = tuple(name for name, kind in types.items() if kind not in (F32, storage.packed))
+    else:
+        state = storage.rounded(state)
+        stored = {dtype_name(form.dtype) for form in forms(state).values()}
+        save_state(
+            target,
+            spec,
+            state,
+            tokenizer=carried,
+            generation=found.generation,
+            keep_pairing=True,
+            overwrite=overwrite,
+            shard_bytes=SHARD_BYTES if shard_bytes is None else shard_bytes,
+            before_publishing=compare,
+        )
     return Conversion(
         source=source,
         target=target,
         format=found.format,
+        to=to,
         spec=spec,
         source_pairing=_pairing(found.spec),
         target_pairing=_pairing(spec),
         source_kv_heads=found.spec.kv_heads,
-        dtype=", ".join(sorted({dtype_name(form.dtype) for form in forms(state).values()})),
+        dtype=", ".join(sorted(stored)),
+        not_packed=not_packed,
         rounding=rounding,
-        transformers=transformers_verdict(spec),
+        transformers=None if to == "gguf" else transformers_verdict(spec),
         checks=tuple(checks),
     )
 
 
-def _open(
-    source: Path, frm: Format, heads: int | None, norm_eps: float | None, allow_pickle: bool
-) -> _Source:
-    if frm not in FORMATS:
-        raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
-    if not source.exists():
-        raise CheckpointError(f"there is no file or folder {source}")
-    frm = _detect(source, allow_pickle) if frm == "auto" else frm
-    if frm == "hf":
-        folder = load_folder(source, allow_pickle=allow_pickle)
+@dataclass(frozen=True)
+class _Storage:
+    """How the target stores numbers: a folder all of them in `dtype`, a GGUF file its matrices as `packed`; None is as
+    they are."""
 
-        def forward(weights: Mapping[str, Tensor], dtype: torch.dtype, ids: Tensor) -> Tensor:
-            row: Tensor = fill(folder.spec, weights, dtype=dtype)(ids[None])[0]
-            return row
+    gguf: bool
+    dtype: torch.dtype | None
+    packed: BlockType | None
 
-        files = TokenizerFiles(folder)
-        return _Source(frm, folder.spec, folder.tensors, folder.tensors, forward, files, folder.generation)
-    if frm == "llama2c":
-        model = llama2c.read(source)
-    else:
-        model = meta.read_pickled(
-            source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
+    def value(self, name: str, value: Tensor) -> Tensor:
+        """A tensor as the target gives it back."""
+        return stored_value(value, self.packed) if self.gguf else value.to(self.dtype or value.dtype)
+
+    def form(self, name: str, form: Form) -> Form:
+        """Of `value`."""
+        return Form(
+            form.shape, stored_type(form, self.packed).given_as if self.gguf else self.dtype or form.dtype
         )
-    return _Source(
-        frm,
-        model.spec,
-        model.state(),
-        model.weights,
-        lambda weights, dtype, ids: meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids),
-        generation=llama2c.GENERATION if frm == "llama2c" else None,
-    )
+
+    def rounds(self, form: Form) -> bool:
+        """Whether a tensor is rounded."""
+        dtype = self.form("", form).dtype
+        packs = self.gguf and stored_type(form, self.packed).unpack is not None
+        return packs or torch.promote_types(form.dtype, dtype) != dtype
+
+    def rounded(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Weights as the target gives them back."""
+        return changed(state, self.value, self.form)
 
 
-def _detect(source: Path, allow_pickle: bool) -> Format:
-    if source.is_dir():
-        meta_files = not (source / "config.json").exists() and any(source.glob("consolidated.*.pth"))
-        return "meta" if meta_files else "hf"
-    if source.suffix == ".bin" and llama2c.looks_like(source):
-        return "llama2c"
-    if source.suffix in (".pt", ".pth", ".bin"):
-        names = list(open_tensors(source, allow_pickle=allow_pickle))
-        if any(".attention.wq." in name for name in names):
-            return "meta"
-        if any(".attn.q_proj." in name for name in names):
-            return "torchtune"
-    raise CheckpointError(
-        f"{source} is no format that headway detects (a Hugging Face folder, llama2.c's .bin, a pickle of Meta or "
-        f"torchtune); use --from {', '.join(FORMATS[1:])}"
-    )
+def _storage(to: Target, dtype: torch.dtype | str | None) -> _Storage:
+    if to == "gguf":
+        known: dict[Any, BlockType] = {**BY_DTYPE, **PACKINGS}
+        if dtype is not None and dtype not in known:
+            names = [name if isinstance(name, str) else dtype_name(name) for name in known]
+            raise CheckpointError(f"a GGUF file does not hold {dtype}; written are {', '.join(names)}")
+        return _Storage(True, None, None if dtype is None else known[dtype])
+    if isinstance(dtype, str):
+        raise CheckpointError(
+            f"{dtype!r} is how a GGUF file holds numbers, and the target is a folder: use to='gguf'"
+        )
+    if dtype is not None:
+        check_dtypes({dtype_name(dtype): dtype}, Path("the target"))
+    return _Storage(False, dtype, None)
 
 
 def _probe(spec: ModelSpec) -> Tensor:
@@ -242,10 +251,10 @@ def _probe(spec: ModelSpec) -> Tensor:
 
 @torch.no_grad()
 def _check(
-    found: _Source, rounded: torch.dtype | None, exact: Tensor, folder: Path, dtype: torch.dtype, ids: Tensor
+    found: Source, rounded: Rounding | None, exact: Tensor, written: Path, dtype: torch.dtype, ids: Tensor
 ) -> Check:
-    """The converted folder against its source, whose logits in float32 are `exact`."""
-    ours = load_model(folder, dtype=dtype)(ids[None])[0].float()
+    """The converted model against its source, whose logits in float32 are `exact`."""
+    ours = load_model(written, dtype=dtype)(ids[None])[0].float()
     largest = float(exact.abs().max())
     bound = FLOAT32_BOUND * largest
     if dtype != torch.float32:

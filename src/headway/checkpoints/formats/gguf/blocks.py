@@ -1,9 +1,8 @@
 """The types of GGUF's tensors: how their numbers are packed into blocks, and what they are.
 
 Rows are cut into blocks of 32 numbers, or of 256 ("K"), each with its own scale d (float16), some with a minimum m. In
-the layouts below the bytes stand from left to right, `q[a:b]` are bytes that hold the numbers a to b - 1, of two numbers
-in one byte the first is in the low bits, and 6-bit scales and minimums of eight parts of 32 take 12 bytes (`_scales`).
-Products and sums are rounded to float32 one by one, in the order that is given.
+the layouts below bytes stand from left to right. `q[a:b]` is a byte for each of the numbers a to b - 1; `q[a:b | c:d]`
+is a byte for two, the first in its low half. Products and sums are rounded to float32 one by one, in the order given.
 (ggml-org/llama.cpp, ggml/src/ggml-common.h and ggml-quants.c; gguf-py/gguf/quants.py.)
 """
 
@@ -42,6 +41,11 @@ class BlockType:
     unpack: Callable[[Tensor], Tensor] | None = None
     pack: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def given_as(self) -> torch.dtype:
+        """The dtype that holds its numbers exactly."""
+        return self.dtype if self.unpack is None else torch.float32
+
 
 def dequantize(raw: Tensor, kind: BlockType) -> Tensor:
     """The numbers [..., N] of rows of blocks, uint8 [..., N / block * nbytes], in float32; numbers that are not packed
@@ -52,7 +56,7 @@ def dequantize(raw: Tensor, kind: BlockType) -> Tensor:
 
 
 def quantize(values: Tensor, kind: BlockType) -> Tensor:
-    """Rows of numbers [..., N] as blocks, uint8 [..., N / block * nbytes]; in the type's own dtype where it packs nothing.
+    """Rows of numbers [..., N] as blocks, uint8 [..., N / block * nbytes]; in the type's dtype where it packs nothing.
 
     Raises CheckpointError for a type that is read only, for rows that are no multiples of its block, and for an
     infinity or NaN, which no block holds."""
@@ -87,7 +91,7 @@ def _half(raw: Tensor) -> Tensor:
 
 
 def _bits(raw: Tensor, part: int, shifts: range, mask: int) -> Tensor:
-    """Bits of bytes [blocks, n], `part` bytes at a time, each part once for every shift: [blocks, n / part * shifts, part]."""
+    """Bits of bytes [blocks, n], `part` bytes at a time, each part once a shift: [blocks, n / part * shifts, part]."""
     each = raw.view(len(raw), -1, 1, part) >> torch.tensor([*shifts], dtype=torch.uint8).view(-1, 1)
     return (each & mask).flatten(1, 2)
 
@@ -215,27 +219,27 @@ BY_NUMBER: Mapping[int, BlockType] = {kind.number: kind for kind in TYPES}
 BY_DTYPE: Mapping[torch.dtype, BlockType] = {kind.dtype: kind for kind in (F32, F16, BF16)}
 WRITTEN = tuple(kind.name for kind in TYPES if kind.unpack is None or kind.pack is not None)
 UNSUPPORTED: Mapping[int, str] = {
-    **{
-        9: "Q8_1",
-        10: "Q2_K",
-        11: "Q3_K",
-        15: "Q8_K",
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-    },
-    **{
-        20: "IQ4_NL",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        23: "IQ4_XS",
-        24: "I8",
-        25: "I16",
-        26: "I32",
-        27: "I64",
-        28: "F64",
-    },
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 """Types that are known and not read."""

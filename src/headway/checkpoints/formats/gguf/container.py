@@ -20,14 +20,13 @@ import struct
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from headway.checkpoints.formats.gguf.blocks import BY_NUMBER, UNSUPPORTED, BlockType
 from headway.checkpoints.storage.reading import open_regular, refuse_impostor
 from headway.checkpoints.storage.safetensors import Entry, check_form
-from headway.errors import CheckpointError, did_you_mean
+from headway.errors import CheckpointError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -241,8 +240,8 @@ class _Reader:
             due = -(-end // alignment) * alignment
         if table and begin + end > self.size:
             raise CheckpointError(
-                f"{self.path} is truncated: it has {self.size:,} of {begin + end:,} bytes; the download or copy was cut, "
-                "repeat it"
+                f"{self.path} is truncated: it has {self.size:,} of {begin + end:,} bytes; the download or copy was "
+                "cut, repeat it"
             )
         if self.size > begin + due:
             self.damaged(f"{self.size - begin - due:,} bytes follow the last tensor")

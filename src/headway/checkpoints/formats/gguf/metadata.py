@@ -1,8 +1,9 @@
 """From GGUF's metadata to `ModelSpec` and back: LLaMA and Mistral ("llama"), Qwen2 and Qwen3.
 
-Queries and keys of "llama" lie in adjacent pairs, as in Meta's own files, those of the Qwens in halves. Mistral's window
-is the key attention.sliding_window, which llama.cpp does not honour there: to it, all keys are seen, which is the same
-up to that many tokens. (ggml-org/ggml, docs/gguf.md; llama.cpp, src/llama-model.cpp, convert_hf_to_gguf.py.)
+Queries and keys of "llama" lie in adjacent pairs, as in Meta's own files, those of the Qwens in halves. A window in all
+layers (Mistral) is the key attention.sliding_window, which llama.cpp does not honour in these architectures: to it all
+keys are seen, which is the same for rows of up to that many tokens.
+(ggml-org/ggml, docs/gguf.md; ggml-org/llama.cpp, src/llama-model.cpp and convert_hf_to_gguf.py.)
 """
 
 from __future__ import annotations

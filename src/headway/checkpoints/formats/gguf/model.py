@@ -37,8 +37,8 @@ QUANTIZATION_VERSION = 2
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """A checked file. `tensors` has exactly the names and shapes of the spec; values are mapped, and unpacked when asked
-    for. `stored` is what the file holds, under its own names; packed numbers as their bytes."""
+    """A checked file. `tensors` has exactly the names and shapes of the spec; values are mapped, and unpacked, when
+    asked for. `stored` is what the file holds, under its own names; packed numbers as their bytes."""
 
     architecture: str
     spec: ModelSpec
@@ -58,8 +58,8 @@ def read_model(path: str | Path) -> GGUFModel:
 
     Packed numbers are given as float32, which holds them exactly. Vectors in float32 beside matrices in bfloat16 or
     float16 are given in these where that rounds none of them, so that the model runs in the dtype of its matrices.
-    Raises CheckpointError as `read_gguf` and `read_spec` do, for one of several parts, and for tensors that are missing,
-    unexpected or of another shape."""
+    Raises CheckpointError as `read_gguf` and `read_spec` do, for one of several parts, and for tensors that are
+    missing, unexpected or of another shape."""
     file = read_gguf(path)
     if file.metadata.get(PARTS, 1) not in (0, 1):
         raise CheckpointError(
@@ -122,8 +122,8 @@ def write_model(
 
 
 def stored_type(form: Form, asked: BlockType | None) -> BlockType:
-    """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of the blocks
-    of that, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
+    """How a tensor is stored: a vector as F32, a matrix as the type asked for where its rows are multiples of its
+    blocks, else in its own dtype. Raises CheckpointError for a dtype that GGUF has no type for."""
     if len(form.shape) == 1:
         return F32
     if asked is not None and form.shape[-1] % asked.block == 0:
@@ -144,7 +144,7 @@ def stored_value(value: Tensor, asked: BlockType | None) -> Tensor:
 
 def _unpacked(file: GGUF, stored: Tensors) -> Made:
     """The numbers of every tensor."""
-    dtypes = {name: torch.float32 if one.type.unpack else one.dtype for name, one in file.tensors.items()}
+    dtypes = {name: one.type.given_as for name, one in file.tensors.items()}
     of_matrices = {dtypes[name] for name, one in file.tensors.items() if len(one.numbers) > 1}
     if len(of_matrices) == 1:
         (narrow,) = of_matrices

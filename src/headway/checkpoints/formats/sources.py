@@ -1,0 +1,99 @@
+"""What `convert` reads: each format as a spec, weights under our names, and a forward pass of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from headway.checkpoints.folder import TokenizerFiles, load_folder
+from headway.checkpoints.formats import llama2c, meta
+from headway.checkpoints.formats.gguf.container import is_gguf
+from headway.checkpoints.restore import fill
+from headway.checkpoints.storage.lazy import cast
+from headway.checkpoints.storage.tensors import open_tensors
+from headway.errors import CheckpointError
+from headway.models import ModelSpec
+
+Format = Literal["auto", "hf", "gguf", "llama2c", "meta", "torchtune"]
+FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta", "torchtune")
+Rounding = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Weights as another file gives them back."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and its own forward pass: `forward(weights, dtype, ids)` are the logits of a row of ids."""
+
+    format: str
+    spec: ModelSpec
+    state: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    forward: Callable[[Mapping[str, Tensor], torch.dtype, Tensor], Tensor]
+    tokenizer: TokenizerFiles | None = None
+    generation: Mapping[str, Any] | None = None
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor, dtype: torch.dtype, rounded: Rounding | None) -> Tensor:
+        """Logits of `ids`, computed in a dtype, from weights that are rounded first, or not: None."""
+        weights = self.weights if rounded is None else rounded(self.weights)
+        return self.forward(weights, dtype, ids)
+
+
+def open_source(
+    source: Path, frm: Format, heads: int | None, norm_eps: float | None, allow_pickle: bool
+) -> Source:
+    if frm not in FORMATS:
+        raise CheckpointError(f"unknown format {frm!r}; known are {', '.join(FORMATS)}")
+    if not source.exists():
+        raise CheckpointError(f"there is no file or folder {source}")
+    frm = _detect(source, allow_pickle) if frm == "auto" else frm
+    if frm in ("hf", "gguf"):
+        folder = load_folder(source, allow_pickle=allow_pickle)
+        if folder.format != frm:
+            raise CheckpointError(f"{source} is of format {folder.format!r}, and {frm!r} was asked for")
+
+        def forward(weights: Mapping[str, Tensor], dtype: torch.dtype, ids: Tensor) -> Tensor:
+            row: Tensor = fill(folder.spec, weights, dtype=dtype)(ids[None])[0]
+            return row
+
+        files = TokenizerFiles(folder)
+        return Source(frm, folder.spec, folder.tensors, folder.tensors, forward, files, folder.generation)
+    if frm == "llama2c":
+        model = llama2c.read(source)
+    else:
+        model = meta.read_pickled(
+            source, layout=frm, allow_pickle=allow_pickle, heads=heads, norm_eps=norm_eps
+        )
+    return Source(
+        frm,
+        model.spec,
+        model.state(),
+        model.weights,
+        lambda weights, dtype, ids: meta.MetaModel(model.spec, cast(weights, dtype)).logits(ids),
+        generation=llama2c.GENERATION if frm == "llama2c" else None,
+    )
+
+
+def _detect(source: Path, allow_pickle: bool) -> Format:
+    if source.is_dir():
+        meta_files = not (source / "config.json").exists() and any(source.glob("consolidated.*.pth"))
+        return "meta" if meta_files else "hf"
+    if is_gguf(source):
+        return "gguf"
+    if source.suffix == ".bin" and llama2c.looks_like(source):
+        return "llama2c"
+    if source.suffix in (".pt", ".pth", ".bin"):
+        names = list(open_tensors(source, allow_pickle=allow_pickle))
+        if any(".attention.wq." in name for name in names):
+            return "meta"
+        if any(".attn.q_proj." in name for name in names):
+            return "torchtune"
+    raise CheckpointError(
+        f"{source} is no format that headway detects (a Hugging Face folder, GGUF, llama2.c's .bin, a pickle of "
+        f"Meta or torchtune); use --from {', '.join(FORMATS[1:])}"
+    )
