@@ -1,0 +1,336 @@
+"""GGUF out and in: the same tensors, spec, function and tokenizer; what it cannot say is refused by name."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.api import load
+from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
+from headway.checkpoints.formats.gguf.blocks import BF16, BY_DTYPE, Q4_0, Q8_0, TYPES, codes, dequantize, quantize
+from headway.checkpoints.formats.gguf.container import read_gguf
+from headway.checkpoints.formats.gguf.keys import decimal
+from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
+from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
+from headway.checkpoints.formats.gguf.writer import write_gguf
+from headway.checkpoints.formats.meta import META
+from headway.checkpoints.hf.layouts.tensors import exported
+from headway.checkpoints.restore import fill
+from headway.cli import run
+from headway.errors import CheckpointError, ConfigError
+from headway.models import ModelSpec
+from headway.patterns import Causal, Sink, Window
+from headway.positions import ALiBi, DynamicNTK, Llama3, Rotary, YaRN
+from headway.text import Tokenizer
+from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
+from tests.checkpoints.hf import off
+from tests.data import data_path
+from tests.text.conftest import sentencepiece
+from tests.text.folders import TEXTS
+
+FILE = "m.gguf"
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("asked", [None, BF16, Q8_0, Q4_0], ids=str)
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked):
+    """The same spec, and of every tensor the same bits that its type holds."""
+    spec, state = SPECS[name], weights(SPECS[name])
+    types = write_model(tmp_path / FILE, spec, state, asked)
+    model = read_model(tmp_path / FILE)
+    assert model.spec == spec
+    assert {kind.name for kind in types.values()} == {"F32", (asked or BY_DTYPE[torch.float32]).name}
+    for n, value in state.items():
+        wanted = stored_value(value, asked)
+        assert torch.equal(model.tensors[n].float(), wanted.float())
+        target = torch.empty(value.shape)
+        model.tensors.copy_into(n, target)
+        assert torch.equal(target, wanted.float())
+
+
+@pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=str)
+def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, kind):
+    spec, state = SPECS["qwen2"], weights(SPECS["qwen2"])
+    write_model(tmp_path / FILE, spec, state, kind)
+    model, theirs = read_model(tmp_path / FILE), exported(NAMES, state, spec)
+    for name in ("blk.1.ffn_down.weight", "token_embd.weight"):
+        assert torch.equal(model.stored[name], quantize(theirs[name], kind))
+        packed = model.matrix(name)
+        assert torch.equal(packed.dequantize(), stored_value(theirs[name], kind))
+        assert (packed.codes.shape, packed.group) == (theirs[name].shape, 32)
+    with pytest.raises(CheckpointError, match="F32 has no codes"):
+        model.matrix("output_norm.weight")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([Q8_0, Q4_0]), st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
+def test_packing_errs_by_half_a_step_and_again_changes_nothing(seed, kind, size):
+    """Half a step of d, and d's own rounding to 11 bits, or to 2^-25; Q4_0 has no code for the number opposite to the largest."""
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) * size
+    packed = quantize(x, kind)
+    back = dequantize(packed, kind)
+    largest = x.view(5, 2, 32).abs().amax(2, keepdim=True)
+    step, most = (largest / 127, 0.5) if kind is Q8_0 else (largest / 8, 1.0)
+    error = (back - x).view(5, 2, 32).abs()
+    assert (error <= step * most + largest * 2.0**-11 + 128 * 2.0**-25).all()
+    assert torch.equal(codes(packed, kind).dequantize(), back)
+
+
+def test_packing_rounds_halves_away_from_zero_and_refuses_what_has_no_code():
+    x = torch.zeros(1, 32)
+    x[0, :3] = torch.tensor([127.0, 2.5, -2.5])
+    assert dequantize(quantize(x, Q8_0), Q8_0)[0, :3].tolist() == [127.0, 3.0, -3.0]
+    x[0, :3] = torch.tensor([8.0, -8.0, 7.0])  # d = -1: the codes of 8, -8, 7 would be 0, 16, 1
+    assert dequantize(quantize(x, Q4_0), Q4_0)[0, :3].tolist() == [8.0, -7.0, 7.0]
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(CheckpointError, match="an infinity or NaN"):
+            quantize(torch.full((1, 32), value), Q8_0)
+    with pytest.raises(CheckpointError, match=r"rows of 33 numbers are no multiple of the 32"):
+        quantize(torch.zeros(1, 33), Q4_0)
+    with pytest.raises(CheckpointError, match="Q6_K is read, and not written"):
+        quantize(torch.zeros(1, 256), next(kind for kind in TYPES if kind.name == "Q6_K"))
+
+
+def test_blocks_made_by_hand_are_what_their_layouts_say():
+    """One block of each type, from numbers chosen: d = 2, dmin = 3, scales, minimums and codes that differ by place."""
+    two, three = struct.pack("<e", 2.0), struct.pack("<e", 3.0)
+    by = {kind.name: kind for kind in TYPES}
+
+    def values(name, *parts):
+        raw = torch.frombuffer(bytearray(b"".join(map(bytes, parts))), dtype=torch.uint8)
+        return dequantize(raw[None], by[name])[0].tolist()
+
+    low = [i % 16 for i in range(32)]
+    nibbles = [low[i] | low[31 - i] << 4 for i in range(16)]  # 16 + i holds the code 15 - i
+    q = [*low[:16], *(low[31 - i] for i in range(16))]
+    assert values("Q4_0", two, nibbles) == [2 * (c - 8) for c in q]
+    assert values("Q4_1", two, three, nibbles) == [2 * c + 3 for c in q]
+    fifth = struct.pack("<I", 0b1010 << 16)  # of the numbers 17 and 19
+    high = [16 * (i in (17, 19)) for i in range(32)]
+    assert values("Q5_0", two, fifth, nibbles) == [2 * (c + h - 16) for c, h in zip(q, high, strict=True)]
+    assert values("Q5_1", two, three, fifth, nibbles) == [2 * (c + h) + 3 for c, h in zip(q, high, strict=True)]
+    s, t = [1, 2, 3, 63, 17, 33, 49, 60], [5, 0, 63, 7, 18, 34, 50, 61]
+    packed = [s[i] | s[i + 4] >> 4 << 6 for i in range(4)] + [t[i] | t[i + 4] >> 4 << 6 for i in range(4)]
+    packed += [s[i + 4] & 15 | (t[i + 4] & 15) << 4 for i in range(4)]
+    code = [(5 * i + i // 32) % 16 for i in range(256)]
+    halves = [code[64 * k + i] | code[64 * k + 32 + i] << 4 for k in range(4) for i in range(32)]
+    meant = [2 * s[i // 32] * c - 3 * t[i // 32] for i, c in enumerate(code)]
+    assert values("Q4_K", two, three, packed, halves) == meant
+    bit = [i % 3 == 0 for i in range(256)]
+    fifths = [sum(bit[32 * part + i] << part for part in range(8)) for i in range(32)]
+    meant = [2 * s[i // 32] * (c + 16 * bit[i]) - 3 * t[i // 32] for i, c in enumerate(code)]
+    assert values("Q5_K", two, three, packed, fifths, halves) == meant
+    code = [(11 * i + i // 16) % 64 for i in range(256)]
+    lows = [code[128 * k + i] & 15 | (code[128 * k + 64 + i] & 15) << 4 for k in range(2) for i in range(64)]
+    highs = [sum(code[128 * k + 32 * part + i] >> 4 << 2 * part for part in range(4)) for k in range(2) for i in range(32)]
+    scales = [i - 8 for i in range(16)]
+    meant = [2 * scales[i // 16] * (c - 32) for i, c in enumerate(code)]
+    assert values("Q6_K", lows, highs, [v & 255 for v in scales], two) == meant
+
+
+def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
+    spec, state = SPECS["llama"], weights(SPECS["llama"], torch.bfloat16)
+    write_model(tmp_path / FILE, spec, state, None)
+    assert {form.type.name for form in read_gguf(tmp_path / FILE).tensors.values()} == {"F32", "BF16"}
+    model = load_model(tmp_path / FILE)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    state["model.norm.weight"] = torch.full_like(state["model.norm.weight"], 1, dtype=torch.float32) + 2.0**-20
+    write_model(tmp_path / FILE, spec, state, None)
+    assert {p.dtype for p in load_model(tmp_path / FILE).parameters()} == {torch.float32}
+
+
+def folder(path, family, pairing="halves", **fields):
+    """A folder of transformers with a tokenizer of 279 tokens."""
+    spec = ModelSpec.of(family, **{**BASE, "vocab": 288, "positions": Rotary(pairing=pairing), **fields})
+    tokenizer = replace_template(sentencepiece())
+    save_folder(path, fill(spec, weights(spec)), tokenizer=tokenizer, generation={"eos_token_id": [2, 1]})
+    return path
+
+
+def replace_template(tokenizer):
+    return tokenizer.with_chat_template("chatml")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
+    """Logits are compared on the way (convert itself), the weights, the tokenizer and the ends of a text are as before."""
+    start = folder(tmp_path / "0", family)
+    assert run(["convert", str(start), str(tmp_path / FILE)]) == 0
+    assert "equal" in capsys.readouterr().out
+    result = convert(tmp_path / FILE, tmp_path / "1")
+    assert (result.format, result.to, result.target_pairing) == ("gguf", "hf", "halves")
+    before, after = load_folder(start), load_folder(tmp_path / "1")
+    assert after.spec == before.spec
+    assert all(torch.equal(after.tensors[n], before.tensors[n]) for n in before.tensors)
+    assert after.generation["eos_token_id"] == [2, 1]
+    old, new = Tokenizer.load(start), Tokenizer.load(tmp_path / "1")
+    for text in (*TEXTS, "<s> the cat</s>", "the cats"):
+        assert new.encode(text) == old.encode(text)
+        assert new.encode(text, special=True) == old.encode(text, special=True)
+    chat = [{"role": "user", "content": "the cat </s>"}]
+    assert new.render_chat(chat) == old.render_chat(chat)
+
+
+def test_pairing_llama_s_queries_lie_in_adjacent_pairs(tmp_path):
+    """Their rows in the file are those of Meta's files; a file with halves under that name would be another function."""
+    start = folder(tmp_path / "0", "llama")
+    convert(start, tmp_path / FILE)
+    convert(start, tmp_path / "adjacent", to_pairing="adjacent")
+    raw, adjacent = read_model(tmp_path / FILE), load_folder(tmp_path / "adjacent").tensors
+    assert raw.spec.positions.pairing == "adjacent"
+    for part in "qk":
+        theirs = raw.stored[f"blk.1.attn_{part}.weight"]
+        assert torch.equal(theirs, adjacent[f"model.layers.1.self_attn.{part}_proj.weight"])
+        assert not torch.equal(theirs, load_folder(start).tensors[f"model.layers.1.self_attn.{part}_proj.weight"])
+    assert {name.split(".")[-2] for name in raw.stored} <= {"token_embd", "output", "output_norm"} | {
+        name.split(".")[-2] for name in raw.stored if name.startswith("blk.")
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q8_0", "q4_0"])
+def test_convert_writes_types_and_says_what_rounding_changed(tmp_path, dtype, capsys):
+    start = folder(tmp_path / "0", "mistral", hidden=80)
+    arguments = ["convert", str(start), str(tmp_path / FILE), "--to", "gguf", "--dtype", dtype]
+    assert run(arguments) == 0
+    said = capsys.readouterr().out
+    assert "logits by up to" in said
+    kinds = {n: form.type.name.lower() for n, form in read_gguf(tmp_path / FILE).tensors.items()}
+    assert kinds["blk.0.attn_q.weight"] == dtype
+    odd = "blk.0.ffn_down.weight"  # rows of 80 are not blocks of 32
+    assert (kinds[odd] == dtype, odd in said) == ((True, False) if dtype == "bf16" else (False, True))
+    report = inspect(tmp_path / FILE)
+    assert report.tokenizer["tokens"] == 279
+    assert report.tokenizer["chat_template"]
+    assert report.stored_dtypes[dtype.upper()] == len([n for n in kinds if kinds[n] == dtype])
+    assert run(["inspect", str(tmp_path / FILE)]) == 0
+    assert "pairing adjacent (GGUF's llama rotates adjacent pairs)" in capsys.readouterr().out
+
+
+def test_generate_runs_a_file(tmp_path, capsys):
+    """The same text as from the folder."""
+    start = folder(tmp_path / "0", "llama")
+    convert(start, tmp_path / FILE)
+    texts = []
+    for model in (start, tmp_path / FILE):
+        assert run(["generate", str(model), "the cat", "-t", "0", "--max-new-tokens", "8"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert load(tmp_path / FILE).generation["eos_token_id"] == [2, 1]
+
+
+def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypatch):
+    start = folder(tmp_path / "0", "llama")
+    (tmp_path / FILE).write_bytes(b"mine")
+    with pytest.raises(CheckpointError, match="exists"):
+        convert(start, tmp_path / FILE)
+    from headway.checkpoints.formats import conversion
+
+    monkeypatch.setattr(conversion, "change_pairing", lambda state, spec, to: (
+        state, replace(spec, positions=replace(spec.positions, pairing=to))))  # fmt: skip
+    with pytest.raises(CheckpointError, match="its conversion differ"):
+        convert(start, tmp_path / FILE, overwrite=True)
+    assert (tmp_path / FILE).read_bytes() == b"mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", FILE]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("llama", {"positions": ALiBi()}, "positions"),
+        ("llama", rotary("adjacent", scaling=DynamicNTK(2.0, 2048)), r"rotary scaling \(DynamicNTK\)"),
+        ("llama", rotary("adjacent", scaling=YaRN(4.0, 2048, truncate=False)), "positions"),
+        ("llama", rotary("adjacent", scaling=Llama3(8.0, 2.0, 5.0, 8192)), "positions"),
+        ("llama", {**rotary("adjacent"), "patterns": (Window.last(8), Causal())}, "windows"),
+        ("llama", {**rotary("adjacent"), "patterns": Sink(2) | Window.last(8)}, "patterns"),
+        ("llama", {**rotary("adjacent"), "activation": "gelu"}, "activation"),
+        ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
+        ("llama", rotary("halves"), "positions"),
+        ("gpt2", {"kv_heads": 4}, "has no architecture in GGUF"),
+    ],
+)
+def test_what_gguf_cannot_say_is_refused_by_name(family, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        write_spec(ModelSpec.of(family, **{**BASE, **fields}))
+
+
+def changed_file(path, change, spec="llama"):
+    """A file whose metadata `change` has changed."""
+    write_model(path, SPECS[spec], weights(SPECS[spec]), None)
+    file = read_gguf(path)
+    metadata = dict(file.metadata)
+    change(metadata)
+    stored = read_model(path).stored
+    write_gguf(path, metadata, stored, {name: form.type for name, form in file.tensors.items()})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("general.architecture", "gemma3", r"general.architecture is 'gemma3', which is unsupported"),
+        ("llama.block_count", None, "lacks the key llama.block_count"),
+        ("llama.block_count", "2", "llama.block_count must be a whole number"),
+        ("llama.block_count", 3, "missing: blk.2.attn_norm.weight"),
+        ("llama.block_count", 2**31 - 1, "at most 10,000"),
+        ("llama.expert_count", 8, "unknown key llama.expert_count"),
+        ("llama.attention.causal", False, "llama.attention.causal is False, which is unsupported"),
+        ("llama.vocab_size", 71, "vocab_size is 71, but token_embd.weight has 70 rows"),
+        ("llama.attention.value_length", 16, "dims and values of others"),
+        ("llama.rope.dimension_count", 16, "16 of 32 dims of a head are rotated"),
+        ("llama.rope.scaling.type", "longrope", "rotary scaling of type 'longrope'"),
+        ("llama.attention.head_count", 5, "shape: "),
+        ("headway.familly", "llama", "unknown key headway.familly"),
+        ("split.count", 3, "one of 3 parts"),
+        ("tokenizer.ggml.eos_token_id", -1.0, "eos_token_id must be a whole number"),
+    ],
+)
+def test_metadata_that_is_wrong_is_named(tmp_path, key, value, message):
+    def change(metadata):
+        metadata.pop(key, None)
+        metadata.update({} if value is None else {key: value})
+
+    path = changed_file(tmp_path / FILE, change)
+    with pytest.raises((CheckpointError, ConfigError), match=message) as error:
+        read_model(path)
+    assert str(path) in str(error.value)
+
+
+def test_old_keys_of_rotary_scaling_mean_the_same(tmp_path):
+    """rope.scale_linear, and a factor without a type, are linear scaling (llama.cpp's reader)."""
+    wanted = SPECS["llama, interpolated"].positions
+
+    def old(metadata):
+        metadata["llama.rope.scale_linear"] = 4.0
+
+    def untyped(metadata):
+        metadata["llama.rope.scaling.factor"] = 4.0
+
+    for change in (old, untyped):
+        assert read_model(changed_file(tmp_path / FILE, change)).spec.positions == wanted
+
+
+@given(st.floats(1e-30, 1e30))
+def test_numbers_of_32_bits_are_read_as_they_were_written_in_decimal(value):
+    short = float(f"{value:.6g}")
+    stored = struct.unpack("<f", struct.pack("<f", short))[0]
+    assert decimal(stored) == short
+
+
+def test_stories260K_is_the_same_function_in_gguf(tmp_path):
+    """The published weights of llama2.c, by Meta's plain forward pass against the file; in int8 the greedy text is the
+    same."""
+    home = data_path("weights/stories260K")
+    tokenizer = Tokenizer.load(home / "tok512.bin")
+    result = convert(home / "stories260K.bin", tmp_path / FILE, tokenizer=tokenizer)
+    assert (result.format, result.dtype, result.rounding) == ("llama2c", "F32", None)
+    assert result.checks[0].passed
+    convert(home / "stories260K.bin", tmp_path / "q.gguf", tokenizer=tokenizer, dtype="q8_0")
+    plain, packed = (load(tmp_path / name, task="causal-lm") for name in (FILE, "q.gguf"))
+    text = plain.generate("Once upon a time", temperature=0, max_new_tokens=40).text
+    assert packed.generate("Once upon a time", temperature=0, max_new_tokens=40).text == text
+    assert plain.tokenizer.encode("Once upon a time") == tokenizer.encode("Once upon a time")
+    assert len(META) == 12
