@@ -17,7 +17,14 @@ LLAMA31 = rotary("adjacent", 500000.0, Llama3(8.0, 1.0, 4.0, 8192))
 SPECS = {
     "llama": ModelSpec.of("llama", **BASE, **rotary("adjacent"), norm_eps=1e-5),
     "llama, tied, with biases": ModelSpec.of(
-        "llama", **BASE, **rotary("adjacent"), tied=True, qkv_bias=True, out_bias=True, mlp_bias=True, init_std=0.3
+        "llama",
+        **BASE,
+        **rotary("adjacent"),
+        tied=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        init_std=0.3,
     ),
     "llama 3.1": ModelSpec.of("llama", **BASE, **LLAMA31, trained_context=131072),
     "llama, interpolated": ModelSpec.of("llama", **BASE, **rotary("adjacent", scaling=LinearScaling(4.0))),
@@ -30,7 +37,10 @@ SPECS = {
     "mistral, windows": ModelSpec.of("mistral", **BASE, **rotary("adjacent"), patterns=Window.last(16)),
     "qwen2": ModelSpec.of("qwen2", **BASE, **rotary("halves", 1e6)),
     "qwen2, yarn": ModelSpec.of(
-        "qwen2", **BASE, **rotary("halves", 1e6, YaRN(4.0, 32768, attention_factor=1.25)), trained_context=131072
+        "qwen2",
+        **BASE,
+        **rotary("halves", 1e6, YaRN(4.0, 32768, attention_factor=1.25)),
+        trained_context=131072,
     ),
     "qwen3": ModelSpec.of("qwen3", **BASE, **rotary("halves", 1e6)),
 }

@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.blocks import BF16, BY_DTYPE, Q4_0, Q8_0, TYPES, codes, dequantize, quantize
+from headway.checkpoints.formats.gguf.blocks import (
+    BF16,
+    BY_DTYPE,
+    Q4_0,
+    Q8_0,
+    TYPES,
+    codes,
+    dequantize,
+    quantize,
+)
 from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.keys import decimal
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
 from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
 from headway.checkpoints.formats.gguf.writer import write_gguf
-from headway.checkpoints.formats.meta import META
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import fill
 from headway.cli import run
@@ -26,7 +34,6 @@ from headway.patterns import Causal, Sink, Window
 from headway.positions import ALiBi, DynamicNTK, Llama3, Rotary, YaRN
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
-from tests.checkpoints.hf import off
 from tests.data import data_path
 from tests.text.conftest import sentencepiece
 from tests.text.folders import TEXTS
@@ -111,7 +118,9 @@ def test_blocks_made_by_hand_are_what_their_layouts_say():
     fifth = struct.pack("<I", 0b1010 << 16)  # of the numbers 17 and 19
     high = [16 * (i in (17, 19)) for i in range(32)]
     assert values("Q5_0", two, fifth, nibbles) == [2 * (c + h - 16) for c, h in zip(q, high, strict=True)]
-    assert values("Q5_1", two, three, fifth, nibbles) == [2 * (c + h) + 3 for c, h in zip(q, high, strict=True)]
+    assert values("Q5_1", two, three, fifth, nibbles) == [
+        2 * (c + h) + 3 for c, h in zip(q, high, strict=True)
+    ]
     s, t = [1, 2, 3, 63, 17, 33, 49, 60], [5, 0, 63, 7, 18, 34, 50, 61]
     packed = [s[i] | s[i + 4] >> 4 << 6 for i in range(4)] + [t[i] | t[i + 4] >> 4 << 6 for i in range(4)]
     packed += [s[i + 4] & 15 | (t[i + 4] & 15) << 4 for i in range(4)]
@@ -125,7 +134,11 @@ def test_blocks_made_by_hand_are_what_their_layouts_say():
     assert values("Q5_K", two, three, packed, fifths, halves) == meant
     code = [(11 * i + i // 16) % 64 for i in range(256)]
     lows = [code[128 * k + i] & 15 | (code[128 * k + 64 + i] & 15) << 4 for k in range(2) for i in range(64)]
-    highs = [sum(code[128 * k + 32 * part + i] >> 4 << 2 * part for part in range(4)) for k in range(2) for i in range(32)]
+    highs = [
+        sum(code[128 * k + 32 * part + i] >> 4 << 2 * part for part in range(4))
+        for k in range(2)
+        for i in range(32)
+    ]
     scales = [i - 8 for i in range(16)]
     meant = [2 * scales[i // 16] * (c - 32) for i, c in enumerate(code)]
     assert values("Q6_K", lows, highs, [v & 255 for v in scales], two) == meant
@@ -138,7 +151,9 @@ def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
     model = load_model(tmp_path / FILE)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    state["model.norm.weight"] = torch.full_like(state["model.norm.weight"], 1, dtype=torch.float32) + 2.0**-20
+    state["model.norm.weight"] = (
+        torch.full_like(state["model.norm.weight"], 1, dtype=torch.float32) + 2.0**-20
+    )
     write_model(tmp_path / FILE, spec, state, None)
     assert {p.dtype for p in load_model(tmp_path / FILE).parameters()} == {torch.float32}
 
@@ -146,13 +161,9 @@ def test_a_file_in_bfloat16_runs_in_it_unless_that_rounds_a_norm(tmp_path):
 def folder(path, family, pairing="halves", **fields):
     """A folder of transformers with a tokenizer of 279 tokens."""
     spec = ModelSpec.of(family, **{**BASE, "vocab": 288, "positions": Rotary(pairing=pairing), **fields})
-    tokenizer = replace_template(sentencepiece())
+    tokenizer = sentencepiece().with_chat_template("chatml")
     save_folder(path, fill(spec, weights(spec)), tokenizer=tokenizer, generation={"eos_token_id": [2, 1]})
     return path
-
-
-def replace_template(tokenizer):
-    return tokenizer.with_chat_template("chatml")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -185,10 +196,9 @@ def test_pairing_llama_s_queries_lie_in_adjacent_pairs(tmp_path):
     for part in "qk":
         theirs = raw.stored[f"blk.1.attn_{part}.weight"]
         assert torch.equal(theirs, adjacent[f"model.layers.1.self_attn.{part}_proj.weight"])
-        assert not torch.equal(theirs, load_folder(start).tensors[f"model.layers.1.self_attn.{part}_proj.weight"])
-    assert {name.split(".")[-2] for name in raw.stored} <= {"token_embd", "output", "output_norm"} | {
-        name.split(".")[-2] for name in raw.stored if name.startswith("blk.")
-    }
+        assert not torch.equal(
+            theirs, load_folder(start).tensors[f"model.layers.1.self_attn.{part}_proj.weight"]
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q8_0", "q4_0"])
@@ -282,7 +292,8 @@ def changed_file(path, change, spec="llama"):
         ("llama.attention.value_length", 16, "dims and values of others"),
         ("llama.rope.dimension_count", 16, "16 of 32 dims of a head are rotated"),
         ("llama.rope.scaling.type", "longrope", "rotary scaling of type 'longrope'"),
-        ("llama.attention.head_count", 5, "shape: "),
+        ("llama.attention.head_count", 6, "shape: blk.0.attn_q.weight"),
+        ("llama.attention.head_count", 5, "kv_heads"),
         ("headway.familly", "llama", "unknown key headway.familly"),
         ("split.count", 3, "one of 3 parts"),
         ("tokenizer.ggml.eos_token_id", -1.0, "eos_token_id must be a whole number"),
@@ -333,4 +344,3 @@ def test_stories260K_is_the_same_function_in_gguf(tmp_path):
     text = plain.generate("Once upon a time", temperature=0, max_new_tokens=40).text
     assert packed.generate("Once upon a time", temperature=0, max_new_tokens=40).text == text
     assert plain.tokenizer.encode("Once upon a time") == tokenizer.encode("Once upon a time")
-    assert len(META) == 12

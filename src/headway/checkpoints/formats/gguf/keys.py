@@ -11,6 +11,9 @@ from typing import Any
 from headway.checkpoints.formats.gguf.container import Value
 from headway.errors import CheckpointError, did_you_mean
 
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Number of 32 bits."""
+
 
 class Keys:
     """The keys of one file that begin with `prefix`; errors name the file and the whole key.
@@ -104,9 +107,10 @@ class Keys:
 
 def decimal(value: float) -> float:
     """A number that was rounded to 32 bits as the shortest decimal that rounds to it: 1e-05 of 9.99999974e-06."""
-    stored = struct.pack("<f", value)
-    if struct.unpack("<f", stored)[0] != value:
+    value = float(value)
+    if abs(value) > LARGEST or struct.unpack("<f", struct.pack("<f", value))[0] != value:
         return value
+    stored = struct.pack("<f", value)
     shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
     return next(one for one in shortest if struct.pack("<f", one) == stored)
 

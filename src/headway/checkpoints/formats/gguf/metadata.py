@@ -125,7 +125,10 @@ def read_spec(
         )
     here, keys = ARCHITECTURES[name], Keys(metadata, path, f"{name}.")
     with naming(path):
-        return _read(here, keys, Keys(metadata, path, OURS), tensors, vocab, factors)
+        try:
+            return _read(here, keys, Keys(metadata, path, OURS), tensors, vocab, factors)
+        except ConfigError as error:
+            raise CheckpointError(str(error).removeprefix("config.json: ")) from error
 
 
 def _read(

@@ -20,6 +20,7 @@ from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.layouts.tensors import exported, imported
 from headway.checkpoints.storage.dtypes import dtype_name
 from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
+from headway.checkpoints.storage.reading import naming
 from headway.checkpoints.storage.tensors import PIECE, Tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
@@ -71,9 +72,10 @@ def read_model(path: str | Path) -> GGUFModel:
         )
     stored = Tensors(file.tensors)
     weights = _unpacked(file, stored)
-    factors = stored[FACTORS] if FACTORS in file.tensors else None
+    factors = weights[FACTORS] if FACTORS in file.tensors else None
     spec = read_spec(file.metadata, file.tensors, file.tensors[EMBEDDING].numbers[0], factors, file.path)
-    tensors, _ = imported(NAMES, weights, spec, file.path)
+    with naming(file.path, but=(CheckpointError,)):
+        tensors, _ = imported(NAMES, weights, spec, file.path, described_by="its metadata")
     return GGUFModel(
         str(file.metadata["general.architecture"]),
         spec,
@@ -149,7 +151,11 @@ def _unpacked(file: GGUF, stored: Tensors) -> Made:
     if len(of_matrices) == 1:
         (narrow,) = of_matrices
         for name, one in file.tensors.items():
-            if len(one.numbers) == 1 and torch.equal(stored[name].to(narrow).to(one.dtype), stored[name]):
+            if (
+                one.type is F32
+                and len(one.numbers) == 1
+                and torch.equal(stored[name].to(narrow).to(one.dtype), stored[name])
+            ):
                 dtypes[name] = narrow
 
     def make(name: str) -> Tensor:

@@ -26,14 +26,20 @@ OWN_NAMES = TensorNames(
 
 
 def imported(
-    names: TensorNames, tensors: LazyTensors, spec: ModelSpec, path: Path, other_head: bool = False
+    names: TensorNames,
+    tensors: LazyTensors,
+    spec: ModelSpec,
+    path: Path,
+    other_head: bool = False,
+    described_by: str = "config.json",
 ) -> tuple[LazyTensors, tuple[str, ...]]:
     """A checkpoint's tensors under our names, and the names there of those that are left out: what its model has and
-    this one has not. With `other_head`, those of the head that it was saved with are not needed.
+    this one has not. With `other_head`, those of the head that it was saved with are not needed; `described_by` is what
+    the spec was read from.
 
     Raises CheckpointError for tensors that are missing, unexpected or of another shape than the config implies, listed
     together with the nearest names; for two names of one tensor, and for tied tensors and constants that differ."""
-    _check_stored(spec, tensors, path)
+    _check_stored(spec, tensors, path, described_by)
     modern: dict[str, str] = {}
     for old in tensors.forms:
         new = parameter_name(old, names.renamed)
@@ -84,7 +90,7 @@ def imported(
         for n, rule in rules.items()
         if n not in there and rule.ours[0] in outputs
     ]
-    _compare(there, wanted, names_here.unexpected(spare, other_head), path, "".join(tips))
+    _compare(there, wanted, names_here.unexpected(spare, other_head), path, described_by, "".join(tips))
     dtypes = {name: found[source[rule.theirs]].dtype for rule in rules.values() for name in rule.ours}
     known = {name: Form(tuple(value.shape), dtypes[name]) for name, value in ours.items()}
     unused = tuple(old for new, old in modern.items() if new in spare)
@@ -211,22 +217,27 @@ def _lazily(
     return Made(ours, make, copy)
 
 
-def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path) -> None:
+def _check_stored(spec: ModelSpec, tensors: LazyTensors, path: Path, described_by: str) -> None:
     """Raise CheckpointError for a spec of more layers than there are tensors, or of 2^60 parameters and more:
     names and shapes of such a model cannot be listed."""
     if spec.layers > len(tensors):
         raise CheckpointError(
-            f"{path}: config.json has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
+            f"{path}: {described_by} has {spec.layers:,} layers, but there are only {len(tensors):,} tensors"
         )
     if cost.parameter_count(spec) >= 2**60:
         raise CheckpointError(
-            f"{path}: config.json has {cost.parameter_count(spec):.3g} parameters, but the weights are "
+            f"{path}: {described_by} has {cost.parameter_count(spec):.3g} parameters, but the weights are "
             f"{tensors.nbytes:,} bytes"
         )
 
 
 def _compare(
-    found: Mapping[str, Form], wanted: Mapping[str, tuple[int, ...]], spare: set[str], path: Path, tip: str
+    found: Mapping[str, Form],
+    wanted: Mapping[str, tuple[int, ...]],
+    spare: set[str],
+    path: Path,
+    described_by: str,
+    tip: str,
 ) -> None:
     """Raise CheckpointError that lists what is missing, unexpected (`spare`) or of another shape; `tip` ends it."""
     lines = [f"missing: {n}{_hint(n, spare)}" for n in wanted if n not in found]
@@ -239,7 +250,7 @@ def _compare(
     if lines:
         more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         raise CheckpointError(
-            f"{path}: the weights do not fit config.json ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the "
+            f"{path}: the weights do not fit {described_by} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the "
             "two is incomplete, or another model's\n  " + "\n  ".join(lines[:20] + more) + tip
         )
 

@@ -1,0 +1,160 @@
+"""Tokenizers in GGUF's metadata: out and in again they give the same ids, on any text; what has no key is refused."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, pre_tokenizers
+
+from headway.errors import DataError
+from headway.text import Tokenizer, gguf
+from headway.text.bytelevel import SPLIT, split_by
+from tests.data import data_path
+from tests.text.conftest import byte_level, sentencepiece, word_piece
+from tests.text.folders import TEXTS
+
+HOSTILE = [
+    *TEXTS,
+    "<s>a</s>",
+    "<|user|>hi<|reply|>",
+    "<0x41>",
+    "[PAD400]",
+    "▁▁ the▁cat",
+    "</s",
+    "\U0010ffff\x00",
+]
+KINDS = {"byte level": byte_level, "pieces": sentencepiece}
+PUBLISHED = {
+    "stories": "small/stories_tok512.bin",
+    "tiktoken": "small/torchtune_tiktoken_small.model",
+    "llama 2": "llama2/tokenizer.model",
+    "llama 3": "llama3/tokenizer.model",
+}
+SLOW = {"llama 2", "llama 3"}
+
+
+def through(tokenizer: Tokenizer, rows: int = 0) -> Tokenizer:
+    """The tokenizer out of the keys that it is written as."""
+    keys = tokenizer.gguf_metadata(rows or tokenizer.vocab_size + 7)
+    backend, arguments = gguf.read(keys, Path("m.gguf"))
+    return Tokenizer(backend, **arguments)
+
+
+def same(ours: Tokenizer, theirs: Tokenizer, text: str) -> None:
+    for special in (False, True):
+        assert ours.encode(text, special=special) == theirs.encode(text, special=special)
+    ids = theirs.encode(text)
+    assert ours.decode(ids) == theirs.decode(ids)
+    assert ours.decode(ids, special=True) == theirs.decode(ids, special=True)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest) -> tuple[Tokenizer, Tokenizer]:
+    tokenizer = KINDS[request.param]()
+    return tokenizer, through(tokenizer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=60) | st.sampled_from(HOSTILE))
+def test_the_same_ids_on_any_text(both: tuple[Tokenizer, Tokenizer], text: str) -> None:
+    same(both[1], both[0], text)
+
+
+def test_the_same_special_tokens(both: tuple[Tokenizer, Tokenizer]) -> None:
+    first, second = both
+    assert (second.bos, second.eos, second.unk, second.pad) == (first.bos, first.eos, first.unk, first.pad)
+    assert second.special_ids == first.special_ids
+    assert (second.template.prefix, second.template.suffix) == (first.template.prefix, first.template.suffix)
+    assert second.vocab_size == first.vocab_size
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PUBLISHED]
+)
+def test_published_tokenizers_are_the_same(name: str) -> None:
+    """LLaMA 2's spaces have equal scores, LLaMA 3 takes words that are tokens whole."""
+    tokenizer = Tokenizer.load(data_path(f"tokenizers/{PUBLISHED[name]}"))
+    other = through(tokenizer)
+    for text in HOSTILE:
+        same(other, tokenizer, text)
+
+
+@pytest.mark.parametrize("rule", gguf.RULES)
+def test_rules_are_recognized_and_read(rule: str) -> None:
+    """What a rule makes of a tokenizer is written under its own name, or under that of an equal one."""
+    keys = byte_level().gguf_metadata(400) | {"tokenizer.ggml.pre": rule}
+    backend, arguments = gguf.read(keys, Path("m.gguf"))
+    tokenizer = Tokenizer(backend, **arguments)
+    written = tokenizer.gguf_metadata(400)["tokenizer.ggml.pre"]
+    assert gguf.RULES[written].whole == gguf.RULES[rule].whole
+    for text in HOSTILE:
+        same(through(tokenizer, 400), tokenizer, text)
+
+
+def test_llama_3_begins_texts_with_bos_where_the_file_does_not_say() -> None:
+    keys = byte_level().gguf_metadata(400)
+    keys.pop("tokenizer.ggml.add_bos_token")
+    for rule, begins in (("llama-bpe", True), ("dbrx", False)):
+        backend, arguments = gguf.read(keys | {"tokenizer.ggml.pre": rule}, Path("m.gguf"))
+        assert (Tokenizer(backend, **arguments).encode("the")[0] == 0) == begins
+
+
+def test_chat_template_and_user_defined_tokens_go_along() -> None:
+    tokenizer = byte_level()
+    tokenizer.backend.add_tokens([AddedToken("<tool>", normalized=False)])
+    tokenizer = Tokenizer(tokenizer.backend, bos=0, eos=1).with_chat_template("chatml")
+    other = through(tokenizer)
+    assert other.chat_template.source == tokenizer.chat_template.source
+    assert other.encode("a<tool>b") == tokenizer.encode("a<tool>b")
+    assert other.special_ids == tokenizer.special_ids
+
+
+def add_spaced(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.backend.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
+    return Tokenizer(tokenizer.backend, bos=0, eos=1)
+
+
+def split_otherwise(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.backend.pre_tokenizer = split_by(SPLIT.replace("{1,3}", "{1,2}"))
+    return tokenizer
+
+
+def squeezed(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (word_piece, "this is WordPiece"),
+        (lambda: add_spaced(byte_level()), "added tokens"),
+        (lambda: split_otherwise(byte_level()), "a rule that GGUF has no name for"),
+        (lambda: squeezed(sentencepiece()), "rule to split text"),
+    ],
+)
+def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        tokenizer().gguf_metadata(1000)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model", "t5", "tokenizer.ggml.model is 't5', which is unsupported"),
+        ("model", "none", "this file has no tokenizer"),
+        ("pre", "deepseek-llm", "tokenizer.ggml.pre is 'deepseek-llm'"),
+        ("tokens", ["a", "a"], "token_type must list"),
+        ("tokens", [1, 2], "must be a list of texts"),
+        ("token_type", [9] * 400, "a type from 1 to 6"),
+        ("merges", ["a b c"], "'a b c', and its parts"),
+        ("merges", ["猫 狗"], "and its parts and what it makes are not all tokens"),
+        ("bos_token_id", 400, "must be the id of one of"),
+        ("add_bos_token", "yes", "must be true or false"),
+    ],
+)
+def test_keys_that_are_wrong_are_named(key: str, value: object, message: str) -> None:
+    keys = byte_level().gguf_metadata(400) | {f"tokenizer.ggml.{key}": value}
+    with pytest.raises(DataError, match=message):
+        gguf.read(keys, Path("m.gguf"))
