@@ -31,7 +31,7 @@ from headway.cli import run
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window
-from headway.positions import ALiBi, DynamicNTK, Llama3, Rotary, YaRN
+from headway.positions import DynamicNTK, Llama3, NoPositions, Rotary, YaRN
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
 from tests.data import data_path
@@ -75,7 +75,7 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([Q8_0, Q4_0]), st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
 def test_packing_errs_by_half_a_step_and_again_changes_nothing(seed, kind, size):
-    """Half a step of d, and d's own rounding to 11 bits, or to 2^-25; Q4_0 has no code for the number opposite to the largest."""
+    """Half a step of d, and d's own rounding to 11 bits, or to 2^-25; Q4_0 has no code for minus the largest."""
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) * size
     packed = quantize(x, kind)
     back = dequantize(packed, kind)
@@ -105,6 +105,7 @@ def test_blocks_made_by_hand_are_what_their_layouts_say():
     """One block of each type, from numbers chosen: d = 2, dmin = 3, scales, minimums and codes that differ by place."""
     two, three = struct.pack("<e", 2.0), struct.pack("<e", 3.0)
     by = {kind.name: kind for kind in TYPES}
+    parts = [(k, part, i) for k in range(2) for part in range(4) for i in range(32)]
 
     def values(name, *parts):
         raw = torch.frombuffer(bytearray(b"".join(map(bytes, parts))), dtype=torch.uint8)
@@ -134,11 +135,9 @@ def test_blocks_made_by_hand_are_what_their_layouts_say():
     assert values("Q5_K", two, three, packed, fifths, halves) == meant
     code = [(11 * i + i // 16) % 64 for i in range(256)]
     lows = [code[128 * k + i] & 15 | (code[128 * k + 64 + i] & 15) << 4 for k in range(2) for i in range(64)]
-    highs = [
-        sum(code[128 * k + 32 * part + i] >> 4 << 2 * part for part in range(4))
-        for k in range(2)
-        for i in range(32)
-    ]
+    highs = [0] * 64
+    for k, part, i in parts:
+        highs[32 * k + i] |= code[128 * k + 32 * part + i] >> 4 << 2 * part
     scales = [i - 8 for i in range(16)]
     meant = [2 * scales[i // 16] * (c - 32) for i, c in enumerate(code)]
     assert values("Q6_K", lows, highs, [v & 255 for v in scales], two) == meant
@@ -168,7 +167,7 @@ def folder(path, family, pairing="halves", **fields):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
-    """Logits are compared on the way (convert itself), the weights, the tokenizer and the ends of a text are as before."""
+    """Logits are compared on the way (convert itself); weights, tokenizer and ends of a text are as before."""
     start = folder(tmp_path / "0", family)
     assert run(["convert", str(start), str(tmp_path / FILE)]) == 0
     assert "equal" in capsys.readouterr().out
@@ -187,7 +186,7 @@ def test_a_folder_to_gguf_and_back_is_the_same_file(tmp_path, family, capsys):
 
 
 def test_pairing_llama_s_queries_lie_in_adjacent_pairs(tmp_path):
-    """Their rows in the file are those of Meta's files; a file with halves under that name would be another function."""
+    """Rows in the file are those of Meta's files; a file with halves under that name would be another function."""
     start = folder(tmp_path / "0", "llama")
     convert(start, tmp_path / FILE)
     convert(start, tmp_path / "adjacent", to_pairing="adjacent")
@@ -250,7 +249,7 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("llama", {"positions": ALiBi()}, "positions"),
+        ("llama", {"positions": NoPositions()}, "positions"),
         ("llama", rotary("adjacent", scaling=DynamicNTK(2.0, 2048)), r"rotary scaling \(DynamicNTK\)"),
         ("llama", rotary("adjacent", scaling=YaRN(4.0, 2048, truncate=False)), "positions"),
         ("llama", rotary("adjacent", scaling=Llama3(8.0, 2.0, 5.0, 8192)), "positions"),

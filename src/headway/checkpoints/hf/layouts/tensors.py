@@ -250,8 +250,8 @@ def _compare(
     if lines:
         more = [f"... and {len(lines) - 20} more"] if len(lines) > 20 else []
         raise CheckpointError(
-            f"{path}: the weights do not fit {described_by} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of the "
-            "two is incomplete, or another model's\n  " + "\n  ".join(lines[:20] + more) + tip
+            f"{path}: the weights do not fit {described_by} ({len(lines)} difference{'s' * (len(lines) > 1)}): one of "
+            "the two is incomplete, or another model's\n  " + "\n  ".join(lines[:20] + more) + tip
         )
 
 
