@@ -41,15 +41,20 @@ from tests.text.folders import TEXTS
 FILE = "m.gguf"
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("asked", [None, BF16, Q8_0, Q4_0], ids=str)
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [*((name, None) for name in SPECS), *(("qwen3", kind) for kind in (BF16, Q8_0, Q4_0))],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked):
     """The same spec, and of every tensor the same bits that its type holds."""
     spec, state = SPECS[name], weights(SPECS[name])
-    types = write_model(tmp_path / FILE, spec, state, asked)
+    write_model(tmp_path / FILE, spec, state, asked)
     model = read_model(tmp_path / FILE)
     assert model.spec == spec
-    assert {kind.name for kind in types.values()} == {"F32", (asked or BY_DTYPE[torch.float32]).name}
+    types = {name: one.type.name for name, one in model.stored.forms.items()}
+    assert types["blk.1.ffn_down.weight"] == (asked or BY_DTYPE[torch.float32]).name
+    assert {kind for name, kind in types.items() if "norm" in name or "bias" in name} == {"F32"}
     for n, value in state.items():
         wanted = stored_value(value, asked)
         assert torch.equal(model.tensors[n].float(), wanted.float())
@@ -58,7 +63,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, name, asked):
         assert torch.equal(target, wanted.float())
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=str)
+@pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=lambda kind: kind.name)
 def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, kind):
     spec, state = SPECS["qwen2"], weights(SPECS["qwen2"])
     write_model(tmp_path / FILE, spec, state, kind)
@@ -72,7 +77,7 @@ def test_codes_in_a_file_are_those_of_the_matrix_and_mean_its_numbers(tmp_path, 
         model.matrix("output_norm.weight")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([Q8_0, Q4_0]), st.sampled_from([0.0, 1e-3, 1.0, 100.0]))
 def test_packing_errs_by_half_a_step_and_again_changes_nothing(seed, kind, size):
     """Half a step of d, and d's own rounding to 11 bits, or to 2^-25; Q4_0 has no code for minus the largest."""
@@ -254,7 +259,7 @@ def test_a_target_that_is_there_or_differs_is_left_as_it_was(tmp_path, monkeypat
         ("llama", rotary("adjacent", scaling=YaRN(4.0, 2048, truncate=False)), "positions"),
         ("llama", rotary("adjacent", scaling=Llama3(8.0, 2.0, 5.0, 8192)), "positions"),
         ("llama", {**rotary("adjacent"), "patterns": (Window.last(8), Causal())}, "windows"),
-        ("llama", {**rotary("adjacent"), "patterns": Sink(2) | Window.last(8)}, "patterns"),
+        ("llama", {**rotary("adjacent"), "patterns": Causal() & (Sink(2) | Window.last(8))}, "patterns"),
         ("llama", {**rotary("adjacent"), "activation": "gelu"}, "activation"),
         ("qwen3", {**rotary("halves"), "mlp_bias": True}, "mlp_bias"),
         ("llama", rotary("halves"), "positions"),

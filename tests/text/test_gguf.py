@@ -148,7 +148,7 @@ def test_what_has_no_key_is_refused_by_name(tokenizer, message: str) -> None:
         ("tokens", ["a", "a"], "token_type must list"),
         ("tokens", [1, 2], "must be a list of texts"),
         ("token_type", [9] * 400, "a type from 1 to 6"),
-        ("merges", ["a b c"], "'a b c', and its parts"),
+        ("merges", ["a b c"], "two tokens with a space between, and one is 'a b c'"),
         ("merges", ["猫 狗"], "and its parts and what it makes are not all tokens"),
         ("bos_token_id", 400, "must be the id of one of"),
         ("add_bos_token", "yes", "must be true or false"),

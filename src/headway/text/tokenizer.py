@@ -15,9 +15,10 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from headway.errors import DataError
-from headway.text import files, gguf
+from headway.text import files
 from headway.text.chat import ChatTemplate, Message, check_messages
 from headway.text.control import ControlTokens
+from headway.text.gguf_writing import write
 from headway.text.template import Encoded, Template, fill, roles
 from headway.text.tokenizer_config import FLAGS, naming
 from headway.text.vocabulary import ROLES, Vocabulary
@@ -103,7 +104,7 @@ class Tokenizer(Vocabulary):
         """The keys of a GGUF file for a model whose embedding has `rows` rows. Raises DataError for what it has no key
         for."""
         source = None if self.chat_template is None else self.chat_template.source
-        return gguf.write(self, self.template, source, rows)
+        return write(self, self.template, source, rows)
 
     def _described(self, token: int) -> str | dict[str, Any]:
         """A special token's name, or an object where it absorbs a space next to it (RoBERTa's mask)."""

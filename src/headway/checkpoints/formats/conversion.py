@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import SHARD_BYTES, check_target, save_state
-from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, F32, TYPES, BlockType
+from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, TYPES, BlockType
+from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
 from headway.checkpoints.formats.gguf.model import stored_type, stored_value, write_model
 from headway.checkpoints.formats.sources import Format, Rounding, Source, open_source
@@ -154,18 +155,13 @@ def convert(
     not_packed: tuple[str, ...] = ()
     if to == "gguf":
         keys = None if carried is None else carried.gguf_metadata(spec.vocab)
-        types = write_model(
-            target,
-            spec,
-            state,
-            storage.packed,
-            tokenizer=keys,
-            generation=found.generation or {},
-            check=compare,
-        )
-        stored = {kind.name for kind in types.values()}
+        generation = found.generation or {}
+        write_model(target, spec, state, storage.packed, tokenizer=keys, generation=generation, check=compare)
+        tensors = read_gguf(target).tensors
+        stored = {one.type.name for one in tensors.values()}
         if storage.packed is not None:
-            not_packed = tuple(name for name, kind in types.items() if kind not in (F32, storage.packed))
+            matrices = {name: one.type for name, one in tensors.items() if len(one.numbers) > 1}
+            not_packed = tuple(name for name, kind in matrices.items() if kind is not storage.packed)
     else:
         state = storage.rounded(state)
         stored = {dtype_name(form.dtype) for form in forms(state).values()}

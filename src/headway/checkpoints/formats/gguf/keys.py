@@ -6,7 +6,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headway.checkpoints.formats.gguf.container import Value
 from headway.errors import CheckpointError, did_you_mean
@@ -95,7 +95,7 @@ class Keys:
                     "computes is not known"
                 )
 
-    def wrong(self, name: str, wanted: str, value: object) -> Any:
+    def wrong(self, name: str, wanted: str, value: object) -> NoReturn:
         raise CheckpointError(f"{self.path}: {self.prefix}{name} must be {wanted}, got {_short(value)}")
 
     def _needed(self, name: str, default: Any) -> Any:

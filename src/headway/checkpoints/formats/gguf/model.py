@@ -94,8 +94,8 @@ def write_model(
     tokenizer: Mapping[str, Any] | None = None,
     generation: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[Path], object] = lambda path: None,
-) -> Mapping[str, BlockType]:
-    """Write weights under our names, each as `stored_type` says, and return these types under the names of the file.
+) -> None:
+    """Write weights under our names, each as `stored_type` says.
 
     `tokenizer` are the keys of its tokenizer (`headway.text.gguf`), `generation` the ids that begin and end a text, of
     generation_config.json, and `check` is that of `write_gguf`. Raises ConfigError for a spec that GGUF cannot express,
@@ -120,7 +120,6 @@ def write_model(
         types,
         check=check,
     )
-    return types
 
 
 def stored_type(form: Form, asked: BlockType | None) -> BlockType:

@@ -1,0 +1,146 @@
+"""A tokenizer as the keys of a GGUF file (`headway.text.gguf` reads them), where they say exactly what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from headway.errors import DataError
+from headway.text.gguf import BYTE_LEVEL, GGML, MODEL, PIECES, ROLES, RULES, TEMPLATE, pairs_of, read
+from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from headway.text.template import Template
+from headway.text.vocabulary import BYTE_PIECE, Vocabulary, steps_of
+
+MODEL_FLAGS = (
+    "unk_token",
+    "byte_fallback",
+    "ignore_merges",
+    "dropout",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+)
+
+
+def write(vocabulary: Vocabulary, template: Template, chat_template: str | None, rows: int) -> dict[str, Any]:
+    """The keys of a tokenizer for a model whose embedding has `rows` rows; `read` of them is the same tokenizer.
+
+    Raises DataError, naming what GGUF has no key for: tokenizers that are no BPE, other rules to split or normalize
+    text, tokens that take spaces around them, templates that add other tokens than BOS and EOS."""
+    backend = vocabulary.backend
+    vocabulary.require_fits(rows)
+    byte_level = [step["type"] for step in steps_of(backend.decoder)] == ["ByteLevel"]
+    model = json.loads(backend.to_str())["model"]
+    if model["type"] != "BPE":
+        raise DataError(f"GGUF holds tokenizers of BPE, and this is {model['type']}")
+    ends = {"bos": vocabulary.bos, "eos": vocabulary.eos}
+    if template.prefix not in ((), (vocabulary.bos,)) or template.suffix not in ((), (vocabulary.eos,)):
+        raise DataError(
+            "this tokenizer's template adds other tokens than BOS and EOS, for which GGUF has no key"
+        )
+    tokens, kinds = _listed(vocabulary, rows, byte_level)
+    merges = pairs_of(model["merges"])
+    flags = {"add_bos_token": bool(template.prefix), "add_eos_token": bool(template.suffix)}
+    roles = {name: getattr(vocabulary, role) for role, name in ROLES.items()}
+    found: dict[str, Any] = {
+        MODEL: BYTE_LEVEL if byte_level else PIECES,
+        f"{GGML}pre": _rule_of(backend) if byte_level else "default",
+        f"{GGML}tokens": tokens,
+        f"{GGML}token_type": kinds,
+        **{f"{GGML}{name}_token_id": i for name, i in {**ends, **roles}.items() if i is not None},
+        **{f"{GGML}{name}": value for name, value in flags.items()},
+    }
+    if byte_level:
+        found[f"{GGML}merges"] = [" ".join(pair) for pair in merges]
+    else:
+        found[f"{GGML}scores"] = _scores(tokens, merges)
+        found[f"{GGML}add_space_prefix"] = any(
+            step["type"] == "Prepend" for step in _flat(backend.normalizer)
+        )
+    if chat_template is not None:
+        found[TEMPLATE] = chat_template
+    ours, theirs = _essence(backend), _essence(read(found, Path("the file"))[0])
+    if lost := [part for part in ours if ours[part] != theirs[part]]:
+        raise DataError(
+            f"GGUF cannot express this tokenizer's {', '.join(lost)}: give another file of the same tokenizer, such as "
+            "SentencePiece's (--tokenizer FOLDER/tokenizer.model), or convert a copy of the folder without a tokenizer"
+        )
+    return found
+
+
+def _listed(vocabulary: Vocabulary, rows: int, byte_level: bool) -> tuple[list[str], list[int]]:
+    """Texts and types of as many ids."""
+    names = {i: name for name, i in vocabulary.backend.get_vocab(with_added_tokens=True).items()}
+    added = {i: token.special for i, token in vocabulary.backend.get_added_tokens_decoder().items()}
+
+    def kind(i: int) -> int:
+        if i not in names:
+            return UNUSED
+        if not byte_level and i == vocabulary.unk:
+            return UNKNOWN
+        if i in added:
+            return CONTROL if added[i] else USER_DEFINED
+        return BYTE if not byte_level and BYTE_PIECE.fullmatch(names[i]) else NORMAL
+
+    return [names.get(i, f"[PAD{i}]") for i in range(rows)], [kind(i) for i in range(rows)]
+
+
+def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:
+    """SentencePiece merges what scores best: minus the place of the merges that make a piece, and one score for pieces
+    whose merges alternate, as those of equal score do."""
+    made = ["".join(pair) for pair in merges]
+    last = {piece: i for i, piece in enumerate(made)}
+    scores: dict[str, float] = {}
+    end = place = -1
+    for i, piece in enumerate(made):
+        place += i > end
+        end = max(end, last[piece])
+        scores[piece] = -float(place)
+    return [scores.get(token, 0.0) for token in tokens]
+
+
+def _rule_of(backend: Backend) -> str:
+    """The name of the rule by which a byte-level tokenizer splits text. Raises DataError where none is it."""
+    whole = backend.model.ignore_merges
+    for name, rule in RULES.items():
+        ours, theirs = (backend.pre_tokenizer, backend.normalizer), (rule.split, rule.normalizer)
+        if whole == rule.whole and [*map(_flat, ours)] == [*map(_flat, theirs)]:
+            return name
+    raise DataError(
+        f"this tokenizer splits text by a rule that GGUF has no name for here; known are {', '.join(RULES)}"
+    )
+
+
+def _flat(component: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, without what changes offsets alone."""
+    state = None if component is None else json.loads(component.__getstate__())
+    steps = [] if state is None else state.get("normalizers", state.get("pretokenizers", [state]))
+    return [{key: value for key, value in step.items() if key != "trim_offsets"} for step in steps]
+
+
+def _essence(backend: Backend) -> dict[str, Any]:
+    """What decides the ids of a text, part by part; merges that make the same piece count as one."""
+    state = json.loads(backend.to_str())
+    model, flat = state["model"], _flat(backend.normalizer)
+    added = {token["content"]: token for token in state["added_tokens"]}
+    merges: list[tuple[str, set[tuple[str, str]]]] = []
+    for pair in pairs_of(model["merges"]):
+        if not merges or merges[-1][0] != "".join(pair):
+            merges.append(("".join(pair), set()))
+        merges[-1][1].add(pair)
+    steps = steps_of(backend.decoder)
+    flags = ("lstrip", "rstrip", "single_word", "special")
+    return {
+        "vocabulary": {piece: i for piece, i in model["vocab"].items() if piece not in added},
+        "merges": merges,
+        "model": {name: model.get(name) or None for name in MODEL_FLAGS},
+        "added tokens": {
+            name: (token["id"], *(token[flag] for flag in flags), bool(flat) and token["normalized"])
+            for name, token in added.items()
+        },
+        "normalizer": flat,
+        "rule to split text": _flat(backend.pre_tokenizer),
+        "decoder": ["ByteLevel"] if [step["type"] for step in steps] == ["ByteLevel"] else steps,
+    }
