@@ -19,7 +19,8 @@ from headway.errors import ConfigError, did_you_mean
 from headway.report import cell, table
 
 if TYPE_CHECKING:
-    from headway.checkpoints.formats.conversion import Format, Target
+    from headway.checkpoints.formats.conversion import Target
+    from headway.checkpoints.formats.sources import Format
     from headway.positions import Pairing
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -9,7 +9,7 @@ keys are seen, which is the same for rows of up to that many tokens.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def _read(
 
 
 def _facts(keys: Keys) -> dict[str, Any]:
-    read = {str: keys.text, int: keys.whole, float: keys.number}
+    read: Mapping[type, Callable[[str], Any]] = {str: keys.text, int: keys.whole, float: keys.number}
     found = {name: read[kind](name) for name, kind in FACTS.items() if keys.get(name) is not None}
     keys.refuse_others()
     return found
