@@ -25,7 +25,8 @@ def test_numbers_are_bit_equal_to_the_gguf_package_s(kind):
     raw = torch.randint(
         0, 256, (512, 4 * kind.nbytes), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    theirs = torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType(kind.number)))
+    with numpy.errstate(invalid="ignore", over="ignore"):
+        theirs = torch.from_numpy(gguf.quants.dequantize(raw.numpy(), gguf.GGMLQuantizationType(kind.number)))
     ours = dequantize(raw, kind)
     finite = theirs.isfinite()
     assert finite.float().mean() > 0.5
