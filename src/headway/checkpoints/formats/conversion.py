@@ -124,7 +124,7 @@ def convert(
     storage = _storage(to, dtype)
     if to == "gguf" and (to_pairing is not None or shard_bytes is not None):
         raise CheckpointError(
-            "a GGUF file has the pairing of its architecture and is one file: no to_pairing, no shards"
+            "a GGUF file is one file in the pairing of its architecture: leave out to_pairing and shard_bytes"
         )
     found = open_source(source, frm, heads, norm_eps, allow_pickle)
     state, spec = found.state, found.spec
