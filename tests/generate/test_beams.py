@@ -36,10 +36,10 @@ class Toy:
     def start(self) -> Tensor:
         return torch.stack([self.logits(text) for text in self.texts])
 
-    def step(self, ids: Sequence[int]) -> Tensor:
-        for text, new in zip(self.texts, ids, strict=True):
+    def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        for text, (new,) in zip(self.texts, ids, strict=True):
             text.append(new)
-        return self.start()
+        return self.start().unsqueeze(1)
 
     def reorder(self, rows: Sequence[int]) -> None:
         self.texts = [list(self.texts[i]) for i in rows]
@@ -254,7 +254,11 @@ def test_one_beam_is_greedy_with_its_penalty_on_logits(seed: int, penalty: float
         assert list(best.ids) == ids[1:]
 
 
-EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], max_new_tokens=9)
+def a_text(prompt: list[int], ids: list[int], most: int) -> Text:
+    return Text(Request(0, prompt, GenerationConfig(), most), ids)
+
+
+EVERY = a_text([3, 4], [5, 3, 4], 9)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +271,10 @@ EVERY = Text(prompt=[3, 4], ids=[5, 3, 4], max_new_tokens=9)
         (GenerationConfig(eos=[1, 2], min_new_tokens=4), EVERY, {1, 2}),
         (GenerationConfig(eos=[1, 2], min_new_tokens=3), EVERY, set()),
         (GenerationConfig(forbidden=(0, 7)), EVERY, {0, 7}),
-        (GenerationConfig(forced_first=6), Text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
-        (GenerationConfig(forced_last=6), Text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
-        (GenerationConfig(forced_first=5, forced_last=6), Text([3], [1], 3), set()),
-        (GenerationConfig(forced_first=5, forced_last=6), Text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(forced_first=6), a_text([3], [], 9), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(forced_last=6), a_text([3], [1, 2], 3), {0, 1, 2, 3, 4, 5, 7}),
+        (GenerationConfig(forced_first=5, forced_last=6), a_text([3], [1], 3), set()),
+        (GenerationConfig(forced_first=5, forced_last=6), a_text([3], [], 1), {0, 1, 2, 3, 4, 5, 7}),
     ],
     ids=str,
 )
@@ -292,7 +296,7 @@ def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[in
         return grams[-1:] != [] and grams.count(grams[-1]) > 1
 
     cut = len(past) // 2
-    text = Text(past[:cut], past[cut:], 9)
+    text = a_text(past[:cut], past[cut:], 9)
     assert banned_tokens(text, GenerationConfig(no_repeat_ngram=n)) == {
         t for t in range(4) if twice([*past, t])
     }
@@ -301,7 +305,7 @@ def test_a_token_is_banned_just_where_its_n_gram_would_occur_twice(past: list[in
 def test_repetition_penalty_divides_or_multiplies_what_was_seen() -> None:
     values = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
     found = constrain(
-        values, [Text([0, 1], [1], 5)], GenerationConfig(sampling=Sampling(repetition_penalty=2.0))
+        values, [a_text([0, 1], [1], 5)], GenerationConfig(sampling=Sampling(repetition_penalty=2.0))
     )
     assert found.tolist() == [[-2.0, 1.0, -3.0, 4.0]]
     assert values.tolist() == [[-1.0, 2.0, -3.0, 4.0]]

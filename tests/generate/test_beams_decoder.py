@@ -130,7 +130,7 @@ def test_rows_of_a_session_may_be_taken_more_than_once() -> None:
         session = DecoderSession(MODEL, [[0, 5], [1, 2, 3]], use_cache=use_cache)
         logits = session.start()
         session.reorder([1, 0, 1])
-        again = session.step([4, 4, 6])
+        again = session.step([[4], [4], [6]])[:, 0]
         for row, ids in zip(again, ([1, 2, 3, 4], [0, 5, 4], [1, 2, 3, 6]), strict=True):
             with torch.inference_mode():
                 assert torch.allclose(row, MODEL(torch.tensor([ids]))[0, -1], atol=1e-4)

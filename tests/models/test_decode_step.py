@@ -86,9 +86,9 @@ def test_rows_are_taken_more_than_once_and_dropped() -> None:
     assert torch.allclose(native.start(), plain.start())
     for ids, rows in (([5, 6], [0, 0, 1]), ([7, 8, 9], [2, 1]), ([3, 3], [1])):
         hook = made.register_forward_pre_hook(lambda *_: made_in_python.append(1))
-        python = plain.step(ids)
+        python = plain.step([[token] for token in ids])
         hook.remove()
-        torch.testing.assert_close(native.step(ids), python)
+        torch.testing.assert_close(native.step([[token] for token in ids]), python)
         native.reorder(rows), plain.reorder(rows)
     assert native._native is not None
     assert len(made_in_python) == 3  # each step had another number of rows, for which it was decided anew

@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor
 
+from headway.api.drafting import AnyDraft, make_draft
 from headway.api.pretrained import BATCH, Pretrained, check_options
 from headway.cache import DecoderCache
 from headway.errors import DataError
@@ -14,6 +15,7 @@ from headway.generate import Beams, Delta, Generation, GenerationConfig, Samplin
 from headway.generate import generate as generate_ids
 from headway.generate import score as score_ids
 from headway.generate import stream as stream_ids
+from headway.generate.drafts import Draft
 from headway.generate.loop import collect
 from headway.models import Decoder
 from headway.text import Tokenizer
@@ -30,6 +32,8 @@ class Options(TypedDict, total=False):
     seed: equal seeds give equal text.   stop: strings that end the text.
     eos: ids that end the text, instead of the model's.   beyond_context: go on past the trained context.
     min_new_tokens, no_repeat_ngram, use_cache, kv_cache_dtype, prefill_chunk: see `GenerationConfig`.
+    draft, draft_tokens: fewer steps for the same text where the next tokens can be guessed: from the text itself
+        ("ngram"), by a smaller `LanguageModel` of the same tokenizer, or by a `Draft`; at most so many at a time.
     """
 
     max_new_tokens: int | None
@@ -48,6 +52,8 @@ class Options(TypedDict, total=False):
     use_cache: bool
     kv_cache_dtype: str
     prefill_chunk: int | None
+    draft: AnyDraft | None
+    draft_tokens: int | None
 
 
 class Scoring(TypedDict, total=False):
@@ -118,8 +124,9 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
         on at once. It changes no text, and neither does what else is in the list: prompt i draws from (seed, i).
         """
         prompts, one = self._ids(prompt, special)
+        config, draft = self._settings(options)
         found = generate_ids(
-            self.model, prompts, self._settings(options), tokenizer=self.tokenizer, batch_size=batch_size
+            self.model, prompts, config, tokenizer=self.tokenizer, batch_size=batch_size, draft=draft
         )
         return found[0] if one else found
 
@@ -133,7 +140,8 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             raise DataError(
                 "stream continues one prompt, got a list; use generate, or headway.generate.stream"
             )
-        return stream_ids(self.model, prompts, self._settings(options), tokenizer=self.tokenizer)
+        config, draft = self._settings(options)
+        return stream_ids(self.model, prompts, config, tokenizer=self.tokenizer, draft=draft)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Generation:
         """The reply to a conversation, [{"role": "user", "content": "..."}, ...], through the chat template."""
@@ -268,14 +276,15 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             raise DataError("these are messages of a conversation, not prompts; use chat(messages)")
         return prompts, False
 
-    def _settings(self, options: Options) -> GenerationConfig:
+    def _settings(self, options: Options) -> tuple[GenerationConfig, Draft | None]:
         check_options("generate", options, Options.__annotations__)
         given: dict[str, Any] = dict(options)
+        draft = make_draft(given.pop("draft", None), given.pop("draft_tokens", None), self)
         sampling = Sampling(**{name: given.pop(name) for name in _SAMPLING if name in given})
         if isinstance(given.get("beams"), int):
             given["beams"] = Beams(given["beams"])
         unused = self.tokenizer.unused_ids(self.spec.vocab) if self.tokenizer else []
-        return GenerationConfig(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused)
+        return GenerationConfig(**{"eos": self.eos, **given}, sampling=sampling, forbidden=unused), draft
 
 
 def _scoring(call: str, how: Scoring) -> tuple[dict[str, Any], bool]:

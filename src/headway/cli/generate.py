@@ -2,7 +2,7 @@
 line through a pipe."""
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,11 +47,26 @@ class SamplingRun(ModelRun):
     seed: Annotated[int, typer.Option("--seed", help="equal seeds give equal text")] = 0
     stop: Annotated[list[str] | None, typer.Option("--stop", help="ends the text; may be given often")] = None
     kv_cache_dtype: KvCacheOption = "auto"
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            metavar="ngram|MODEL",
+            help="guess tokens from the text, or by a smaller model: faster where it is right, the same text",
+        ),
+    ] = None
+    draft_tokens: Annotated[
+        int | None,
+        typer.Option("--draft-tokens", min=1, help="guess at most so many [default: 8; by a model 4]"),
+    ] = None
 
     def options(self, **more: Any) -> Any:
         """As `LanguageModel.generate` takes them, and more."""
         own = {field.name for field in fields(self)} - {field.name for field in fields(ModelRun)}
-        return {**attributes(self, *own), "stop": self.stop or [], **more}
+        given = {**attributes(self, *own), "stop": self.stop or [], **more}
+        if self.draft not in (None, "ngram"):
+            given["draft"] = replace(self, model=self.draft, adapter=None).load(task="causal-lm")
+        return given
 
 
 @with_options
@@ -140,6 +155,7 @@ def command(
     if json:
         measured = ["seconds_to_first_token", "tokens_per_second", "seconds"]
         measured += [] if search is None else ["score", "hypotheses"]
+        measured += [] if run.draft is None else ["drafted", "accepted"]
         report = {
             **attributes(found, "prompt_tokens", "finish_reason", "text", "ids", *measured),
             "new_tokens": len(found.ids),
@@ -184,6 +200,8 @@ def sentence(found: "Generation") -> str:
         parts.append(f"score {found.score:.4f}, {found.seconds:.3g} s")
     if found.tokens_per_second is not None:
         parts.append(f"then {found.tokens_per_second:.3g} tokens/s")
+    if found.drafted:
+        parts.append(f"{found.accepted} of {found.drafted} drafted tokens accepted")
     return ", ".join(parts)
 
 

@@ -2,6 +2,7 @@
 are."""
 
 from headway.generate.config import Beams, GenerationConfig
+from headway.generate.drafts import Draft, DraftSession, ModelDraft, NgramDraft
 from headway.generate.loop import generate, stream
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import Sampling, uniform
@@ -13,9 +14,13 @@ __all__ = [
     "Beams",
     "DecoderSession",
     "Delta",
+    "Draft",
+    "DraftSession",
     "Generation",
     "GenerationConfig",
     "Hypothesis",
+    "ModelDraft",
+    "NgramDraft",
     "Sampling",
     "Score",
     "Seq2SeqSession",

@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 
 from headway.generate.config import GenerationConfig
+from headway.generate.requests import Request
 from headway.generate.sampling import penalize_repetition
 
 
 @dataclass(eq=False)
 class Text:
-    """A row so far: its prompt, its new tokens, and how many new tokens it may have in all."""
+    """A row so far: what was asked for, and its new tokens."""
 
-    prompt: Sequence[int]
+    request: Request
     ids: Sequence[int]
-    max_new_tokens: int
     _seen: Tensor | None = field(default=None, repr=False)
 
     def seen(self, like: Tensor) -> Tensor:
         """Which tokens stand in prompt and text: bool [V], on the device of `like` [V]."""
         if self._seen is None:
             self._seen = torch.zeros_like(like, dtype=torch.bool)
-            self._seen[torch.tensor([*self.prompt, *self.ids], device=like.device)] = True
+            self._seen[torch.tensor([*self.request.prompt, *self.ids], device=like.device)] = True
         return self._seen
 
 
@@ -61,7 +61,7 @@ def constrain(values: Tensor, texts: Sequence[Text], config: GenerationConfig) -
 
 def forced_token(text: Text, config: GenerationConfig) -> int | None:
     """The only token that may come next, if there is but one."""
-    if config.forced_last is not None and len(text.ids) == text.max_new_tokens - 1:
+    if config.forced_last is not None and len(text.ids) == text.request.max_new_tokens - 1:
         return config.forced_last
     return config.forced_first if not text.ids else None
 
@@ -70,7 +70,7 @@ def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:
     """Tokens that may not come next, beside those that are always forbidden."""
     banned: set[int] = set()
     n = config.no_repeat_ngram
-    if n and n <= len(past := [*text.prompt, *text.ids]):
+    if n and n <= len(past := [*text.request.prompt, *text.ids]):
         end = past[len(past) - n + 1 :]
         banned |= {past[i + n - 1] for i in range(len(past) - n + 1) if past[i : i + n - 1] == end}
     if len(text.ids) < config.min_new_tokens:

@@ -1,8 +1,8 @@
 """The generation loop: one for decoders and encoder-decoders, for sampling and for beams.
 
-A batch of ragged prompts is read together; each step feeds every live row its last token. Rows that end leave
-the batch. Row i of a batch is what row i is alone: positions and masks belong to the row, noise to
-(seed, request, step), and settings to the request.
+A batch of ragged prompts is read together; each step feeds every live row its last token, and what a draft expects to
+follow it (`headway.generate.speculation`). Rows that end leave the batch. Row i of a batch is what row i is alone:
+positions and masks belong to the row, noise to (seed, request, step), and settings to the request.
 
 Legend: R live rows, V vocab.
 """
@@ -20,11 +20,13 @@ from torch import Tensor
 from headway.errors import ConfigError
 from headway.generate.beams import BeamSearch, expand_beams
 from headway.generate.config import GenerationConfig
-from headway.generate.requests import Request, check_prompts, make_requests
+from headway.generate.drafts import Draft
+from headway.generate.requests import Request, by_config, check_prompts, make_requests
 from headway.generate.results import Delta, Generation, Hypothesis
 from headway.generate.sampling import check_logits
 from headway.generate.sequences import SampledText, choose_tokens
 from headway.generate.session import DecoderSession, Session
+from headway.generate.speculation import Speculation, check_draft
 from headway.models import Decoder
 from headway.text import Tokenizer
 
@@ -33,26 +35,39 @@ Decode = Callable[[Request, Sequence[int]], str]
 """The text of the new ids of a request, without EOS."""
 Open = Callable[[Sequence[Request]], Session]
 """A session whose rows are those requests."""
+Live = Sequence[tuple[Text, range]]
+"""Texts in progress, and the rows of the logits that are theirs."""
 
 
-def run(open_session: Open, texts: Sequence[Text]) -> Iterator[None]:
-    """Adds a token to every text, step by step, until each has ended; yields after every step.
+def run(open_session: Open, texts: Sequence[Text], draft: Draft | None = None) -> Iterator[None]:
+    """Adds tokens to every text, step by step, until each has ended; yields whenever texts got a token.
 
-    Texts that get no token at all have no row in the session. Raises HeadwayError for logits that are no numbers,
-    ConfigError when constraints leave no token to choose.
+    Texts that get no token at all have no row in the session. With a draft, all are sampled, by a `DecoderSession`, and
+    a text gets as many tokens of a step as come the way that its draft expected, and one more. Raises HeadwayError for
+    logits that are no numbers, ConfigError when constraints leave no token to choose.
     """
     begun = time.perf_counter()
     some = [one for one in texts if one.request.max_new_tokens > 0]
     if not some:
         return
-    session = open_session([one.request for one in some])
-    logits, live = session.start(), [(one, range(i, i + 1)) for i, one in enumerate(some)]
+    requests = [one.request for one in some]
+    session, drafts = open_session(requests), None
+    if draft is not None:
+        assert isinstance(session, DecoderSession)
+        drafts = Speculation(draft, session, requests)
+    logits = session.start().unsqueeze(1)
+    live = [(one, range(i, i + 1)) for i, one in enumerate(some)]
     while live:
-        check_logits(logits, [(one.request.number, one.count) for one, rows in live for _ in rows])
-        _advance(logits, live, begun)
-        yield
+        now, ahead = live, 0
+        while now:
+            _advance(logits[:, ahead], now, begun)
+            yield
+            now = [(one, rows) for one, rows in now if _is_read(one)]
+            ahead += 1
+        if drafts is not None:
+            drafts.settle(_sampled(live))
         parents = [rows[row] for one, rows in live for row, _ in one.rows]
-        ids = [token for one, _ in live for _, token in one.rows]
+        ids = [[token] for one, _ in live for _, token in one.rows]
         ended, live = live, []
         for one, _ in ended:
             if one.rows:
@@ -61,23 +76,40 @@ def run(open_session: Open, texts: Sequence[Text]) -> Iterator[None]:
         if live:
             if parents != list(range(len(logits))):
                 session.reorder(parents)
-            logits = session.step(ids)
+                if drafts is not None:
+                    drafts.reorder(parents)
+            logits = session.step(ids) if drafts is None else drafts.step(_sampled(live))
 
 
-def _advance(logits: Tensor, live: Sequence[tuple[Text, range]], begun: float) -> None:
-    """Texts of one config are advanced together; each has its rows of the logits [R, V]."""
-    groups: dict[int, list[tuple[Text, range]]] = {}
-    for one, rows in live:
-        groups.setdefault(id(one.request.config), []).append((one, rows))
-    for group in groups.values():
-        values = logits if len(groups) == 1 else logits[[row for _, rows in group for row in rows]]
-        sampled = [one for one, _ in group if isinstance(one, SampledText)]
-        if sampled:
-            chosen = choose_tokens(values.float(), sampled)
-            for one, token in zip(sampled, chosen, strict=True):
-                one.advance(token, time.perf_counter() - begun)
-        else:
-            expand_beams(values, [one for one, _ in group if isinstance(one, BeamSearch)])
+def _advance(logits: Tensor, live: Live, begun: float) -> None:
+    """A token more for each text, from its rows of the logits [R, V]; searches of one config are advanced together."""
+    places = [(one.request.number, one.count) for one, rows in live for _ in rows]
+    check_logits(_rows(logits, live), places)
+    searches = [(one, rows) for one, rows in live if isinstance(one, BeamSearch)]
+    for group in by_config([one.request for one, _ in searches]):
+        some = [searches[i] for i in group]
+        expand_beams(_rows(logits, some), [one for one, _ in some])
+    sampled = [(one, rows) for one, rows in live if isinstance(one, SampledText)]
+    chosen = choose_tokens(_rows(logits, sampled), [one for one, _ in sampled])
+    for (one, _), token in zip(sampled, chosen, strict=True):
+        if token is None:
+            raise ConfigError("forbidden: no token is left to choose")
+        one.advance(token, time.perf_counter() - begun)
+
+
+def _rows(logits: Tensor, live: Live) -> Tensor:
+    """Of the logits [R, V], those of these texts."""
+    rows = [row for _, rows in live for row in rows]
+    return logits if rows == list(range(len(logits))) else logits[rows]
+
+
+def _sampled(live: Live) -> list[SampledText]:
+    return [one for one, _ in live if isinstance(one, SampledText)]
+
+
+def _is_read(one: Text) -> bool:
+    """Whether a text goes on, and the logits after its last token are there already."""
+    return isinstance(one, SampledText) and one.follows and bool(one.rows)
 
 
 def stream(
@@ -87,20 +119,22 @@ def stream(
     *,
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
+    draft: Draft | None = None,
 ) -> Iterator[Delta]:
     """Generates for all prompts together, one Delta per new token, as they come.
 
     `config` is one for all, or one for each prompt. `requests` number the prompts (0, 1, ... unless given): the
-    number decides a prompt's noise. Arguments are validated when this is called, before the first delta is asked for.
+    number decides a prompt's noise. `draft` guesses tokens, which saves steps where it is right and changes no text
+    (`headway.generate.speculation`). Arguments are validated when this is called, before the first delta is asked for.
     Raises DataError for prompts that are no prompts, ConfigError for settings that cannot be; HeadwayError
     naming the step when the model returns logits that are no numbers.
     """
-    asked = _requests(model, prompts, config, tokenizer, requests)
+    asked = _requests(model, prompts, config, tokenizer, requests, draft)
     if any(request.config.beams is not None for request in asked):
         raise ConfigError(
             "stream: a beam search is certain of no token before its end; use generate, or leave out beams"
         )
-    return _deltas(partial(_open, model), asked, tokenizer)
+    return _deltas(partial(_open, model, draft), asked, tokenizer, draft)
 
 
 def generate(
@@ -111,18 +145,20 @@ def generate(
     tokenizer: Tokenizer | None = None,
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
+    draft: Draft | None = None,
 ) -> list[Generation]:
     """One Generation per prompt, in their order: `stream`, collected, or the result of a search with beams.
 
     Arguments and errors as in `stream`. `batch_size`: at most so many prompts at once (all unless given); it does
     not change any text.
     """
-    asked = _requests(model, prompts, config, tokenizer, requests)
+    asked = _requests(model, prompts, config, tokenizer, requests, draft)
 
     def decode(request: Request, ids: Sequence[int]) -> str:
         return "" if tokenizer is None else tokenizer.decode(ids, after=request.prompt)
 
-    return complete(partial(_open, model), asked, decode, tokenizer=tokenizer, batch_size=batch_size)
+    opened = partial(_open, model, draft)
+    return complete(opened, asked, decode, tokenizer=tokenizer, batch_size=batch_size, draft=draft)
 
 
 def complete(
@@ -132,6 +168,7 @@ def complete(
     *,
     tokenizer: Tokenizer | None = None,
     batch_size: int | None = None,
+    draft: Draft | None = None,
 ) -> list[Generation]:
     """One Generation per request, in their order, `batch_size` at once. With a tokenizer that can stream, sampled
     texts are decoded token by token; others, and those of beams, at the end."""
@@ -144,7 +181,7 @@ def complete(
             SampledText(one, tokenizer) if one.config.beams is None else BeamSearch(one, one.config.beams)
             for one in requests[at : at + size]
         ]
-        for _ in run(open_session, texts):
+        for _ in run(open_session, texts, draft):
             pass
         seconds = time.perf_counter() - begun
         for one in texts:
@@ -170,12 +207,14 @@ def collect(deltas: Sequence[Delta], prompt_tokens: int) -> Generation:
         finish_reason=last.finish_reason,
         seconds_to_first_token=deltas[0].seconds if ids else None,
         seconds=last.seconds,
+        drafted=last.drafted,
+        accepted=last.accepted,
     )
 
 
-def _open(model: Decoder, requests: Sequence[Request]) -> Session:
-    config = requests[0].config
-    return DecoderSession(model, [request.prompt for request in requests], **config.session_options)
+def _open(model: Decoder, draft: Draft | None, requests: Sequence[Request]) -> Session:
+    prompts, options = [request.prompt for request in requests], requests[0].config.session_options
+    return DecoderSession(model, prompts, slack=0 if draft is None else draft.tokens, **options)
 
 
 def _requests(
@@ -184,17 +223,22 @@ def _requests(
     config: GenerationConfig | Sequence[GenerationConfig] | None,
     tokenizer: Tokenizer | None,
     numbers: Sequence[int] | None,
+    draft: Draft | None,
 ) -> list[Request]:
     asked = make_requests(check_prompts(prompts, model.spec.vocab), config, model.spec, numbers=numbers)
     if tokenizer is None and any(request.config.stop for request in asked):
         raise ConfigError("stop strings need a tokenizer: without one there is no text to find them in")
+    if draft is not None:
+        check_draft(model, asked)
     return asked
 
 
-def _deltas(open_session: Open, requests: Sequence[Request], tokenizer: Tokenizer | None) -> Iterator[Delta]:
+def _deltas(
+    open_session: Open, requests: Sequence[Request], tokenizer: Tokenizer | None, draft: Draft | None
+) -> Iterator[Delta]:
     texts = [SampledText(request, tokenizer) for request in requests]
     sent = [0] * len(texts)
-    for _ in chain([None], run(open_session, texts)):
+    for _ in chain([None], run(open_session, texts, draft)):
         for i, one in enumerate(texts):
             yield from one.deltas[sent[i] :]
             sent[i] = len(one.deltas)

@@ -107,6 +107,14 @@ def _check_ids(config: GenerationConfig, vocab: int) -> None:
                 raise ConfigError(f"{name}: token id {token} is outside the model's vocabulary of {vocab}")
 
 
+def by_config(requests: Sequence[Request]) -> list[list[int]]:
+    """The places of the requests that have one config, config by config."""
+    groups: dict[int, list[int]] = {}
+    for i, request in enumerate(requests):
+        groups.setdefault(id(request.config), []).append(i)
+    return list(groups.values())
+
+
 def context_limit(spec: ModelSpec, config: GenerationConfig) -> int | None:
     """The longest row that may be read, in tokens; None is no limit."""
     hard = spec.context_limit

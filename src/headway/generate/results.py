@@ -15,6 +15,7 @@ class Delta:
     text: what became certain with it (possibly nothing; whole characters; never part of a stop string).
     finish_reason: "eos", "stop" (a stop string) or "length" with the last delta of a request, else None.
     seconds: since the call began.   token: None only in the single delta of a request that gets no token.
+    drafted, accepted: as in `Generation`, so far.
     """
 
     request: int
@@ -22,6 +23,8 @@ class Delta:
     text: str
     finish_reason: FinishReason | None
     seconds: float
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Generation:
     seconds_to_first_token: None when there is no token, and for a beam search, where none is certain before the
         end.
     hypotheses: of a beam search, the best first; this text is the first of them. Else none.
+    drafted, accepted: how many tokens drafts proposed, and how many of those became part of the text.
     """
 
     request: int
@@ -58,6 +62,8 @@ class Generation:
     seconds_to_first_token: float | None
     seconds: float = field(repr=False)
     hypotheses: tuple[Hypothesis, ...] = field(default=(), repr=False)
+    drafted: int = field(default=0, repr=False)
+    accepted: int = field(default=0, repr=False)
 
     @property
     def score(self) -> float | None:

@@ -117,13 +117,13 @@ def draw(logits: Tensor, noise: Sequence[float]) -> Tensor:
     return torch.minimum(torch.searchsorted(cumulative, at, right=True), last).squeeze(1)
 
 
-def check_logits(logits: Tensor, places: Sequence[tuple[int, int]]) -> None:
-    """Raises HeadwayError when a row of logits [R, V] has NaN or infinity, naming its (request, step)."""
+def check_logits(logits: Tensor, places: Sequence[tuple[int, int]], model: str = "the model") -> None:
+    """Raises HeadwayError when a row of logits [R, V] of `model` has NaN or infinity, naming its (request, step)."""
     good = logits.amax(-1).isfinite()
     if not bool(good.all()):
         request, step = places[int((~good).nonzero()[0])]
         raise HeadwayError(
-            f"the model's logits for request {request} at step {step} are not numbers (NaN or "
+            f"{model}'s logits for request {request} at step {step} are not numbers (NaN or "
             "infinity): its weights are broken, or the dtype overflows (try --dtype float32)"
         )
 

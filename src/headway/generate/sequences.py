@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headway.errors import ConfigError
 from headway.generate.constraints import Text, constrain
-from headway.generate.requests import Request
+from headway.generate.requests import Request, by_config
 from headway.generate.results import Delta, FinishReason
 from headway.generate.sampling import uniform
 from headway.generate.stop import StopScanner
@@ -26,14 +25,17 @@ class SampledText(Text):
 
     rows: its row of the next step; none when it has ended.   deltas: what each step added; one without a token where it
     gets none.
+    draft: what was expected to follow and has been read ahead of it.   right: how much of it came, from its first token
+    on.   follows: whether the last token came as it was expected.   drafted, accepted: as in `Generation`, so far.
     """
 
     ids: list[int]
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        super().__init__(request.prompt, [], request.max_new_tokens)
-        self.request = request
+        super().__init__(request, [])
         self.rows: list[Row] = []
+        self.draft: list[int] = []
+        self.follows, self.right, self.drafted, self.accepted = False, 0, 0, 0
         none = Delta(request.number, None, "", "length", 0.0)
         self.deltas: list[Delta] = [] if request.max_new_tokens else [none]
         self._decoder: StreamDecoder | None = tokenizer.stream(after=request.prompt) if tokenizer else None
@@ -44,18 +46,25 @@ class SampledText(Text):
         """New tokens so far."""
         return len(self.ids)
 
+    def expect(self, draft: list[int]) -> None:
+        """These tokens are read ahead of it, behind its last one."""
+        self.draft, self.right, self.drafted = draft, 0, self.drafted + len(draft)
+
     def advance(self, token: int, seconds: float) -> None:
         """Adds the token that was chosen, `seconds` after the call began."""
+        self.follows = self.draft[self.right : self.right + 1] == [token]
+        self.right, self.accepted = self.right + self.follows, self.accepted + self.follows
         self.ids.append(token)
         if self._seen is not None:
             self._seen[token] = True
         text, reason = self._shown(token)
         self.rows = [(0, token)] if reason is None else []
-        self.deltas.append(Delta(self.request.number, token, text, reason, seconds))
+        counts = self.drafted, self.accepted
+        self.deltas.append(Delta(self.request.number, token, text, reason, seconds, *counts))
 
     def _shown(self, token: int) -> tuple[str, FinishReason | None]:
         """The text that became certain, and why the request ends if it does."""
-        eos, length = token in self.request.config.eos, len(self.ids) == self.max_new_tokens
+        eos, length = token in self.request.config.eos, len(self.ids) == self.request.max_new_tokens
         reason: FinishReason | None = "eos" if eos else "length" if length else None
         if self._decoder is None:
             return "", reason
@@ -67,12 +76,18 @@ class SampledText(Text):
         return text if reason is None else text + self._scanner.flush(), reason
 
 
-def choose_tokens(logits: Tensor, texts: Sequence[SampledText]) -> list[int]:
-    """The next token of each text, from logits [R, V] float32. All requests have equal configs."""
-    config = texts[0].request.config
-    values = constrain(logits, texts, config)
-    if values is not logits and bool((values.amax(-1) == float("-inf")).any()):
-        raise ConfigError("forbidden: no token is left to choose")
-    noise = [uniform(config.seed, one.request.number, len(one.ids)) for one in texts]
-    chosen: list[int] = config.sampling.choose(values, noise).tolist()
+def choose_tokens(logits: Tensor, texts: Sequence[Text]) -> list[int | None]:
+    """The next token of each text, from logits [R, V]; None where constraints leave none.
+
+    A pure function of a text's own logits, tokens and request: its noise is `uniform(seed, request, step)`."""
+    chosen: list[int | None] = [None] * len(texts)
+    for places in by_config([text.request for text in texts]):
+        group, config = [texts[i] for i in places], texts[places[0]].request.config
+        given = (logits if len(group) == len(texts) else logits[places]).float()
+        values = constrain(given, group, config)
+        noise = [uniform(config.seed, text.request.number, len(text.ids)) for text in group]
+        found = config.sampling.choose(values, noise).tolist()
+        free = [True] * len(group) if values is given else (values.amax(-1) > float("-inf")).tolist()
+        for place, token, able in zip(places, found, free, strict=True):
+            chosen[place] = token if able else None
     return chosen

@@ -1,6 +1,6 @@
 """A model that is generating: texts that grow together, by a decoder or by an encoder-decoder.
 
-Legend: B rows, T slots of a call, V vocab.
+Legend: B rows, T slots of a call, N slots whose logits are wanted, V vocab.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Session(Protocol):
         """Logits [B, V] of the first new token of each row; called once, before `step`."""
         ...
 
-    def step(self, ids: Sequence[int]) -> Tensor:
-        """Logits [B, V] of the token after the next one of each row."""
+    def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [B, T, V] of the token after each of the next ones; T are those of the longest row, and what stands
+        beyond a shorter row's means nothing."""
         ...
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -44,6 +45,7 @@ class DecoderSession(Session):
         use_cache: False computes every step from the whole text.
         kv_dtype: what the cache stores; the weights' dtype unless given.
         prefill_chunk: prompts are read so many tokens at a time; at once unless given.
+        slack: tokens that can always be taken back (`trim`).
     """
 
     def __init__(
@@ -54,13 +56,14 @@ class DecoderSession(Session):
         use_cache: bool = True,
         kv_dtype: torch.dtype | None = None,
         prefill_chunk: int | None = None,
+        slack: int = 0,
     ) -> None:
         self.model, self.prefill_chunk = model, prefill_chunk
         self.device = model.model.embedding.device
         self.texts = [list(prompt) for prompt in prompts]
         self.cache: DecoderCache | None = None
         if use_cache:
-            self.cache = model.make_cache(len(self.texts), dtype=kv_dtype)
+            self.cache = model.make_cache(len(self.texts), slack=slack, dtype=kv_dtype)
         self._native: DecodeStep | None = None
         self._native_rows = 0  # for which it was looked for
 
@@ -69,23 +72,36 @@ class DecoderSession(Session):
         size = self.prefill_chunk or longest
         logits: Tensor | None = None
         for at in range(0, longest, size):
-            now = self._read([text[at : at + size] for text in self.texts])
+            pieces = [text[at : at + size] for text in self.texts]
+            now = self._read(pieces, [max(len(piece) - 1, 0) for piece in pieces])[:, 0]
             ends = torch.tensor([at < len(text) <= at + size for text in self.texts], device=self.device)
             logits = now if logits is None else torch.where(ends.unsqueeze(1), now, logits)
         assert logits is not None
         return logits
 
-    def step(self, ids: Sequence[int]) -> Tensor:
+    def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(map(len, ids))
         if self.cache is None:
-            self.texts = [[*text, token] for text, token in zip(self.texts, ids, strict=True)]
-            return self._read(self.texts)
+            begins = [len(text) for text in self.texts]
+            self.texts = [[*text, *new] for text, new in zip(self.texts, ids, strict=True)]
+            return self._read(self.texts, begins, longest)
+        if any(len(row) != 1 for row in ids):
+            return self._read(ids, [0] * len(ids), longest)
         given = torch.tensor(ids, dtype=torch.int64, device=self.device)
         with evaluating(self.model):
             native = self._native_step(self.cache)
             if native is not None:
-                return native(given).clone()
-            logits: Tensor = self.model(given.unsqueeze(1), cache=self.cache)
-        return logits[:, 0]
+                return native(given[:, 0]).clone().unsqueeze(1)
+            logits: Tensor = self.model(given, cache=self.cache)
+        return logits
+
+    def trim(self, counts: Sequence[int]) -> None:
+        """Forgets the last counts[i] tokens of row i. Raises CacheError for more than are there or `slack` promises."""
+        if self.cache is None:
+            self.texts = [text[: len(text) - n] for text, n in zip(self.texts, counts, strict=True)]
+        elif any(counts):
+            with torch.inference_mode():
+                self.cache.trim(counts)
 
     def _native_step(self, cache: DecoderCache) -> DecodeStep | None:
         """The step as one call of the kernels, for as many rows as there are now; None where they cannot run it."""
@@ -101,17 +117,20 @@ class DecoderSession(Session):
         with torch.inference_mode():
             self.cache.reorder(rows)
 
-    def _read(self, pieces: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [B, V] of the token after each piece, which goes on where its row ended."""
+    def _read(self, pieces: Sequence[Sequence[int]], begins: Sequence[int], count: int = 1) -> Tensor:
+        """Logits [B, N, V] after N = `count` slots of each piece, from begins[b] on (the last one stands for what would
+        be beyond it); pieces go on where their rows ended."""
         ids, lengths = padded(pieces)
         if self.cache is None:
             tokens = Tokens.from_lengths(lengths).to(self.device)
         else:
             tokens = self.cache.next_tokens(ids.shape[1], lengths)
-        last = torch.tensor([[max(n - 1, 0)] for n in lengths], device=self.device)
+        wanted = (torch.tensor(begins).unsqueeze(1) + torch.arange(count)).clamp_max(ids.shape[1] - 1)
         with evaluating(self.model):
-            logits: Tensor = self.model(ids.to(self.device), tokens=tokens, cache=self.cache, logits_for=last)
-        return logits[:, 0]
+            logits: Tensor = self.model(
+                ids.to(self.device), tokens=tokens, cache=self.cache, logits_for=wanted.to(self.device)
+            )
+        return logits
 
 
 class Seq2SeqSession(Session):
@@ -143,15 +162,16 @@ class Seq2SeqSession(Session):
         self.texts = torch.zeros(len(sources), 0, dtype=torch.int64, device=self.device)
 
     def start(self) -> Tensor:
-        return self.step([self.begin] * len(self.texts))
+        return self.step([[self.begin]] * len(self.texts))[:, 0]
 
-    def step(self, ids: Sequence[int]) -> Tensor:
-        given = torch.tensor(ids, dtype=torch.int64, device=self.device).unsqueeze(1)
+    def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """As in `Session`, for as many tokens of one row as of another."""
+        given = torch.tensor(ids, dtype=torch.int64, device=self.device)
         with evaluating(self.model):
             if self.use_cache:
-                return self.model.decode(given, self.cache)[:, -1]
+                return self.model.decode(given, self.cache)
             self.texts = torch.cat((self.texts, given), 1)
-            return self.model.decode(self.texts, self.cache.fork())[:, -1]
+            return self.model.decode(self.texts, self.cache.fork())[:, -given.shape[1] :]
 
     def reorder(self, rows: Sequence[int]) -> None:
         self.texts = self.texts[list(rows)]

@@ -1,0 +1,382 @@
+"""Drafts: a text with them is the text without, by the plain loop as the oracle; they are counted, and few where wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.api import LanguageModel
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.errors import ConfigError, HeadwayError
+from headway.generate import (
+    Beams,
+    Draft,
+    DraftSession,
+    Generation,
+    GenerationConfig,
+    ModelDraft,
+    NgramDraft,
+    Sampling,
+    generate,
+    stream,
+)
+from headway.generate.constraints import Text
+from headway.generate.drafts import Suffixes
+from headway.generate.requests import Request
+from headway.generate.sequences import SampledText
+from headway.generate.speculation import EARNED, MOST_CREDIT, PAID_BY_ACCEPTED, Speculation
+from headway.models import Decoder, build
+from headway.patterns import Causal, Window
+from headway.positions import DynamicNTK, Learned, Rotary
+from tests.generate.conftest import MIXED, small
+from tests.text.conftest import byte_level, sentencepiece
+
+MODEL, TOKENIZER = small(MIXED), byte_level()
+OTHER = build(MODEL.spec, seed=7).eval()
+PROMPTS = [[0, 5, 9], [0, *range(20, 39)], [0, 7, 8, 7, 8, 7, 8]]
+ROOM = 14
+
+
+@dataclass(frozen=True)
+class Scripted(Draft, DraftSession):
+    """Drafts of what is known to come, of request i truth[i], with a wrong token at every `period`-th place."""
+
+    truth: Sequence[Sequence[int]]
+    period: int
+    tokens: int = 5
+
+    def open(self, model: Decoder, requests: Sequence[Request]) -> DraftSession:
+        return self
+
+    def propose(self, texts: Sequence[Text], counts: Sequence[int]) -> list[list[int]]:
+        return [self._of(text, count) for text, count in zip(texts, counts, strict=True)]
+
+    def _of(self, text: Text, count: int) -> list[int]:
+        begin, truth = len(text.ids), self.truth[text.request.number]
+        coming = list(truth[begin : begin + count])
+        return [
+            (token + 1) % 330 if (begin + i + 1) % self.period == 0 else token
+            for i, token in enumerate(coming)
+        ]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """It knows rows by their requests."""
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 40]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.02]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+)
+configs = st.builds(
+    GenerationConfig,
+    max_new_tokens=st.just(ROOM),
+    sampling=samplings,
+    seed=st.integers(0, 99),
+    min_new_tokens=st.sampled_from([0, 6]),
+    no_repeat_ngram=st.sampled_from([0, 2]),
+    forbidden=st.sampled_from([(), tuple(range(100, 200))]),
+    forced_first=st.sampled_from([None, 8]),
+    forced_last=st.sampled_from([None, 4]),
+    use_cache=st.sampled_from([True, True, True, False]),
+)
+
+
+def drafts(truth: Sequence[Sequence[int]]) -> st.SearchStrategy[Draft]:
+    scripted = st.builds(Scripted, st.just(truth), st.sampled_from([2, 3, 7, 99]), st.sampled_from([1, 3, 8]))
+    ngrams = st.builds(NgramDraft, tokens=st.integers(1, 6), most=st.just(3), least=st.just(1))
+    models = st.builds(ModelDraft, model=st.sampled_from([MODEL, OTHER]), tokens=st.sampled_from([1, 3, 5]))
+    return st.one_of(scripted, scripted, ngrams, models)
+
+
+def essence(found: Sequence[Generation]) -> list[tuple[list[int], str, str]]:
+    return [(one.ids, one.text, one.finish_reason) for one in found]
+
+
+@given(st.data())
+def test_drafts_change_no_text(data: st.DataObject) -> None:
+    """Whatever they propose, at any temperature, in company, with what ends a text inside a draft."""
+    config = data.draw(configs)
+    free = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
+    some = free[data.draw(st.integers(0, 2))]
+    ends = {
+        "eos": [some.ids[data.draw(st.integers(0, ROOM - 1))]],
+        "stop": [some.text[2:4] or "?"],
+        "max_new_tokens": data.draw(st.integers(6, ROOM)),
+    }
+    names = data.draw(st.sets(st.sampled_from(sorted(ends))))
+    config = replace(config, **{name: ends[name] for name in names})
+    draft = data.draw(drafts([one.ids for one in free]))
+    plain = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
+    found = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER, draft=draft)
+    assert essence(found) == essence(plain)
+
+
+def test_alone_and_streamed() -> None:
+    config = GenerationConfig(max_new_tokens=12, sampling=Sampling(temperature=1.2), stop=["e"], eos=[40])
+    plain = generate(MODEL, PROMPTS, config, tokenizer=TOKENIZER)
+    draft = Scripted([one.ids for one in plain], 5)
+    for i, one in enumerate(plain):
+        (alone,) = generate(MODEL, [PROMPTS[i]], config, tokenizer=TOKENIZER, draft=draft, requests=[i])
+        assert essence([alone]) == essence([one])
+    deltas = list(stream(MODEL, PROMPTS, config, tokenizer=TOKENIZER, draft=draft))
+    for i, one in enumerate(plain):
+        own = [delta for delta in deltas if delta.request == i]
+        assert ([d.token for d in own], "".join(d.text for d in own)) == (one.ids, one.text)
+
+
+def test_settings_of_their_own_and_caches_of_eight_bits() -> None:
+    configs = [
+        GenerationConfig(
+            max_new_tokens=most, sampling=Sampling(temperature=heat), seed=most, kv_cache_dtype="int8"
+        )
+        for most, heat in ((14, 0.0), (9, 1.0), (0, 0.0))
+    ]
+    plain = generate(MODEL, PROMPTS, configs)
+    for draft in (
+        Scripted([one.ids for one in plain], 4),
+        ModelDraft(model=MODEL),
+        NgramDraft(least=1, tokens=3),
+    ):
+        found = generate(MODEL, PROMPTS, configs, draft=draft)
+        assert essence(found) == essence(plain)
+        assert isinstance(draft, NgramDraft) or sum(one.accepted for one in found) > 9
+
+
+@pytest.mark.parametrize("period", [2, 5, 99])
+def test_every_step_and_token_is_counted(period: int) -> None:
+    model, read = small(MIXED), []
+    config = GenerationConfig(max_new_tokens=24, sampling=Sampling(temperature=1.0))
+    (plain,) = generate(model, [[0, 5]], config)
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
+    (found,) = generate(model, [[0, 5]], config, draft=Scripted([plain.ids], period))
+    assert found.ids == plain.ids
+    assert 24 == len(read) + found.accepted
+    assert sum(read[1:]) == len(read[1:]) + found.drafted
+    assert 0 < found.accepted <= found.drafted
+    if period == 99:
+        assert read == [2, 6, 6, 6, 5]
+        assert found.accepted == found.drafted == 19
+    last = list(stream(model, [[0, 5]], config, draft=Scripted([plain.ids], period)))[-1]
+    assert (last.drafted, last.accepted) == (found.drafted, found.accepted)
+    assert (plain.drafted, plain.accepted) == (0, 0)
+
+
+def test_rows_take_their_own_number_of_tokens() -> None:
+    """Three rows whose drafts are right, wrong and unknown: as many steps as the slowest needs."""
+    model, read = small(MIXED), []
+    config = GenerationConfig(max_new_tokens=12)
+    plain = generate(model, PROMPTS, config)
+    truth = [plain[0].ids, [(i + 1) % 330 for i in plain[1].ids], []]
+    model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
+    found = generate(model, PROMPTS, config, draft=Scripted(truth, 99))
+    assert essence(found) == essence(plain)
+    assert [one.accepted for one in found] == [9, 0, 0]
+    assert [rows for rows, _ in read] == [3] * 3 + [2] * 9
+
+
+def test_a_model_of_its_own_is_always_right() -> None:
+    """The same probabilities and the same noise choose the same tokens."""
+    config = GenerationConfig(
+        max_new_tokens=ROOM, sampling=Sampling(temperature=1.2, repetition_penalty=1.2, top_k=50), seed=5
+    )
+    found = generate(MODEL, PROMPTS, config, draft=ModelDraft(model=MODEL, tokens=3))
+    assert essence(found) == essence(generate(MODEL, PROMPTS, config))
+    assert all(one.drafted == one.accepted > ROOM // 2 for one in found)
+
+
+def test_what_a_text_repeats_is_guessed_from_it() -> None:
+    """Without attention each token decides the next one, so that among 8 of them the text is soon periodic."""
+    model = small()
+    with torch.no_grad():
+        for block in model.model.blocks:
+            block.self_attn.o_proj.weight.zero_()
+    config = GenerationConfig(max_new_tokens=40, forbidden=range(8, 330))
+    (plain,) = generate(model, [[0]], config)
+    assert plain.ids[-8:] in [plain.ids[i : i + 8] for i in range(24)]
+    (found,) = generate(model, [[0]], config, draft=NgramDraft())
+    assert found.ids == plain.ids
+    assert found.accepted > 20
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 3), st.integers(0, 2), st.integers(0, 9))
+def test_the_longest_suffix_at_its_last_occurrence(ids: list[int], least: int, more: int, count: int) -> None:
+    """By looking at every place of the row, from the last on, and by copying token by token."""
+    row = Suffixes(least, least + more)
+    cut = len(ids) // 2
+    row.extend(ids[:cut])
+    row.extend(ids[cut:])
+
+    def naive() -> list[int]:
+        for n in range(least + more, least - 1, -1):
+            for end in range(len(ids) - 1, n - 1, -1):
+                if ids[end - n : end] == ids[len(ids) - n :]:
+                    whole = list(ids)
+                    for i in range(count):
+                        whole.append(whole[end + i])
+                    return whole[len(ids) :]
+        return []
+
+    assert row.continuation(count) == naive()
+
+
+class _Rows:
+    """A session of no model that notes what it is asked."""
+
+    model = None
+
+    def step(self, ids: list[list[int]]) -> None:
+        self.asked = ids
+
+    def trim(self, counts: list[int]) -> None:
+        self.taken = counts
+
+
+@given(
+    st.integers(1, 3), st.sampled_from([1, 4, 8]), st.lists(st.integers(0, 8), max_size=300), st.booleans()
+)
+def test_wrong_drafts_are_few(rows: int, tokens: int, right: list[int], never: bool) -> None:
+    """drafted <= MOST_CREDIT + PAID_BY_ACCEPTED accepted + EARNED steps, after every step and as means over rows."""
+    requests = [Request(i, [0], GenerationConfig(), 10**6) for i in range(rows)]
+    texts, session = [SampledText(request, None) for request in requests], _Rows()
+    truth = [[1] * 10**4] * rows
+    ahead = Speculation(Scripted(truth, 10**6, tokens), session, requests)  # type: ignore[arg-type]
+    for text in texts:
+        text.advance(1, 0.0)
+    drafted = accepted = steps = 0.0
+    for hits in [0] * 420 if never else right:
+        ahead.step(texts)
+        for i, text in enumerate(texts):
+            assert session.asked[i] == [text.ids[-1], *text.draft]
+            for place in range(len(text.draft) + 1):
+                text.advance(1 if place < (hits + i) % 9 * (not never) else 2, 0.0)
+                if not text.follows:
+                    break
+        before = [len(text.draft) - text.right for text in texts]
+        ahead.settle(texts)
+        assert session.taken == before
+        drafted += sum(len(text.draft) for text in texts) / rows
+        accepted += sum(text.right for text in texts) / rows
+        steps += not any(text.draft for text in texts)
+        assert drafted <= MOST_CREDIT + PAID_BY_ACCEPTED * accepted + EARNED * steps + 1e-9
+    if never:
+        assert (drafted, accepted) == (MOST_CREDIT + 3, 0), "and a token is tried once in 128 steps"
+
+
+def test_windows_need_slack_and_get_it() -> None:
+    model = small(Window.last(4))
+    config = GenerationConfig(max_new_tokens=40)
+    plain = generate(model, PROMPTS, config)
+    draft = Scripted([one.ids for one in plain], 3, 8)
+    assert essence(generate(model, PROMPTS, config, draft=draft)) == essence(plain)
+
+
+def test_the_context_is_not_exceeded() -> None:
+    """Learned positions end with the context: not a token is read beyond it, by either model."""
+    model = build(replace(MODEL.spec, positions=Learned(40), trained_context=40), seed=1).eval()
+    config = GenerationConfig(max_new_tokens=20)
+    (plain,) = generate(model, [[0] * 20], config)
+    for draft in (Scripted([plain.ids], 99, 8), ModelDraft(model=model, tokens=7)):
+        (found,) = generate(model, [[0] * 20], config, draft=draft)
+        assert found.ids == plain.ids
+        assert found.accepted > 10
+    longer = build(replace(MODEL.spec, positions=Learned(50), trained_context=50), seed=1).eval()
+    with pytest.raises(
+        ConfigError, match="the draft model can take 40 tokens, and prompt 0 with its .* up to 45"
+    ):
+        generate(longer, [[0] * 20], GenerationConfig(max_new_tokens=25), draft=ModelDraft(model=model))
+
+
+def with_spec(**fields: Any) -> Decoder:
+    return build(replace(MODEL.spec, **fields), seed=0).eval()
+
+
+LINEAR = build(
+    replace(MODEL.spec, patterns=(Causal(),) * 2).with_linear(LinearAttentionSpec()), seed=0
+).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "config", "match"),
+    [
+        (LINEAR, NgramDraft(), {}, "the model has linear attention, whose cache is a sum"),
+        (
+            with_spec(positions=Rotary(1e4, pairing="halves", scaling=DynamicNTK(2.0, 32))),
+            NgramDraft(),
+            {},
+            "depend on how long a row is",
+        ),
+        (
+            MODEL,
+            NgramDraft(),
+            {"beams": Beams(2)},
+            "a beam search has no one next token to guess; leave out the",
+        ),
+        (
+            MODEL,
+            ModelDraft(model=small(vocab=340)),
+            {},
+            "draft model has a vocabulary of 340 ids, the model of 330",
+        ),
+    ],
+)
+def test_what_takes_no_drafts(model: Decoder, draft: Draft, config: dict[str, Any], match: str) -> None:
+    for call in (generate, stream):
+        with pytest.raises(ConfigError, match=match):
+            list(call(model, PROMPTS, GenerationConfig(max_new_tokens=4, **config), draft=draft))  # type: ignore[call-overload]
+
+
+def test_drafts_that_cannot_be() -> None:
+    for tokens in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="tokens counts what is proposed at a time, 1 or more, got"):
+            NgramDraft(tokens=tokens)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"1 or more, got least=3, most=2"):
+        NgramDraft(least=3, most=2)
+    with pytest.raises(ConfigError, match="the model must be a Decoder, got Linear"):
+        ModelDraft(model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the draft model has linear attention"):
+        ModelDraft(model=LINEAR)
+    broken = small()
+    with torch.no_grad():
+        broken.model.embed_tokens.weight.fill_(float("nan"))
+    with pytest.raises(
+        HeadwayError, match="the draft model's logits for request 0 at step 1 are not numbers"
+    ):
+        generate(MODEL, [[0]], GenerationConfig(max_new_tokens=4), draft=ModelDraft(model=broken))
+
+
+def test_a_language_model_takes_drafts() -> None:
+    lm = LanguageModel(MODEL, TOKENIZER)
+    plain = lm.generate("the cat", max_new_tokens=20, temperature=1.0)
+    for draft in ("ngram", LanguageModel(OTHER, TOKENIZER), LanguageModel(OTHER), NgramDraft(least=1)):
+        assert lm.generate("the cat", max_new_tokens=20, temperature=1.0, draft=draft).ids == plain.ids
+    own = lm.generate(
+        "the cat", max_new_tokens=20, temperature=1.0, draft=LanguageModel(MODEL), draft_tokens=2
+    )
+    assert own.ids == plain.ids
+    assert own.drafted == own.accepted > 8
+    text = "".join(
+        delta.text for delta in lm.stream("the cat", max_new_tokens=20, temperature=1.0, draft="ngram")
+    )
+    assert text == plain.text
+    for given, match in (
+        (
+            {"draft": "engram"},
+            r"draft is \"ngram\", a model or a Draft, got 'engram' \(did you mean \"ngram\"",
+        ),
+        ({"draft_tokens": 3}, "draft_tokens=3 is about drafts, and none were asked for"),
+        (
+            {"draft": NgramDraft(), "draft_tokens": 3},
+            "draft_tokens=3, but the draft has tokens=8; leave out one",
+        ),
+        ({"draft": LanguageModel(OTHER, sentencepiece())}, "another tokenizer than the model"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            lm.generate("the cat", **given)  # type: ignore[call-overload]
