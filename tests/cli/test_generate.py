@@ -180,6 +180,26 @@ def test_beams_refuse_what_is_not_theirs(
     assert said in " ".join(err.replace("│", " ").split())
 
 
+def test_drafts_are_counted_and_change_no_text(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["generate", folder, "the cat", "-n", "12", "--draft"]
+    expected = headway.load(folder).generate("the cat", max_new_tokens=12, temperature=0.8)
+    assert run([*ask, folder, "--draft-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected.text + "\n"
+    assert "8 of 8 drafted tokens accepted" in err
+    assert run([*ask, "ngram", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ids"] == expected.ids
+    assert report["accepted"] <= report["drafted"]
+    for flags, said in (
+        (["--draft-tokens", "3"], "draft_tokens=3 is about drafts, and none were asked for"),
+        (["--draft", "ngram", "--beams", "2"], "draft: a beam search has no one next token to guess"),
+        (["--draft", "/nowhere/at/all"], "/nowhere/at/all: no such folder"),
+    ):
+        assert run(["generate", folder, "a", "-n", "3", *flags]) == 1
+        assert said in capsys.readouterr().err
+
+
 def chat(
     folder: str, lines: str, *arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[list[str], str]:

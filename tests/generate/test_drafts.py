@@ -1,4 +1,4 @@
-"""Drafts: a text with them is the text without, by the plain loop as the oracle; they are counted, and few where wrong."""
+"""Drafts: a text with them is the text without, by the plain loop as the oracle; they are counted, few where wrong."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -158,7 +158,7 @@ def test_every_step_and_token_is_counted(period: int) -> None:
     model.register_forward_pre_hook(lambda module, args: read.append(args[0].shape[1]))
     (found,) = generate(model, [[0, 5]], config, draft=Scripted([plain.ids], period))
     assert found.ids == plain.ids
-    assert 24 == len(read) + found.accepted
+    assert len(read) + found.accepted == 24
     assert sum(read[1:]) == len(read[1:]) + found.drafted
     assert 0 < found.accepted <= found.drafted
     if period == 99:
@@ -289,7 +289,7 @@ def test_the_context_is_not_exceeded() -> None:
         assert found.accepted > 10
     longer = build(replace(MODEL.spec, positions=Learned(50), trained_context=50), seed=1).eval()
     with pytest.raises(
-        ConfigError, match="the draft model can take 40 tokens, and prompt 0 with its .* up to 45"
+        ConfigError, match=r"the draft model can take 40 tokens, and prompt 0 with its .* up to 45"
     ):
         generate(longer, [[0] * 20], GenerationConfig(max_new_tokens=25), draft=ModelDraft(model=model))
 
@@ -366,10 +366,10 @@ def test_a_language_model_takes_drafts() -> None:
         delta.text for delta in lm.stream("the cat", max_new_tokens=20, temperature=1.0, draft="ngram")
     )
     assert text == plain.text
-    for given, match in (
+    for asked, match in (
         (
             {"draft": "engram"},
-            r"draft is \"ngram\", a model or a Draft, got 'engram' \(did you mean \"ngram\"",
+            r"draft is \"ngram\", a LanguageModel or a Draft, got 'engram' \(did you mean \"ngram\"",
         ),
         ({"draft_tokens": 3}, "draft_tokens=3 is about drafts, and none were asked for"),
         (
@@ -379,4 +379,4 @@ def test_a_language_model_takes_drafts() -> None:
         ({"draft": LanguageModel(OTHER, sentencepiece())}, "another tokenizer than the model"),
     ):
         with pytest.raises(ConfigError, match=match):
-            lm.generate("the cat", **given)  # type: ignore[call-overload]
+            lm.generate("the cat", **asked)  # type: ignore[call-overload]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -35,6 +35,7 @@ class DraftSession(Protocol):
         ...
 
 
+@runtime_checkable
 class Draft(Protocol):
     """How tokens are guessed."""
 

@@ -51,7 +51,8 @@ def run(open_session: Open, texts: Sequence[Text], draft: Draft | None = None) -
     if not some:
         return
     requests = [one.request for one in some]
-    session, drafts = open_session(requests), None
+    session = open_session(requests)
+    drafts: Speculation | None = None
     if draft is not None:
         assert isinstance(session, DecoderSession)
         drafts = Speculation(draft, session, requests)
