@@ -30,7 +30,7 @@ RATE, MICRO_BATCH = 1e-4, 8
 
 def prepare(folder: Path, data: str, args: argparse.Namespace) -> None:
     """The examples, as messages and with Alpaca's prompt in them; a tokenizer; a model with fresh weights."""
-    from headway.checkpoints.folder import save_folder
+    from headway.checkpoints.saving import save_folder
     from headway.data.chats import encode_examples
     from headway.data.record_kinds import Chat
     from headway.data.records import read_records

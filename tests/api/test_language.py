@@ -8,7 +8,7 @@ import torch
 
 import headway
 from headway.api import LanguageModel
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError, DataError, HeadwayError
 from headway.patterns import Causal
 from headway.text import Tokenizer

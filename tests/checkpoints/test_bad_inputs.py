@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from headway.checkpoints.folder import save_folder
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import save_folder
 from headway.checkpoints.storage.files import atomic_folder
 from headway.checkpoints.storage.reading import read_json
 from headway.checkpoints.storage.tensors import open_tensors, write_tensors

@@ -12,12 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from headway.checkpoints import config_from_spec, spec_from_config
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import unsupported_by_transformers
 from headway.checkpoints.hf.layouts import LAYOUTS
 from headway.checkpoints.hf.layouts.rules import fused, same
 from headway.checkpoints.hf.layouts.tensors import exported
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import save_folder
 from headway.classic import MultiQueryAttention
 from headway.errors import ConfigError
 from headway.models import ModelSpec, catalog, cost

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import save_folder
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.restore import build_model
+from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import EncoderDecoder, ModelSpec, build, cost
 from tests.checkpoints.hf import off

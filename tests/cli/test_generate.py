@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import headway
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.generate import Beams
 from tests.generate.conftest import small

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.cli.preview import marked
 from headway.data.bins import ChatRows

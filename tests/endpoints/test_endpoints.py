@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.api import LanguageModel
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.endpoints import LocalEndpoint, Reply, ServerEndpoint, Transcript, open_endpoint
 from headway.errors import ConfigError, DataError, EndpointError
 from tests.endpoints.scripted import Answer, Scripted, completion, error, server

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.generate import Beams, GenerationConfig, Sampling, generate
 from headway.models import Decoder
 from headway.patterns import Causal, Window

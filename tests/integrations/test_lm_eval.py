@@ -13,7 +13,7 @@ import pytest
 
 import headway
 from headway.api import LanguageModel
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.errors import ConfigError
 from headway.patterns import Causal

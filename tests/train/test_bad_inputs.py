@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headway.checkpoints.folder import save_folder
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import save_folder
 from headway.data import Rows, TokenFile, TokenFileWriter
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import ModelSpec, build

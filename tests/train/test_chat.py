@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headway import load
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, DataError
 from headway.models import ModelSpec, build
 from headway.text import Tokenizer, train_bpe

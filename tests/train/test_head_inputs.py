@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
+from headway.checkpoints.saving import save_folder
 from headway.data.encoded import pieces
 from headway.data.record_kinds import Answer, Question, Tagged
 from headway.errors import ConfigError, DataError

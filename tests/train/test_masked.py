@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
+from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
 from headway.errors import ConfigError, DataError, HeadwayError

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import save_folder
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import save_folder
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build

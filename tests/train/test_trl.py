@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.data.bins import ChatRows
 from headway.data.chats import Examples, encode_examples
 from headway.data.record_kinds import Chat

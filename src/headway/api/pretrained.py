@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from headway.checkpoints.folder import save_folder
+from headway.checkpoints.saving import save_folder
 from headway.errors import ConfigError, DataError, did_you_mean
 from headway.models import Model, ModelSpec, cost
 from headway.text import MarianTokenizer, Tokenizer

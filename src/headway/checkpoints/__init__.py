@@ -1,12 +1,13 @@
 """Checkpoints: the Hugging Face folder in and out, foreign formats in, pairing conversion; atomic writes."""
 
 from headway.checkpoints.adapters import load_adapter, merged_state, save_adapter
-from headway.checkpoints.folder import Folder, load_folder, save_folder, save_state
+from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.conversion import Check, Conversion, convert
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config, unsupported_by_transformers
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.restore import build_model, load_model
+from headway.checkpoints.saving import save_folder, save_state
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.files import atomic_folder, atomic_write, current_folder
 from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors

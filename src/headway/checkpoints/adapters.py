@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.adapter_config import CONFIG, read_config, written_config
-from headway.checkpoints.folder import TOKENIZER_FILES, SavesItself, check_target
+from headway.checkpoints.folder import TOKENIZER_FILES
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.saving import SavesItself, check_target
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import changed, copy_into, forms
 from headway.checkpoints.storage.reading import naming, read_json

@@ -1,50 +1,32 @@
-"""The Hugging Face folder in and out: strict when read, atomic when written."""
+"""The Hugging Face folder in, and GGUF files beside it: strict."""
 
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypedDict, Unpack
-
-import torch
-from torch import Tensor
+from typing import Any, Literal
 
 from headway.checkpoints.formats.gguf.container import is_gguf
 from headway.checkpoints.formats.gguf.model import read_model
-from headway.checkpoints.heads import change_pairing
-from headway.checkpoints.hf.config import config_from_spec, spec_from_config, tensor_names
-from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.hf.layouts.rules import own_shapes
-from headway.checkpoints.hf.layouts.tensors import exported, imported
+from headway.checkpoints.hf.config import spec_from_config, tensor_names
+from headway.checkpoints.hf.layouts.tensors import imported
 from headway.checkpoints.quantized.layers import (
     own_matrices,
-    packed_state,
-    quantized_state,
-    turned,
-    unpacked,
     without_empty_biases,
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
-from headway.checkpoints.quantized.scheme import KEY, Scheme, split_config
-from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.storage.lazy import LazyTensors, cast, forms, renamed
+from headway.checkpoints.quantized.scheme import Scheme, split_config
+from headway.checkpoints.storage.dtypes import check_dtypes
+from headway.checkpoints.storage.files import current_folder
+from headway.checkpoints.storage.lazy import LazyTensors
 from headway.checkpoints.storage.reading import naming, read_json
-from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
-from headway.errors import CheckpointError, ConfigError
-from headway.models import Head, Model, ModelSpec
-from headway.native.linear import Panels
-from headway.nn import adapter_names
-from headway.positions import Rotary
+from headway.checkpoints.storage.tensors import Tensors, open_tensors
+from headway.errors import CheckpointError
+from headway.models import Head, ModelSpec
 from headway.quantization import QuantizedMatrix
-from headway.text import Tokenizer, first_file
 
-SHARD_BYTES = 4_000_000_000
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"  # transformers reads it from either file
 OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
@@ -52,34 +34,14 @@ TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
     r"spiece\.model|(source|target)\.spm)$"
 )
-_MODEL_FILES = re.compile(
-    TOKENIZER_FILES.pattern + r"|.*config.*\.json$|(modules|training)\.json$|\d_[A-Z]\w+$|onnx$|"
-    r".*\.(safetensors|bin|pth?|h5|msgpack|onnx|gguf)(\.index\.json)?$"
-)
-"""Names of what belongs to a model, whoever wrote it: configs, weights, tokenizer, the state of its training."""
-
-
-class SavesItself(Protocol):
-    """What `save_folder` needs of a tokenizer: its files, and the ids that begin and end a text."""
-
-    @property
-    def bos(self) -> int | None:
-        """Id that begins a text."""
-
-    @property
-    def eos(self) -> int | None:
-        """Id that ends a text."""
-
-    def save(self, folder: Path) -> object:
-        """Write the tokenizer's files into a folder."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values are
-    read when asked for, and dequantised where the files hold codes: of these layers `quantized` has the matrices, by our
-    names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left out:
-    another head's tensors, and those of a class of transformers that computes more."""
+    """A checked checkpoint: a folder, or a GGUF file. `tensors` has exactly the names and shapes of the spec, values
+    are read when asked for, and dequantised where the files hold codes: of these layers `quantized` has the matrices,
+    by our names. `stored` is what the files hold, under their own names, and `unused` the names of what of it is left
+    out: another head's tensors, and those of a class of transformers that computes more."""
 
     path: Path
     spec: ModelSpec
@@ -91,47 +53,6 @@ class Folder:
     scheme: Scheme | None = None
     quantized: Mapping[str, QuantizedMatrix] = field(default_factory=dict, repr=False)
     format: Literal["hf", "gguf"] = "hf"
-
-
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """The tokenizer of a folder, file by file: what `save_folder` and `save_state` take.
-
-    With `context`, its `model_max_length` becomes that, where it has one."""
-
-    folder: Folder
-    context: int | None = None
-
-    @property
-    def bos(self) -> int | None:
-        """Id that begins a text, by generation_config.json."""
-        return self.folder.generation.get("bos_token_id")
-
-    @property
-    def eos(self) -> int | None:
-        """Id that ends a text, by generation_config.json."""
-        return self.folder.generation.get("eos_token_id")
-
-    def save(self, folder: Path) -> None:
-        """Copy its files into `folder`; of a GGUF file, what it holds of one."""
-        if self.folder.format == "gguf":
-            if first_file(self.folder.path) is not None:
-                Tokenizer.load(self.folder.path).save(folder)
-            return
-        for file in sorted(self.folder.path.iterdir()):
-            if not TOKENIZER_FILES.match(file.name):
-                continue
-            shutil.copy(file, folder / file.name)
-            if self.context is not None and file.name == "tokenizer_config.json":
-                config = read_json(file)
-                if "model_max_length" in config:
-                    text = json_text({**config, "model_max_length": self.context})
-                    (folder / file.name).write_text(text, encoding="utf-8")
-
-    def gguf_metadata(self, rows: int) -> dict[str, Any]:
-        """`Tokenizer.gguf_metadata`; no keys where the folder has no tokenizer."""
-        place = current_folder(self.folder.path)
-        return {} if first_file(place) is None else Tokenizer.load(place).gguf_metadata(rows)
 
 
 def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | None = None) -> Folder:
@@ -197,122 +118,6 @@ def _gguf(path: Path, head: Head | None) -> Folder:
         )
     config = {"model_type": model.architecture}
     return Folder(path, model.spec, model.tensors, model.stored, config, model.generation, format="gguf")
-
-
-def save_folder(path: str | Path, model: Model, **how: Unpack[Saving]) -> None:
-    """Write a folder that `load_model` and transformers read, as a whole, in one step; options are those of `Saving`.
-
-    Raises CheckpointError where `path` holds anything, unless `overwrite`: then the files of a model that is there go,
-    its tokenizer included, and its other files stay. ConfigError for a model with adapters, which are folders of their
-    own."""
-    if names := adapter_names(model):
-        raise ConfigError(
-            f"this model has adapters ({', '.join(names)}): save them by `save_adapter`, or put them into the weights "
-            "of its folder: headway surgery merge MODEL OUT --adapter FOLDER"
-        )
-    save_state(path, model.spec, *quantized_state(model), **how)
-
-
-class Saving(TypedDict, total=False):
-    """How a model is saved.
-
-    tokenizer: saved too; the ids that begin and end a text are its own unless `generation` has others.
-    generation: the content of generation_config.json (`bos_token_id`, `eos_token_id`, ...).
-    config: more keys of config.json.
-    dtype: of the stored weights; None keeps theirs.
-    keep_pairing: weights in another rotary pairing than the family's own ("halves" in LLaMA's) are permuted to it,
-        which is exact, unless this is set: such a folder, like one of a spec that transformers cannot express, has
-        model_type "headway", which transformers refuses.
-    shard_bytes: the most that one file of weights holds.
-    overwrite: replace what is at `path`.
-    before_publishing: called with the finished folder before it takes its name; if it raises, `path` stays as it was.
-    """
-
-    tokenizer: SavesItself | None
-    generation: Mapping[str, Any] | None
-    config: Mapping[str, Any]
-    dtype: torch.dtype | None
-    keep_pairing: bool
-    shard_bytes: int
-    overwrite: bool
-    before_publishing: Callable[[Path], None]
-
-
-def save_state(
-    path: str | Path,
-    spec: ModelSpec,
-    state: Mapping[str, Tensor],
-    quantized: Mapping[str, Panels] = MappingProxyType({}),
-    *,
-    tokenizer: SavesItself | None = None,
-    generation: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] = MappingProxyType({}),
-    dtype: torch.dtype | None = None,
-    keep_pairing: bool = False,
-    shard_bytes: int = SHARD_BYTES,
-    overwrite: bool = False,
-    before_publishing: Callable[[Path], None] = lambda folder: None,
-) -> None:
-    """`save_folder` for weights that are not in a module: `state` has the names of the module's `state_dict()`. The
-    layers in `quantized` are written as compressed-tensors keeps them; of their weights `state` has the shapes."""
-    check_target(path, overwrite)
-    state = _strict_state(state, spec)
-    rotary, usual = spec.positions, layouts_for(spec.family)[0].pairing
-    matrices = unpacked(quantized)
-    if isinstance(rotary, Rotary) and rotary.pairing != usual and not keep_pairing:
-        matrices = turned(matrices, spec, usual)
-        state, spec = change_pairing(state, spec, usual)
-    if dtype is not None:
-        state = cast(state, dtype)
-    own, named = config_from_spec(spec), dtype_name(next(iter(forms(state).values())).dtype)
-    state = exported(tensor_names(own), state, spec)
-    if quantized:
-        state, own[KEY] = packed_state(state, quantized, matrices, tensor_names(own), spec)
-    ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
-    generation = {**ends, **(generation or {})}
-    ids = {key: generation.get(key) for key in TOKEN_IDS}
-    first = {START: generation[START]} if START in generation and spec.encoder is not None else {}
-    # own goes last: where a layout has a token id, its positions need it
-    config = {**ids, **first, **own, "dtype": named, "torch_dtype": named, **config}
-    pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
-    with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
-        write_file(folder / "config.json", json_text(config))
-        write_file(folder / "generation_config.json", json_text({**ids, **generation}))
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
-        before_publishing(folder)
-
-
-def check_target(target: str | Path, overwrite: bool) -> None:
-    """Raise CheckpointError, saying what it is, when something is at `target` and may not be replaced."""
-    there = current_folder(target)
-    if overwrite or not there.exists() or (there.is_dir() and not any(there.iterdir())):
-        return
-    raise CheckpointError(
-        f"{target} exists; choose another name, or use --overwrite (overwrite=True) to replace what is there: "
-        f"{_described(there)}"
-    )
-
-
-def _described(there: Path) -> str:
-    if not there.is_dir():
-        return "a file"
-    with suppress(CheckpointError):
-        return f"a folder with a model of model_type {read_json(there / 'config.json').get('model_type')!r}"
-    names = sorted(entry.name for entry in there.iterdir())
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"a folder with {', '.join(names[:4])}{more}"
-
-
-def _strict_state(state: Mapping[str, Tensor], spec: ModelSpec) -> Mapping[str, Tensor]:
-    """The weights in the one order of the module. Raises CheckpointError when names or shapes are not the
-    spec's."""
-    wanted = {name: tuple(value.shape) for name, value in own_shapes(spec).items()}
-    found = {name: form.shape for name, form in forms(state).items()}
-    if wrong := sorted(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n)):
-        raise CheckpointError(f"these weights are not those of the spec: {', '.join(wrong[:8])}")
-    return renamed(state, {name: name for name in wanted})
 
 
 def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:

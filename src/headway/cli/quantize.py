@@ -55,7 +55,7 @@ def command(
     """Write a model with weights of 8 or 4 bits, in the format of compressed-tensors, which transformers reads."""
     set_threads(threads)
     from headway.checkpoints import load_folder
-    from headway.checkpoints.folder import check_target
+    from headway.checkpoints.saving import check_target
     from headway.surgery import Text, quantize_folder
 
     if data is None and limit is not None:

@@ -52,7 +52,7 @@ class Run:
     def open(self) -> "Folder":
         """The model's folder. Raises CheckpointError when something is at the target, too, and may not be replaced."""
         from headway.checkpoints import load_folder
-        from headway.checkpoints.folder import check_target
+        from headway.checkpoints.saving import check_target
 
         set_threads(self.threads)
         check_target(self.out, self.overwrite)
@@ -214,7 +214,7 @@ def merge(
     """Put adapters into the weights; MODEL may be the folder of one. "Before" is the model with them beside it."""
     from headway.checkpoints import load_adapter, merged_state
     from headway.checkpoints.adapters import with_base
-    from headway.checkpoints.folder import TokenizerFiles
+    from headway.checkpoints.saving import TokenizerFiles
     from headway.choice import Choice
     from headway.text import first_file
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, load_folder
-from headway.checkpoints.folder import check_target
 from headway.checkpoints.hf.windows import from_foreign
 from headway.checkpoints.restore import build_model, restore
+from headway.checkpoints.saving import check_target
 from headway.errors import ConfigError, DataError
 from headway.models import Encoder, Model, ModelSpec, cost
 from headway.patterns import Global

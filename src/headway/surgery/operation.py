@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, choose_dtype, load_model, save_state
-from headway.checkpoints.folder import TokenizerFiles, check_target
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import fill
+from headway.checkpoints.saving import TokenizerFiles, check_target
 from headway.choice import Choice
 from headway.errors import DataError
 from headway.models import Decoder, ModelSpec, cost

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints import Folder, build_model, load_folder, save_folder
-from headway.checkpoints.folder import TokenizerFiles, check_target
 from headway.checkpoints.restore import as_decoder
+from headway.checkpoints.saving import TokenizerFiles, check_target
 from headway.data import Rows
 from headway.errors import ConfigError
 from headway.models import Decoder

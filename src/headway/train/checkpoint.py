@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.adapters import save_adapter
-from headway.checkpoints.folder import load_folder, save_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
+from headway.checkpoints.saving import save_folder
 from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.checkpoints.storage.lazy import copy_into
 from headway.checkpoints.storage.reading import read_json

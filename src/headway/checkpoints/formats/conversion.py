@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import SHARD_BYTES, check_target, save_state
 from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, TYPES, BlockType
 from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
@@ -24,6 +23,7 @@ from headway.checkpoints.formats.sources import Format, Rounding, Source, open_s
 from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import load_model
+from headway.checkpoints.saving import SHARD_BYTES, check_target, save_state
 from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
 from headway.checkpoints.storage.lazy import Form, changed, forms
 from headway.errors import CheckpointError

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.folder import TokenizerFiles, load_folder
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
 from headway.checkpoints.formats.gguf.container import is_gguf
 from headway.checkpoints.restore import fill
+from headway.checkpoints.saving import TokenizerFiles
 from headway.checkpoints.storage.lazy import cast
 from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError
