@@ -15,7 +15,7 @@ from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
 from headway.checkpoints.quantized.scheme import Scheme, written_config
-from headway.checkpoints.storage.lazy import LazyTensors, Made, forms
+from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.models.quantize import quantized_layers
@@ -148,7 +148,7 @@ def packed_state(
         name.removesuffix(".weight") for name in tied if name.endswith(".weight") and name not in rules
     ]
     kept = {name: form for name, form in forms(state).items() if name.removesuffix(".weight") not in made}
-    leaves = {}
+    leaves: dict[str, Form] = {}
     for place, rule in made.items():
         outputs = sum(linears[name].out_features for name in _layers(rule))
         inputs = linears[_layers(rule)[0]].in_features

@@ -76,7 +76,8 @@ def _awq(leaves: Leaves, scheme: Scheme, outputs: int, inputs: int) -> Quantized
 
     def ordered(words: Tensor) -> Tensor:
         codes = from_words(words, scheme.bits, outputs).unflatten(1, (-1, len(AWQ_ORDER)))
-        return codes[:, :, place].flatten(1).T.contiguous()
+        found: Tensor = codes[:, :, place].flatten(1).T.contiguous()
+        return found
 
     codes, zero = ordered(leaves["qweight"]), ordered(leaves["qzeros"])
     return _matrix(codes, leaves["scales"].T.contiguous(), zero, scheme)
