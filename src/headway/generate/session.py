@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headway.cache import DecoderCache
 from headway.models import Decoder, EncoderDecoder
-from headway.models.decode_step import DecodeStep, unsupported_reason
+from headway.models.decode_step import DecodeStep
+from headway.models.decode_support import unsupported_reason
 from headway.tokens import Tokens
 
 
@@ -65,7 +66,7 @@ class DecoderSession(Session):
         if use_cache:
             self.cache = model.make_cache(len(self.texts), slack=slack, dtype=kv_dtype)
         self._native: DecodeStep | None = None
-        self._native_rows = 0  # for which it was looked for
+        self._stepped = False
 
     def start(self) -> Tensor:
         longest = max(map(len, self.texts))
@@ -85,15 +86,12 @@ class DecoderSession(Session):
             begins = [len(text) for text in self.texts]
             self.texts = [[*text, *new] for text, new in zip(self.texts, ids, strict=True)]
             return self._read(self.texts, begins, longest)
-        if any(len(row) != 1 for row in ids):
+        native = self._native_step(self.cache)
+        if native is None or not native.fits(len(ids), longest):
             return self._read(ids, [0] * len(ids), longest)
-        given = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        given, lengths = padded(ids)
         with evaluating(self.model):
-            native = self._native_step(self.cache)
-            if native is not None:
-                return native(given[:, 0]).clone().unsqueeze(1)
-            logits: Tensor = self.model(given, cache=self.cache)
-        return logits
+            return native(given, lengths if min(lengths) < longest else None).clone()
 
     def trim(self, counts: Sequence[int]) -> None:
         """Forgets the last counts[i] tokens of row i. Raises CacheError for more than are there or `slack` promises."""
@@ -104,10 +102,10 @@ class DecoderSession(Session):
                 self.cache.trim(counts)
 
     def _native_step(self, cache: DecoderCache) -> DecodeStep | None:
-        """The step as one call of the kernels, for as many rows as there are now; None where they cannot run it."""
-        if self._native_rows != cache.batch:
+        """Steps as calls of the kernels; None where they cannot run them, which is decided at the first."""
+        if not self._stepped:
             able = unsupported_reason(self.model, cache) is None
-            self._native, self._native_rows = DecodeStep(self.model, cache) if able else None, cache.batch
+            self._native, self._stepped = DecodeStep(self.model, cache) if able else None, True
         return self._native
 
     def reorder(self, rows: Sequence[int]) -> None:

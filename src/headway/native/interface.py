@@ -145,6 +145,7 @@ class ProductsStruct(Structure):
 class HeadsStruct(Structure):
     _fields_ = (
         ("rows", c_int64),
+        ("tokens", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("dim", c_int64),

@@ -121,10 +121,11 @@ typedef struct {
 
 HEADWAY_EXPORT int headway_linear(const headway_products* call);
 
-// Heads of rows, one token each, behind their projections: normed where there are gains, rotated where there are
-// cosines (y = x cos + x[partner] sin on the first `rotated` numbers); keys and values go to slots[row] of a cache.
+// Heads of rows behind their projections, `tokens` rows of each sequence: normed where there are gains, rotated where
+// there are cosines (y = x cos + x[partner] sin on the first `rotated` numbers); keys and values go to slots[row] of
+// their sequence in a cache, or nowhere where that is negative.
 typedef struct {
-  int64_t rows, heads, kv_heads, dim, dim_v;
+  int64_t rows, tokens, heads, kv_heads, dim, dim_v;
   int64_t type;  // of q, k, v and of the cache
   void* q;
   const void *k, *v;

@@ -63,7 +63,7 @@ void take_heads(const headway_heads& h, int64_t me, int64_t team) {
     row.read(is_key ? h.k : h.v, r * (is_key ? h.k_row : h.v_row) + head * width, width);
     if (is_key) row.norm(h.k_gain, width);
     if (is_key || h.rotates_values) row.rotate(r);
-    row.write(to.data, r * to.batch + head * to.head + h.slots[r] * to.slot, width);
+    if (h.slots[r] >= 0) row.write(to.data, r / h.tokens * to.batch + head * to.head + h.slots[r] * to.slot, width);
   }
 }
 
