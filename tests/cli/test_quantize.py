@@ -55,15 +55,17 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     out, err = capsys.readouterr()
     for part in (
         "m -> n",
-        "14 layers as int8, a scale for each output (int-quantized); codes: the nearest",
+        "14 layers as int8, groups of 32 (pack-quantized); codes: the nearest",
         "nats per token",
         "perplexity",
         "mean KL to the model as it was:",
     ):
         assert part in out, part
     assert "reading m" in err
-    assert run(["quantize", "m", "--weights", "int8", "--out", "p"]) == 0
-    assert "no loss was measured: --data FILE" in capsys.readouterr().out
+    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "p"]) == 0
+    out = capsys.readouterr().out
+    assert "14 layers as int8, a scale for each output (int-quantized)" in out
+    assert "no loss was measured: --data FILE" in out
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,10 @@ def test_in_8_bits_it_is_nearly_the_same_and_says_so(home: Path, capsys: pytest.
     [
         (["--weights", "int3", "--out", "n"], "int8 or int4, not to 'int3'"),
         (["--weights", "int4", "--out", "m"], "m exists"),
-        (["--weights", "int4", "--group", "20", "--out", "n"], "a multiple of 32 inputs, not of 20"),
+        (
+            ["--weights", "int4", "--group", "20", "--out", "n"],
+            "a multiple of 32 inputs, or of all (-1), not of 20",
+        ),
         (["--weights", "int4", "--output", "--out", "n"], "no output layer apart from its embedding"),
         (["--weights", "int4", "--limit", "9", "--out", "n"], "--limit counts tokens of a text"),
     ],

@@ -28,12 +28,15 @@ def fresh(spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float32) -> Decoder
     return model
 
 
-@pytest.mark.parametrize(("weights", "bits", "group"), [("int8", 8, None), ("int4", 4, 32)])
+@pytest.mark.parametrize(
+    ("weights", "asked", "bits", "group"),
+    [("int8", None, 8, 32), ("int8", -1, 8, None), ("int4", None, 4, 32)],
+)
 def test_every_layer_of_the_blocks_is_rounded_and_nothing_else(
-    weights: str, bits: int, group: int | None
+    weights: str, asked: int | None, bits: int, group: int | None
 ) -> None:
     model, plain = fresh(), fresh()
-    quantize_model(model, weights)
+    quantize_model(model, weights, group=asked)
     layers = quantized_layers(model)
     assert set(layers) == set(block_linears(plain))
     for name, layer in block_linears(plain).items():
@@ -47,7 +50,7 @@ def test_every_layer_of_the_blocks_is_rounded_and_nothing_else(
 def test_what_cannot_be_quantised_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"int8 or int4, not to 'int3'"):
         quantize_model(fresh(), "int3")
-    with pytest.raises(ConfigError, match=r"a multiple of 32 inputs, not of 48"):
+    with pytest.raises(ConfigError, match=r"a multiple of 32 inputs, or of all \(-1\), not of 48"):
         quantize_model(fresh(), "int4", group=48)
     with pytest.raises(ConfigError, match=r"no output layer apart from its embedding"):
         quantize_model(fresh(replace(SPEC, tied=True)), "int8", output=True)

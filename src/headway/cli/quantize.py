@@ -33,7 +33,7 @@ def command(
     group: Annotated[
         int | None,
         typer.Option(
-            "--group", min=1, help="inputs that share a scale, a multiple of 32 [default: int8 all, int4 32]"
+            "--group", min=-1, help="inputs that share a scale, a multiple of 32, or -1 for all [default: 32]"
         ),
     ] = None,
     output: Annotated[

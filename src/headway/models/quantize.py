@@ -1,7 +1,8 @@
 """Models with weights of 8 or 4 bits.
 
-    quantize_model(model, "int8")                        # a scale for each output
-    quantize_model(model, "int4", calibrate=rows)        # a scale for each 32 inputs, codes by GPTQ
+    quantize_model(model, "int8")                        # a scale for each 32 inputs of an output
+    quantize_model(model, "int8", group=-1)              # one for all of them
+    quantize_model(model, "int4", calibrate=rows)        # codes by GPTQ
 
 Legend: T tokens of a row, I inputs and O outputs of a layer.
 """
@@ -31,21 +32,27 @@ class WeightKind(NamedTuple):
     group: int | None
 
 
-KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, None), "int4": WeightKind(4, 32)}
+KINDS: Mapping[str, WeightKind] = {"int8": WeightKind(8, 32), "int4": WeightKind(4, 32)}
+WHOLE_ROW = -1
+"""As `group`: a scale for each output."""
 Round = Callable[[str, Linear], QuantizedMatrix]
 
 
 def weight_kind(weights: str, group: int | None = None) -> WeightKind:
-    """That of "int8" or "int4", with groups of `group` inputs where given.
+    """That of "int8" or "int4", with groups of `group` inputs where given, or a scale for each output (-1).
 
     Raises ConfigError for another name, and for groups that the kernels do not read."""
     if weights not in KINDS:
         raise ConfigError(
             f"weights are quantised to {' or '.join(KINDS)}, not to {weights!r}{did_you_mean(weights, KINDS)}"
         )
-    if group is not None and (group < 1 or group % GROUP):
-        raise ConfigError(f"weights are quantised in groups of a multiple of {GROUP} inputs, not of {group}")
-    return KINDS[weights] if group is None else KINDS[weights]._replace(group=group)
+    if group is None:
+        return KINDS[weights]
+    if group != WHOLE_ROW and (group < 1 or group % GROUP):
+        raise ConfigError(
+            f"weights are quantised in groups of a multiple of {GROUP} inputs, or of all ({WHOLE_ROW}), not of {group}"
+        )
+    return KINDS[weights]._replace(group=None if group == WHOLE_ROW else group)
 
 
 def quantize_model(
@@ -59,8 +66,8 @@ def quantize_model(
     """Round the weights of all linear layers of the blocks, in place; the model is frozen, in evaluation mode.
 
     Args:
-        weights: "int8", with a scale for each output, or "int4", with one for each 32 inputs.
-        group: inputs that share a scale instead, a multiple of 32.
+        weights: "int8" or "int4", with a scale for each 32 inputs of an output.
+        group: inputs that share a scale instead, a multiple of 32; -1 for all.
         output: the output layer's, too, where it is not the embedding.
         calibrate: rows of ids [T]. Codes are then chosen by `gptq`, block by block: the inputs of a block are what the
             quantised ones before it make of these rows. Otherwise they are the nearest (`quantize_clipped`), as those
