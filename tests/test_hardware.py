@@ -1,6 +1,10 @@
 """What the machine says of itself is consistent; rates are positive and cached; nothing here asserts a
 speed."""
 
+import ctypes
+import mmap
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +22,24 @@ def test_peak_rss_counts_bytes_that_were_held() -> None:
     after = hardware.peak_rss()
     assert after >= held.numel()  # in bytes, not in kilobytes
     assert before <= after < hardware.memory_total() * 2
+
+
+def test_large_pages_are_asked_for_inside_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Library:
+        def madvise(self, begin: Any, length: Any, advice: Any) -> None:
+            asked.append((begin.value, length.value))
+
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
+    t = torch.empty(9 << 20, dtype=torch.uint8)
+    hardware.large_pages([t, torch.empty(100), torch.empty(9 << 20, device="meta")])
+    ((begin, length),) = asked
+    assert begin % hardware.LARGE_PAGE == length % hardware.LARGE_PAGE == 0
+    assert t.data_ptr() <= begin
+    assert begin + length <= t.data_ptr() + t.nbytes
+    assert length >= t.nbytes - 2 * hardware.LARGE_PAGE
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ Measurements run once a process, take a fraction of a second and are cached: the
 which reports state their shares. A busy machine measures low; nothing here corrects for that.
 """
 
+import ctypes
+import mmap
 import os
 import platform
 import resource
 import sys
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from headway.errors import BackendError
 
 MEASURE_SECONDS = 0.15
+LARGE_PAGE = 2 << 20
 CPU, MEMORY, STATUS = Path("/proc/cpuinfo"), Path("/proc/meminfo"), Path("/proc/self/status")
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 LEVELS = {
@@ -57,6 +60,24 @@ def read_bandwidth() -> float:
     count = min(64 << 20, memory_available() // 8 // 4)
     x = torch.ones(max(count, 1 << 20), dtype=torch.float32)
     return x.numel() * x.element_size() / _best(x.sum, repeats=8)
+
+
+def large_pages(tensors: Iterable[Tensor]) -> None:
+    """Asks the system for pages of 2 MB for the memory of tensors on the CPU, of which nothing has been written yet.
+
+    What is read once from one end to the other, as weights are in decoding, then comes up to a half faster. A hint:
+    where the system has no such pages, or none are free, nothing changes."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None:
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for t in tensors:
+        begin, end = (
+            -(-t.data_ptr() // LARGE_PAGE) * LARGE_PAGE,
+            (t.data_ptr() + t.nbytes) // LARGE_PAGE * LARGE_PAGE,
+        )
+        if t.device.type == "cpu" and begin < end:
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(advice))
 
 
 def _best(run: Callable[[], Tensor], repeats: int) -> float:

@@ -14,6 +14,7 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.checkpoints.storage.lazy import copy_into
 from headway.errors import ConfigError
+from headway.hardware import large_pages
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.nn import QuantizedLinear, replace_linear
 from headway.quantization import QuantizedMatrix
@@ -68,6 +69,7 @@ def restore(
     for name in quantized:
         setattr(model.get_submodule(name), "weight", None)  # noqa: B010  (a Parameter to the type checker)
     model = model.to_empty(device=device)
+    large_pages(model.parameters())
     own = model.state_dict()
     wanted = state.keys() - {f"{name}.weight" for name in quantized}
     assert own.keys() == wanted, sorted(own.keys() ^ wanted)

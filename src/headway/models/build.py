@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from headway.hardware import large_pages
 from headway.models.decoder import Decoder
 from headway.models.encoder import Encoder
 from headway.models.encoder_decoder import EncoderDecoder
@@ -57,7 +58,8 @@ def build(
         model = blank(spec, backend, linear).to(dtype)
     where = torch.device("cpu" if device is None else device)
     if where.type != "meta":
-        initialize_(model.to_empty(device=where), seed)
+        large_pages(model.to_empty(device=where).parameters())
+        initialize_(model, seed)
     return model
 
 

@@ -212,7 +212,9 @@ def matmul(dtype: torch.dtype) -> Limit:
 
 def reads(dtype: torch.dtype) -> Limit:
     """One pass over memory many times any cache, by all threads."""
-    data = torch.ones(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
+    data = torch.empty(max(1 << 20, min(READ_BYTES, hardware.memory_available() // 8)) // 4)
+    hardware.large_pages([data])
+    data.fill_(1)
     found = search().library
     if found is None:
         return _rate("read of memory by torch's sum", data.sum, data.nbytes)
