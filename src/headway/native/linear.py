@@ -141,8 +141,6 @@ def unsupported_reason(x: Tensor, matrices: Sequence[Matrix]) -> str | None:
         return "the native kernels are not loaded"
     if x.device.type != "cpu" or x.dtype not in FLOATS:
         return f"the kernels take float32 and bf16 on the CPU, not {x.dtype} on {x.device}"
-    if x.numel() // x.shape[-1] > MOST_ROWS:
-        return f"the kernels take up to {MOST_ROWS} rows"
     for matrix in matrices:
         if isinstance(matrix, Tensor) and (matrix.dtype not in FLOATS or matrix.stride(1) != 1):
             return "the kernels take weights of float32 or bf16 whose rows lie whole"

@@ -3,12 +3,14 @@
 
 #include <omp.h>
 
-extern "C" int headway_linear(const headway_products* call) {
-  if (int wrong = Products::unknown(*call)) return wrong;
+namespace {
+
+// The team shares the outputs: each weight is read once, all rows by every thread.
+int by_outputs(const headway_products& c) {
   static thread_local Scratch scratch;
-  Products products(*call);
+  Products products(c);
   if (!products.ready(scratch)) return 2;
-  int64_t threads = call->threads < products.panels ? call->threads : products.panels;
+  int64_t threads = c.threads < products.tasks ? c.threads : products.tasks;
 #pragma omp parallel num_threads((int)(threads < 1 ? 1 : threads))
   {
     products.prepare(omp_get_thread_num(), omp_get_num_threads());
@@ -16,4 +18,34 @@ extern "C" int headway_linear(const headway_products* call) {
     products.multiply(omp_get_thread_num(), omp_get_num_threads());
   }
   return 0;
+}
+
+// Threads take rows as they are done with others: as many at a time as stay in their second cache while all weights pass.
+int by_rows(const headway_products& c) {
+  const int64_t most = MOST_ROWS / 2, tiles = (c.rows + TALL - 1) / TALL, threads = c.threads < 1 ? 1 : c.threads;
+  int64_t parts = threads * ((c.rows + threads * most - 1) / (threads * most));
+  if (parts > tiles) parts = tiles;
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
+  for (int64_t part = 0; part < parts; part++) {
+    static thread_local Scratch scratch;
+    Share mine(tiles, part, parts);
+    int64_t first = mine.from * TALL, end = mine.to * TALL;
+    Products products(c, first, (end < c.rows ? end : c.rows) - first);
+    if (products.ready(scratch)) {
+      products.prepare(0, 1);
+      products.multiply(0, 1);
+    } else {
+#pragma omp atomic write
+      failed = 2;
+    }
+  }
+  return failed;
+}
+
+}  // namespace
+
+extern "C" int headway_linear(const headway_products* call) {
+  if (int wrong = Products::unknown(*call, call->rows)) return wrong;
+  return call->rows > MOST_ROWS ? by_rows(*call) : by_outputs(*call);
 }

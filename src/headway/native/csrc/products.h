@@ -1,8 +1,8 @@
-// A few rows times matrices of weights, shared out among a team of threads: see linear.h.
+// Rows times matrices of weights, shared out among a team of threads: see linear.h, panels.h and panel_tile.h.
 #pragma once
 #include <stdlib.h>
 
-#include "linear.h"
+#include "panel_tile.h"
 #include "prologue.h"
 
 namespace {
@@ -29,28 +29,39 @@ struct Share {
   Share(int64_t count, int64_t number, int64_t parts) : from(count * number / parts), to(count * (number + 1) / parts) {}
 };
 
+constexpr int MOST_ROWS = 192;  // at a time
+// Rows beyond which panels are computed in tiles: those of 4 bits, when that has paid for widening them.
+constexpr int FEW_ROWS[] = {8, 64};
+
 INLINE bool is_packed(int64_t type) { return type == HEADWAY_INT8 || type == HEADWAY_INT4; }
 
-// One call: `prepare` by all of a team, then, behind a barrier, `multiply` by all of it.
+// Some rows of a call, MOST_ROWS at most: `prepare` by all of a team, then, behind a barrier, `multiply` by all of it.
 struct Products {
   const headway_products& c;
-  int64_t rows = 0, groups, panels = 0;
-  bool pairs = false, plain = false, packed = false;
+  int64_t first, count;  // rows
+  int64_t rows = 0;      // with zeros behind the last, as many as kernels take
+  int64_t groups, tasks = 0;
+  bool pairs = false, plain = false, packed = false, narrow = false, many = false;
   float *words = nullptr, *floats = nullptr;  // rows as bf16 pairs [rows][groups * 16], as float32 [rows][groups * 32]
   Rounded rounded{};
 
-  explicit Products(const headway_products& call) : c(call), groups((call.inputs + GROUP - 1) / GROUP) {
-    each_rows(c.rows, [&](auto some, int64_t) { rows += decltype(some)::value; });
+  explicit Products(const headway_products& call) : Products(call, 0, call.rows) {}
+  Products(const headway_products& call, int64_t from, int64_t some)
+      : c(call), first(from), count(some), groups((call.inputs + GROUP - 1) / GROUP) {
     for (int64_t i = 0; i < c.count; i++) {
       int64_t type = c.matrices[i].type;
       (is_packed(type) ? packed : takes_pairs(type) ? pairs : plain) = true;
-      panels += panels_of(c.matrices[i]);
+      narrow |= type == HEADWAY_INT4;
     }
+    many = packed && count > FEW_ROWS[narrow];
+    each_rows(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
+    if (many) rows = ::rounded(rows, TALL);
+    for (int64_t i = 0; i < c.count; i++) tasks += tasks_of(c.matrices[i]);
   }
 
-  static int unknown(const headway_products& c) {
+  static int unknown(const headway_products& c, int64_t most = MOST_ROWS) {
     if (c.abi != HEADWAY_ABI) return 1;
-    if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > MOST_ROWS) return 3;
+    if ((c.type != HEADWAY_FLOAT32 && c.type != HEADWAY_BFLOAT16) || c.rows > most) return 3;
     for (int64_t i = 0; i < c.count; i++)
       if (c.matrices[i].type < HEADWAY_FLOAT32 || c.matrices[i].type > HEADWAY_INT4) return 3;
     return 0;
@@ -65,7 +76,7 @@ struct Products {
     char *next = scratch.at, *at[5];
     for (int i = 0; i < 5; i++) at[i] = next, next += ::rounded(sizes[i], 64);
     words = (float*)at[0], floats = (float*)at[1];
-    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], groups};
+    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], groups, many ? TALL : 1};
     return true;
   }
 
@@ -75,26 +86,26 @@ struct Products {
     Prologue prologue(c);
     alignas(64) float x[GROUP];
     for (int64_t at = mine.from; at < mine.to; at++) {
-      int64_t row = at / groups, first = at % groups * GROUP, left = row < c.rows ? c.inputs - first : 0;
-      int count = (int)(left < 0 ? 0 : left < GROUP ? left : GROUP);
-      if (count) prologue.read(x, row, first, count);
-      for (int i = count; i < GROUP; i++) x[i] = 0;
+      int64_t row = at / groups, from = at % groups * GROUP, left = row < count ? c.inputs - from : 0;
+      int some = (int)(left < 0 ? 0 : left < GROUP ? left : GROUP);
+      if (some) prologue.read(x, first + row, from, some);
+      for (int i = some; i < GROUP; i++) x[i] = 0;
       if (pairs) write_as(words + at * UNIT, true, x, GROUP, 1);
       if (plain) memcpy(floats + at * GROUP, x, sizeof x);
-      if (packed) rounded.round(at, x);
+      if (packed) rounded.round(row, at % groups, x);
     }
   }
 
   void multiply(int64_t me, int64_t team) const {
-    Share mine(panels, me, team);
-    alignas(64) float y[MOST_ROWS * UNIT];
+    Share mine(tasks, me, team);
+    alignas(64) float y[MOST_ROWS * PAIR * UNIT];
     int64_t before = 0;
     for (int64_t i = 0; i < c.count; i++) {
       const headway_matrix& m = c.matrices[i];
-      int64_t own = panels_of(m), from = mine.from - before, to = mine.to - before;
-      for (int64_t p = from < 0 ? 0 : from; p < (to < own ? to : own); p++) {
-        sums(m, p * UNIT, y);
-        write(m, p * UNIT, y);
+      const int64_t own = tasks_of(m), from = mine.from - before, to = mine.to - before, wide = in_tiles(m) ? PAIR : 1;
+      for (int64_t task = from < 0 ? 0 : from; task < (to < own ? to : own); task++) {
+        in_tiles(m) ? tiles(m, task * PAIR, y) : sums(m, task * UNIT, y);
+        write(m, task * wide * UNIT, y, wide * UNIT);
       }
       before += own;
     }
@@ -102,30 +113,46 @@ struct Products {
 
  private:
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
-  static int outputs_from(const headway_matrix& m, int64_t first) {
-    return (int)(m.outputs - first < UNIT ? m.outputs - first : UNIT);
+  static int outputs_from(const headway_matrix& m, int64_t from) {
+    return (int)(m.outputs - from < UNIT ? m.outputs - from : UNIT);
   }
   bool takes_pairs(int64_t type) const {
     return HEADWAY_LEVEL >= 3 && type == HEADWAY_BFLOAT16 && c.type == HEADWAY_BFLOAT16;
   }
+  bool in_tiles(const headway_matrix& m) const { return many && is_packed(m.type); }
+  // What a thread does at a time: the outputs of a panel, or of PAIR panels.
+  int64_t tasks_of(const headway_matrix& m) const {
+    return in_tiles(m) ? (panels_of(m) + PAIR - 1) / PAIR : panels_of(m);
+  }
 
-  // The sums of 16 outputs from `first`, for all rows: y [rows][16].
-  void sums(const headway_matrix& m, int64_t first, float* y) const {
+  Panel panel(const headway_matrix& m, int64_t number) const {
+    return {(const char*)m.weights + number * m.step, m.step / groups, m.scales != 0, m.zeros != 0};
+  }
+
+  // The sums of PAIR panels, for all rows: y [rows][PAIR * 16]. Where the last has no neighbour, it is taken twice.
+  void tiles(const headway_matrix& m, int64_t number, float* y) const {
+    Panel panels[PAIR];
+    for (int k = 0; k < PAIR; k++) panels[k] = panel(m, number + k < panels_of(m) ? number + k : number);
+    panel_tiles(y, rounded, rows, panels, m.type == HEADWAY_INT4 ? 4 : 8);
+  }
+
+  // The sums of 16 outputs from `from`, for all rows: y [rows][16].
+  void sums(const headway_matrix& m, int64_t from, float* y) const {
     if (is_packed(m.type)) {
-      Panel panel{(const char*)m.weights + first / UNIT * m.step, m.step / groups, m.scales != 0, m.zeros != 0};
-      each_rows(c.rows, [&](auto some, int64_t row) {
+      Panel one = panel(m, from / UNIT);
+      each_rows(count, [&](auto some, int64_t row) {
         constexpr int R = decltype(some)::value;
         float(&to)[R][UNIT] = *(float(*)[R][UNIT])(y + row * UNIT);
         if (m.type == HEADWAY_INT4)
-          panel_dots<4>(to, rounded, row, panel);
+          panel_dots<4>(to, rounded, row, one);
         else
-          panel_dots<8>(to, rounded, row, panel);
+          panel_dots<8>(to, rounded, row, one);
       });
       return;
     }
-    for (int o = 0; o < outputs_from(m, first); o++) {
-      const char* w = (const char*)m.weights + (first + o) * m.step;
-      each_rows(c.rows, [&](auto some, int64_t row) {
+    for (int o = 0; o < outputs_from(m, from); o++) {
+      const char* w = (const char*)m.weights + (from + o) * m.step;
+      each_rows(count, [&](auto some, int64_t row) {
         constexpr int R = decltype(some)::value;
         float sum[R];
         if (takes_pairs(m.type))
@@ -139,20 +166,24 @@ struct Products {
     }
   }
 
-  void write(const headway_matrix& m, int64_t first, const float* y) const {
-    const int count = outputs_from(m, first);
-    for (int64_t r = 0; r < c.rows; r++) {
-      int64_t at = r * m.out_row + first;
-      for (int o = 0; o < count; o++) {
-        float sum = y[r * UNIT + o] * (m.factor ? m.factor[first + o] : 1) + (m.bias ? m.bias[first + o] : 0);
-        if (c.type == HEADWAY_FLOAT32) {
-          float& to = ((float*)m.out)[at + o];
-          to = m.add ? to + sum : sum;
-        } else {
-          uint16_t& to = ((uint16_t*)m.out)[at + o];
-          to = to_bf16(m.add ? from_bf16(to) + from_bf16(to_bf16(sum)) : sum);
-        }
+  // `wide` outputs from `from` of all rows: y [rows][wide].
+  void write(const headway_matrix& m, int64_t from, const float* y, int64_t wide) const {
+    const int some = (int)(m.outputs - from < wide ? m.outputs - from : wide);
+    const bool half = c.type == HEADWAY_BFLOAT16;
+    alignas(64) float factor[PAIR * UNIT], bias[PAIR * UNIT], sum[PAIR * UNIT], old[PAIR * UNIT];
+    for (int o = 0; o < wide; o++) {
+      factor[o] = m.factor && o < some ? m.factor[from + o] : 1;
+      bias[o] = m.bias && o < some ? m.bias[from + o] : 0;
+    }
+    for (int64_t r = 0; r < count; r++, y += wide) {
+      for (int i = 0; i < wide; i += W) store(sum + i, load(y + i) * load(factor + i) + load(bias + i));
+      int64_t at = (first + r) * m.out_row + from;
+      if (m.add) {
+        round_words(sum, half, some);
+        read_words(old, m.out, half, at, some);
+        for (int o = 0; o < some; o++) sum[o] += old[o];
       }
+      write_as((char*)m.out + at * (half ? 2 : 4), half, sum, some, 1);
     }
   }
 };
