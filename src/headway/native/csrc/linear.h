@@ -1,30 +1,43 @@
 // Products of a few rows with matrices of weights, as in decoding: y[r][o] = sum over i of x[r][i] w[o][i]. Every weight
-// is read once, in the order in which it lies in memory; what counts is how fast that is. Here: weights as they lie in a
-// checkpoint, row by row, float32 or bf16; panels.h has those of 8 and 4 bits.
+// is read once, and what counts is how fast that is: a thread reads several places of its part side by side, each in the
+// order in which it lies in memory, which keeps more of a core's reads under way than one does. Here: weights as they lie
+// in a checkpoint, row by row, float32 or bf16; panels.h has those of 8 and 4 bits.
 #pragma once
 #include "groups.h"
 #include "headway.h"
 
 namespace {
 
-constexpr int FETCH = 4096;  // bytes ahead of what is read
+constexpr int FETCH = 1024;  // bytes ahead of what is read, into the second cache
 
-INLINE void fetch(const void* p) { __builtin_prefetch((const char*)p + FETCH, 0, 3); }
+INLINE void fetch(const void* p, int64_t ahead = FETCH) { __builtin_prefetch((const char*)p + ahead, 0, 2); }
 INLINE int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Calls f(how many, first) with 8, 4, 2 or 1 rows, known to the compiler; rows beyond the last are zeros.
-template <class F>
+// Calls f(how many, first) with 8 (where that is the MOST), 4, 2 or 1 rows, known to the compiler; rows beyond the last
+// are zeros.
+template <int MOST, class F>
 INLINE void each_rows(int64_t rows, F f) {
   int64_t at = 0;
-  for (; at + 5 <= rows; at += 8) f(Count<8>(), at);
-  if (at + 3 <= rows) return f(Count<4>(), at);
-  if (at + 2 <= rows) return f(Count<2>(), at);
-  if (at + 1 <= rows) return f(Count<1>(), at);
+  for (; at + MOST / 2 < rows; at += MOST) f(Count<MOST>(), at);
+  if (MOST > 4 && at + 2 < rows) return f(Count<4>(), at);
+  if (at + 1 < rows) return f(Count<2>(), at);
+  if (at < rows) return f(Count<1>(), at);
+}
+
+// Rows at a time, and how many places are then read side by side: their sums stay in registers. More than four rows of
+// floats read more slowly than the cache gives the same weights to the next four.
+constexpr int FLOAT_ROWS = W < 16 ? 8 : 4, PANEL_ROWS = 8;
+constexpr int sides(int64_t rows, bool packed) {
+  return packed ? (W < 16 ? (rows > 1 ? 1 : 2) : rows > 4 ? 1 : rows > 2 ? 2 : 4)
+                : (W < 16 ? (rows > 2 ? 1 : rows > 1 ? 2 : 4) : 4);
 }
 
 enum class Floats { SINGLE, WIDENED, PAIRS };  // float32; bf16 times float32; bf16 times bf16, two at once
 
-// One unit of weights: 16, or 32 in pairs.
+// Inputs of one unit: 16, or 32 in pairs.
+constexpr int step_of(Floats kind) { return kind == Floats::PAIRS ? 2 * UNIT : UNIT; }
+
+// The weights of one unit.
 template <Floats KIND>
 INLINE void read_unit(vf (&w)[N], const void* p) {
   UNROLL for (int i = 0; i < N; i++) {
@@ -43,39 +56,41 @@ INLINE void read_unit(vf (&w)[N], const void* p) {
   }
 }
 
-// R rows against one row of `count` weights: as many sums side by side as hide the time of a multiply-add. x lies in
-// words (floats, or pairs of bf16), x_row from one row to the next, zeros behind its end.
-template <Floats KIND, int R>
-INLINE void dots(float (&y)[R], const float* x, int64_t x_row, const char* w, int64_t count) {
+// R rows against S rows of `count` weights each, which are read side by side: y[s * y_side + r * UNIT]. Every output is
+// one sum, from its first input to its last, whatever R and S. x lies in words (floats, or pairs of bf16), x_row from one
+// row to the next, zeros behind its end; weights that lie `ahead` bytes behind those in use are asked for.
+template <Floats KIND, int R, int S>
+INLINE void dots(float* y, int64_t y_side, const float* x, int64_t x_row, const char* const (&w)[S], int64_t count,
+                 int64_t ahead = FETCH) {
   constexpr bool PAIRS = KIND == Floats::PAIRS;
-  constexpr int CHAINS = R >= 4 || W < 16 ? 2 : 8 / R, STEP = PAIRS ? 2 * UNIT : UNIT;
-  constexpr int BYTES = STEP * (KIND == Floats::SINGLE ? 4 : 2);
-  vf acc[R][CHAINS][N] = {};
-  auto unit = [&](const char* p, const float* at, int chain) __attribute__((always_inline)) {
-    vf v[N];
-    read_unit<KIND>(v, p);
+  constexpr int STEP = step_of(KIND), BYTES = STEP * (KIND == Floats::SINGLE ? 4 : 2);
+  vf acc[S][R][N] = {};
+  auto unit = [&](const char* const(&p)[S], const float* at) __attribute__((always_inline)) {
+    vf v[S][N];
+    UNROLL for (int s = 0; s < S; s++) read_unit<KIND>(v[s], p[s]);
     UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < N; i++)
-        acc[r][chain][i] = multiply_add<PAIRS>(acc[r][chain][i], load(at + r * x_row + i * W), v[i]);
+      UNROLL for (int i = 0; i < N; i++) {
+        const vf one = load(at + r * x_row + i * W);
+        UNROLL for (int s = 0; s < S; s++) acc[s][r][i] = multiply_add<PAIRS>(acc[s][r][i], one, v[s][i]);
+      }
   };
-  int64_t left = count;
-  for (; left >= CHAINS * STEP; left -= CHAINS * STEP, x += CHAINS * UNIT, w += CHAINS * BYTES)
-    UNROLL for (int c = 0; c < CHAINS; c++) {
-      fetch(w + c * BYTES);
-      unit(w + c * BYTES, x + c * UNIT, c);
+  const int64_t whole = count / STEP;
+  const char* at[S];
+  for (int64_t u = 0; u < whole; u++) {
+    UNROLL for (int s = 0; s < S; s++) at[s] = w[s] + u * BYTES, fetch(at[s], ahead);
+    unit(at, x + u * UNIT);
+  }
+  if (int64_t left = count - whole * STEP) {
+    alignas(64) char rest[S][BYTES] = {};
+    for (int s = 0; s < S; s++) memcpy(rest[s], w[s] + whole * BYTES, (size_t)(left * (BYTES / STEP))), at[s] = rest[s];
+    unit(at, x + whole * UNIT);
+  }
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int r = 0; r < R; r++) {
+      vf sum = {};
+      UNROLL for (int i = 0; i < N; i++) sum += acc[s][r][i];
+      y[s * y_side + r * UNIT] = sum_of(sum);
     }
-  for (; left >= STEP; left -= STEP, x += UNIT, w += BYTES) unit(w, x, 0);
-  if (left) {
-    alignas(64) char rest[BYTES] = {};
-    memcpy(rest, w, (size_t)(left * (BYTES / STEP)));
-    unit(rest, x, 0);
-  }
-  UNROLL for (int r = 0; r < R; r++) {
-    vf sum = {};
-    UNROLL for (int c = 0; c < CHAINS; c++)
-      UNROLL for (int i = 0; i < N; i++) sum += acc[r][c][i];
-    y[r] = sum_of(sum);
-  }
 }
 
 }  // namespace

@@ -149,47 +149,57 @@ struct Panel {
   bool has_scales, has_zeros;
 };
 
-// A few rows, R, that lie alone, against a panel, which is read once: y[r] of its 16 outputs. Weights are unsigned: what they are above their zero is taken from the
-// sum, zero times the sum of the inputs.
-template <int BITS, int R>
-INLINE void panel_dots(float (&y)[R][UNIT], const Rounded& x, int64_t row, const Panel& p) {
+// A few rows, R, that lie alone, against S panels of a matrix, which are read once, side by side: their 16 outputs in
+// y [s * y_side + r * 16]. Weights are unsigned: what they are above their zero is taken from the sum, zero times the sum
+// of the inputs.
+template <int BITS, int R, int S>
+INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
   constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, ZERO = BITS == 4 ? 8 : 128;
-  vf acc[R][N] = {};
-  const char* at = p.at;
-  for (int64_t g = 0; g < x.groups; g++, at += p.step) {
-    vi sums[R][N];
-    if (p.has_zeros) {
+  const bool has_scales = p[0].has_scales, has_zeros = p[0].has_zeros;
+  vf acc[S][R][N] = {};
+  for (int64_t g = 0; g < x.groups; g++) {
+    const int64_t at = g * p[0].step;
+    vi sums[S][R][N];
+    UNROLL for (int s = 0; s < S; s++) {
       vi zero[N] = {};
-      read_bytes(zero, at + BYTES + (p.has_scales ? 2 * UNIT : 0));
-      UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++) sums[r][i] = zero[i] * (x.below[(row + r) * x.groups + g] / 128);
-    } else {
-      UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++) sums[r][i] = splat_int(x.below[(row + r) * x.groups + g] / (128 / ZERO));
+      if (has_zeros) read_bytes(zero, p[s].at + at + BYTES + (has_scales ? 2 * UNIT : 0));
+      UNROLL for (int r = 0; r < R; r++) {
+        const int32_t below = x.below[(row + r) * x.groups + g];
+        UNROLL for (int i = 0; i < N; i++)
+          sums[s][r][i] = has_zeros ? zero[i] * (below / 128) : splat_int(below / (128 / ZERO));
+      }
     }
     const int32_t* q = x.q + (row * x.groups + g) * (GROUP / 4) * WORDS;
     const int64_t q_row = x.groups * (GROUP / 4) * WORDS;
-    UNROLL for (int j = 0; j < LOADS; j++) {
-      fetch(at + j * 64);
+    UNROLL for (int j = 0; j < LOADS; j++)
       UNROLL for (int i = 0; i < N; i++) {
-        vi w = load_int((const int32_t*)(at + j * 64) + i * W);
-        vi low = BITS == 4 ? w & 0x0F0F0F0F : w, high = (w >> 4) & 0x0F0F0F0F;
+        vi low[S], high[S];
+        UNROLL for (int s = 0; s < S; s++) {
+          const char* from = p[s].at + at + j * 64;
+          if (i == 0) fetch(from);
+          vi w = load_int((const int32_t*)from + i * W);
+          low[s] = BITS == 4 ? w & 0x0F0F0F0F : w, high[s] = (w >> 4) & 0x0F0F0F0F;
+        }
         UNROLL for (int r = 0; r < R; r++) {
-          sums[r][i] = add_four(sums[r][i], low, q + r * q_row + j * WORDS);
-          if (BITS == 4) sums[r][i] = add_four(sums[r][i], high, q + r * q_row + (j + 4) * WORDS);
+          const int32_t* x_r = q + r * q_row + j * WORDS;
+          UNROLL for (int s = 0; s < S; s++) sums[s][r][i] = add_four(sums[s][r][i], low[s], x_r);
+          if (BITS == 4)
+            UNROLL for (int s = 0; s < S; s++) sums[s][r][i] = add_four(sums[s][r][i], high[s], x_r + 4 * WORDS);
         }
       }
-    }
-    vf scale[N] = {};
-    if (p.has_scales) read_halves(scale, at + BYTES);
-    UNROLL for (int r = 0; r < R; r++) {
-      vf by = splat(x.scale[(row + r) * x.groups + g]);
-      UNROLL for (int i = 0; i < N; i++)
-        acc[r][i] += __builtin_convertvector(sums[r][i], vf) * (p.has_scales ? by * scale[i] : by);
+    UNROLL for (int s = 0; s < S; s++) {
+      vf scale[N] = {};
+      if (has_scales) read_halves(scale, p[s].at + at + BYTES);
+      UNROLL for (int r = 0; r < R; r++) {
+        vf by = splat(x.scale[(row + r) * x.groups + g]);
+        UNROLL for (int i = 0; i < N; i++)
+          acc[s][r][i] += __builtin_convertvector(sums[s][r][i], vf) * (has_scales ? by * scale[i] : by);
+      }
     }
   }
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < N; i++) store(y[r] + i * W, acc[r][i]);
+  UNROLL for (int s = 0; s < S; s++)
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int i = 0; i < N; i++) store(y + s * y_side + r * UNIT + i * W, acc[s][r][i]);
 }
 
 }  // namespace

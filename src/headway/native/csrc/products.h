@@ -54,7 +54,7 @@ struct Products {
       narrow |= type == HEADWAY_INT4;
     }
     many = packed && count > FEW_ROWS[narrow];
-    each_rows(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
+    each_rows<PANEL_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
     if (many) rows = ::rounded(rows, TALL);
     for (int64_t i = 0; i < c.count; i++) tasks += tasks_of(c.matrices[i]);
   }
@@ -98,24 +98,17 @@ struct Products {
 
   void multiply(int64_t me, int64_t team) const {
     Share mine(tasks, me, team);
-    alignas(64) float y[MOST_ROWS * PAIR * UNIT];
     int64_t before = 0;
     for (int64_t i = 0; i < c.count; i++) {
       const headway_matrix& m = c.matrices[i];
-      const int64_t own = tasks_of(m), from = mine.from - before, to = mine.to - before, wide = in_tiles(m) ? PAIR : 1;
-      for (int64_t task = from < 0 ? 0 : from; task < (to < own ? to : own); task++) {
-        in_tiles(m) ? tiles(m, task * PAIR, y) : sums(m, task * UNIT, y);
-        write(m, task * wide * UNIT, y, wide * UNIT);
-      }
+      const int64_t own = tasks_of(m), from = mine.from - before, to = mine.to - before;
+      run(m, from < 0 ? 0 : from, to < own ? to : own);
       before += own;
     }
   }
 
  private:
   static int64_t panels_of(const headway_matrix& m) { return (m.outputs + UNIT - 1) / UNIT; }
-  static int outputs_from(const headway_matrix& m, int64_t from) {
-    return (int)(m.outputs - from < UNIT ? m.outputs - from : UNIT);
-  }
   bool takes_pairs(int64_t type) const {
     return HEADWAY_LEVEL >= 3 && type == HEADWAY_BFLOAT16 && c.type == HEADWAY_BFLOAT16;
   }
@@ -136,32 +129,84 @@ struct Products {
     panel_tiles(y, rounded, rows, panels, m.type == HEADWAY_INT4 ? 4 : 8);
   }
 
-  // The sums of 16 outputs from `from`, for all rows: y [rows][16].
-  void sums(const headway_matrix& m, int64_t from, float* y) const {
-    if (is_packed(m.type)) {
-      Panel one = panel(m, from / UNIT);
-      each_rows(count, [&](auto some, int64_t row) {
-        constexpr int R = decltype(some)::value;
-        float(&to)[R][UNIT] = *(float(*)[R][UNIT])(y + row * UNIT);
-        if (m.type == HEADWAY_INT4)
-          panel_dots<4>(to, rounded, row, one);
-        else
-          panel_dots<8>(to, rounded, row, one);
-      });
+  // Tasks [from, to) of a matrix.
+  void run(const headway_matrix& m, int64_t from, int64_t to) const {
+    alignas(64) float y[MOST_ROWS * 4 * UNIT];
+    if (in_tiles(m)) {
+      for (int64_t task = from; task < to; task++) {
+        tiles(m, task * PAIR, y);
+        write(m, task * PAIR * UNIT, y, PAIR * UNIT);
+      }
       return;
     }
-    for (int o = 0; o < outputs_from(m, from); o++) {
-      const char* w = (const char*)m.weights + (from + o) * m.step;
-      each_rows(count, [&](auto some, int64_t row) {
-        constexpr int R = decltype(some)::value;
-        float sum[R];
-        if (takes_pairs(m.type))
-          dots<Floats::PAIRS>(sum, words + row * groups * UNIT, groups * UNIT, w, c.inputs);
-        else if (m.type == HEADWAY_BFLOAT16)
-          dots<Floats::WIDENED>(sum, floats + row * groups * GROUP, groups * GROUP, w, c.inputs);
+    switch (sides(count, is_packed(m.type))) {
+      case 4: side_by_side<4>(m, from, to, y); break;
+      case 2: side_by_side<2>(m, from, to, y); break;
+      default: side_by_side<1>(m, from, to, y);
+    }
+  }
+
+  // Panels of 16 outputs: S parts of [from, to), which are as long as one another, and then what is left.
+  template <int S>
+  void side_by_side(const headway_matrix& m, int64_t from, int64_t to, float* y) const {
+    if (from >= to) return;
+    const int64_t each = (to - from) / S;
+    for (int64_t i = 0; i < each; i++) {
+      int64_t at[S];
+      for (int s = 0; s < S; s++) at[s] = from + s * each + i;
+      sums(m, at, y);
+      for (int s = 0; s < S; s++) write(m, at[s] * UNIT, y + s * rows * UNIT, UNIT);
+    }
+    for (int64_t last = from + S * each; last < to; last++) {
+      const int64_t at[1] = {last};
+      sums(m, at, y);
+      write(m, last * UNIT, y, UNIT);
+    }
+  }
+
+  // The sums of S panels of 16 outputs, for all rows: y [S][rows][16].
+  template <int S>
+  void sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+    is_packed(m.type) ? panel_sums(m, at, y) : float_sums(m, at, y);
+  }
+
+  template <int S>
+  void panel_sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+    Panel panels[S];
+    for (int s = 0; s < S; s++) panels[s] = panel(m, at[s]);
+    each_rows<PANEL_ROWS>(count, [&](auto some, int64_t row) {
+      constexpr int R = decltype(some)::value;
+      if constexpr (S <= sides(R, true)) {
+        if (m.type == HEADWAY_INT4)
+          panel_dots<4, R>(y + row * UNIT, rows * UNIT, rounded, row, panels);
         else
-          dots<Floats::SINGLE>(sum, floats + row * groups * GROUP, groups * GROUP, w, c.inputs);
-        for (int r = 0; r < R; r++) y[(row + r) * UNIT + o] = sum[r];
+          panel_dots<8, R>(y + row * UNIT, rows * UNIT, rounded, row, panels);
+      }
+    });
+  }
+
+  template <int S>
+  void float_sums(const headway_matrix& m, const int64_t (&at)[S], float* y) const {
+    for (int o = 0; o < UNIT; o++) {
+      const char* w[S];
+      for (int s = 0; s < S; s++) {
+        const int64_t output = at[s] * UNIT + o;
+        w[s] = (const char*)m.weights + (output < m.outputs ? output : m.outputs - 1) * m.step;
+      }
+      each_rows<FLOAT_ROWS>(count, [&](auto some, int64_t row) {
+        constexpr int R = decltype(some)::value;
+        const float *pair = words + row * groups * UNIT, *one = floats + row * groups * GROUP;
+        float* to = y + row * UNIT + o;
+        // rows that come last ask for the weights of the next output, which the first ones then find in the cache
+        const int64_t ahead = count <= FLOAT_ROWS ? FETCH : row + R < count ? FETCH : m.step;
+        if constexpr (S <= sides(R, false)) {
+          if (takes_pairs(m.type))
+            dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, c.inputs, ahead);
+          else if (m.type == HEADWAY_BFLOAT16)
+            dots<Floats::WIDENED, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
+          else
+            dots<Floats::SINGLE, R>(to, rows * UNIT, one, groups * GROUP, w, c.inputs, ahead);
+        }
       });
     }
   }
