@@ -1,9 +1,12 @@
-"""Products of a few rows with matrices of weights, as in decoding: each weight is read once, as fast as memory allows.
+"""Products of rows with matrices of weights: y = x W^T (+ b).
 
-    y = x W^T (+ b)        W [O, I] float32 or bf16 as it lies, or `Panels` of 8 or 4 bits
+    W [O, I] float32 or bf16    as it lies; made for a few rows, as in decoding, where each weight is read once, as fast
+                                as memory allows
+    `Panels` of 8 or 4 bits     for any number of rows: a few as above, many (a prompt) in tiles that stay in registers
 
 Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
-group are exact integers; those over groups are float32.
+group are exact integers; those over groups are float32, in their order. So a row's results do not depend on the rows
+beside it, to the bit.
 
 Legend: R rows, I inputs, O outputs, P = ceil(O / 16) panels, G = ceil(I / 32) groups.
 """
@@ -22,7 +25,9 @@ from headway.native import interface as c
 from headway.native.loader import library, threads
 from headway.quantization import QuantizedMatrix
 
-PANEL, GROUP, MOST_ROWS = 16, 32, 64
+PANEL, GROUP = 16, 32
+MOST_ROWS = 64
+"""Rows of a step of decoding, at most."""
 FLOATS = torch.float32, torch.bfloat16
 
 
@@ -178,7 +183,7 @@ def linear(
     found = library()
     assert found is not None
     if code := found.dll.headway_linear(ctypes.byref(call)):
-        raise BackendError(f"the kernels refuse a product of few rows: {c.ERRORS[code]}")
+        raise BackendError(f"the kernels refuse a product: {c.ERRORS[code]}")
     return [out.view(*x.shape[:-1], out.shape[1]) for out in outs]
 
 

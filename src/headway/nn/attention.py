@@ -20,6 +20,7 @@ from headway.nn.linear import Linear
 from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import RotaryEmbedding, Scores
+from headway.nn.quantized import products
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score
@@ -190,7 +191,18 @@ class AttentionLayer(nn.Module):
         k, v = (self.k_global_proj, self.v_global_proj) if of_global else (self.k_proj, self.v_proj)
         assert k is not None
         assert v is not None
-        return split_heads(k(x), self.head_dim, self.k_norm), split_heads(v(x), self.value_dim)
+        k_BTC, v_BTC = products(x, (k, v))
+        return split_heads(k_BTC, self.head_dim, self.k_norm), split_heads(v_BTC, self.value_dim)
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`queries` and `keys_values` of the same x, which all three projections can share."""
+        q, k, v = products(x, (self.q_proj, self.k_proj, self.v_proj))
+        size = self.head_dim
+        return (
+            split_heads(q, size, self.q_norm),
+            split_heads(k, size, self.k_norm),
+            split_heads(v, self.value_dim),
+        )
 
     def keys(self, memory: Tensor, memory_tokens: Tokens | None = None) -> KeyValues:
         """Keys and values of an encoder's states [B, S, M], computed once for all steps of a decoder."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
 from headway.nn.linear import Linear
+from headway.nn.quantized import products
 
 
 def swish(x: Tensor, beta: float = 1.0) -> Tensor:
@@ -60,8 +61,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        gate = self.gate_proj
-        x = self.act(self.up_proj(x)) if gate is None else self.act(gate(x)) * self.up_proj(x)
+        if self.gate_proj is None:
+            x = self.act(self.up_proj(x))
+        else:
+            gate, up = products(x, (self.gate_proj, self.up_proj))
+            x = self.act(gate) * up
         y: Tensor = self.down_proj(self.drop(x) if self.training else x)
         return y
 

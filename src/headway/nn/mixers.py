@@ -59,6 +59,8 @@ class Projections(Protocol):
 
     def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]: ...
 
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
 
 class Mixer(ABC):
     """From what a layer's tokens are made of to each query's mean of values, heads not yet joined.
@@ -90,15 +92,15 @@ class SoftmaxMixer(Mixer):
     backend: str = "auto"
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        q_BHTD, tokens, cache, rotation = layer.queries(x_BTM), call.tokens, call.cache, call.rotation
+        tokens, cache, rotation = call.tokens, call.cache, call.rotation
         if call.memory is not None:
-            return self.softmax(layer, q_BHTD, call.memory, call)
+            return self.softmax(layer, layer.queries(x_BTM), call.memory, call)
         if cache is not None and not isinstance(cache, KVCache):
             raise ConfigError(
                 f"Attention: cache must keep keys and values, and a {type(cache).__name__} keeps none; make one with "
                 "headway.cache.make_cache"
             )
-        k_BKTD, v_BKTE = layer.keys_values(x_BTM)
+        q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         if rotation is not None:
@@ -233,13 +235,19 @@ class LinearMixer(Mixer):
         forbid_weights(score, 0.0)
         if cache is not None:
             self._check_cache(cache, layer.rotary.positions)
-        q_BHTD = layer.queries(x_BTM)
         if memory is not None:
             across = prepare(
-                q_BHTD, memory.k, memory.v, self.linear, self.pattern, tokens, memory.tokens, None
+                layer.queries(x_BTM),
+                memory.k,
+                memory.v,
+                self.linear,
+                self.pattern,
+                tokens,
+                memory.tokens,
+                None,
             )
             return across.attend(None, self.form)
-        k_BKTD, v_BKTE = layer.keys_values(x_BTM)
+        q_BHTD, k_BKTD, v_BKTE = layer.queries_keys_values(x_BTM)
         if rotation is not None and rotation.rotates_values:
             v_BKTE = rotation.apply(v_BKTE)
         own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)

@@ -21,16 +21,18 @@ int by_outputs(const headway_products& c) {
 }
 
 // Threads take rows as they are done with others: as many at a time as stay in their second cache while all weights pass.
+// Parts are multiples of 24 rows, whole groups of all kernels: sums do not depend on how many threads there are.
 int by_rows(const headway_products& c) {
-  const int64_t most = MOST_ROWS / 2, tiles = (c.rows + TALL - 1) / TALL, threads = c.threads < 1 ? 1 : c.threads;
-  int64_t parts = threads * ((c.rows + threads * most - 1) / (threads * most));
-  if (parts > tiles) parts = tiles;
+  constexpr int64_t UNITS = 24, MOST = 96;
+  const int64_t units = (c.rows + UNITS - 1) / UNITS, threads = c.threads < 1 ? 1 : c.threads;
+  int64_t parts = threads * ((c.rows + threads * MOST - 1) / (threads * MOST));
+  if (parts > units) parts = units;
   int failed = 0;
 #pragma omp parallel for schedule(dynamic) num_threads((int)threads)
   for (int64_t part = 0; part < parts; part++) {
     static thread_local Scratch scratch;
-    Share mine(tiles, part, parts);
-    int64_t first = mine.from * TALL, end = mine.to * TALL;
+    Share mine(units, part, parts);
+    int64_t first = mine.from * UNITS, end = mine.to * UNITS;
     Products products(c, first, (end < c.rows ? end : c.rows) - first);
     if (products.ready(scratch)) {
       products.prepare(0, 1);

@@ -12,7 +12,7 @@ constexpr int TALL = 2, PAIR = 1;
 #else
 constexpr int TALL = 1, PAIR = 1;
 #endif
-constexpr int DEEP = 16;  // groups of weights at a time
+constexpr int DEEP = 32;  // groups of weights at a time
 
 // Groups [0, count) of a panel of 4 bits in 8; zeros that are not its own are 128.
 struct Widened {

@@ -154,7 +154,7 @@ struct Panel {
 // of the inputs.
 template <int BITS, int R, int S>
 INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, const Panel (&p)[S]) {
-  constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, ZERO = BITS == 4 ? 8 : 128;
+  constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, SHIFT = BITS == 4 ? 4 : 0;
   const bool has_scales = p[0].has_scales, has_zeros = p[0].has_zeros;
   vf acc[S][R][N] = {};
   for (int64_t g = 0; g < x.groups; g++) {
@@ -166,7 +166,7 @@ INLINE void panel_dots(float* y, int64_t y_side, const Rounded& x, int64_t row, 
       UNROLL for (int r = 0; r < R; r++) {
         const int32_t below = x.below[(row + r) * x.groups + g];
         UNROLL for (int i = 0; i < N; i++)
-          sums[s][r][i] = has_zeros ? zero[i] * (below / 128) : splat_int(below / (128 / ZERO));
+          sums[s][r][i] = has_zeros ? zero[i] * (below >> 7) : splat_int(below >> SHIFT);
       }
     }
     const int32_t* q = x.q + (row * x.groups + g) * (GROUP / 4) * WORDS;
