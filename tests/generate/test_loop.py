@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from headway.errors import ConfigError, DataError, HeadwayError
 from headway.generate import Beams, Generation, GenerationConfig, Sampling, generate, stream, uniform
+from headway.generate.session import DecoderSession
 from headway.models import Decoder
+from headway.patterns import Pattern, Window
 from headway.text import Tokenizer
 from tests.generate.conftest import MIXED, small
 from tests.text.conftest import byte_level, sentencepiece
@@ -335,7 +337,35 @@ def test_rows_that_have_ended_are_no_longer_computed() -> None:
     read.clear()
     found = generate(model, PROMPTS, GenerationConfig(max_new_tokens=6, eos=[eos]))
     assert [len(g.ids) for g in found].count(6) < len(PROMPTS)
-    assert read == [sum(len(g.ids) > step for g in found) for step in range(max(len(g.ids) for g in found))]
+    steps = range(1, max(len(g.ids) for g in found))  # prompts are read packed, in one row
+    assert read == [1, *(sum(len(g.ids) > step for g in found) for step in steps)]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5])
+@pytest.mark.parametrize("patterns", [MIXED, Window.last(4)], ids=["mixed", "window"])
+def test_prompts_of_different_lengths_are_read_without_padding(
+    patterns: Pattern | tuple[Pattern, ...], chunk: int | None
+) -> None:
+    """And leave what each leaves alone: the same logits, the same keys and values of the same tokens."""
+    model, read = small(patterns).double(), []
+    model.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
+    together = DecoderSession(model, PROMPTS, prefill_chunk=chunk)
+    logits = together.start()
+    assert sum(read) == sum(map(len, PROMPTS))
+    alone = [DecoderSession(model, [prompt], prefill_chunk=chunk) for prompt in PROMPTS]
+    torch.testing.assert_close(logits, torch.cat([one.start() for one in alone]), rtol=1e-10, atol=1e-10)
+    for b, one in enumerate(alone):
+        for layer, other in zip(together.cache.layers, one.cache.layers, strict=True):
+            index, wanted = (cache.table.tokens.index.expand(cache.batch, -1) for cache in (layer, other))
+            kept = [at for at in wanted[0].tolist() if at >= 0]
+            assert sorted(at for at in index[b].tolist() if at >= 0) == sorted(kept)
+            for mine, theirs in zip(layer.tensors, other.tensors, strict=True):
+                for at in kept:
+                    found, right = mine[b, :, index[b] == at], theirs[0, :, wanted[0] == at]
+                    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
+    next_ids = [[7], [8], [9], [10]]
+    steps = torch.cat([one.step([ids]) for one, ids in zip(alone, next_ids, strict=True)])
+    torch.testing.assert_close(together.step(next_ids), steps, rtol=1e-10, atol=1e-10)
 
 
 def test_each_step_draws_from_its_own_number() -> None:

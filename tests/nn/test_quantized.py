@@ -11,7 +11,7 @@ from headway.native import linear as kernels
 from headway.native.linear import Panels
 from headway.native.loader import library
 from headway.nn import Linear, QuantizedLinear
-from headway.nn.quantized import dequantized_linear
+from headway.nn.quantized import dequantized_linear, products
 from headway.quantization import QuantizedMatrix, quantize_clipped, quantize_weights
 
 FORMS = [(8, None, True), (8, 64, True), (8, 32, False), (8, None, False), (4, 32, True), (4, 96, False)]
@@ -167,6 +167,30 @@ def test_without_the_native_library_weights_are_dequantised(monkeypatch: pytest.
     monkeypatch.setattr(kernels, "library", lambda: None)
     with torch.no_grad():
         assert torch.equal(layer(x), nn.functional.linear(x, layer.matrix, layer.bias))
+
+
+def test_layers_of_one_input_share_a_call_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    if library() is None:
+        pytest.skip("needs the native kernels")
+    layers = [
+        QuantizedLinear(Linear(96, size, bias=size > 40), quantize_weights(numbers(size, 96), bits, 32))
+        for size, bits in ((48, 8), (16, 4), (33, 8))
+    ]
+    calls: list[int] = []
+    monkeypatch.setattr(
+        "headway.nn.quantized.linear", lambda x, m, b: calls.append(len(m)) or kernels.linear(x, m, b)
+    )
+    x = numbers(70, 96)
+    with torch.no_grad():
+        alone = [layer(x) for layer in layers]
+        assert all(torch.equal(a, b) for a, b in zip(products(x, layers), alone, strict=True))
+        assert calls == [1, 1, 1, 3]
+        seen: list[Tensor] = []
+        layers[1].register_forward_hook(lambda module, args, out: seen.append(out))
+        products(x, layers)  # hooks are called
+        assert torch.equal(seen[0], alone[1])
+        plain = [Linear(96, 5), *layers[:1]]
+        assert all(torch.equal(a, layer(x)) for a, layer in zip(products(x, plain), plain, strict=True))
 
 
 def test_it_gives_no_gradient_and_is_not_trained() -> None:

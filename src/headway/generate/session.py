@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from headway.cache import DecoderCache
+from headway.cache import DecoderCache, KVCache
 from headway.models import Decoder, EncoderDecoder
 from headway.models.decode_step import DecodeStep
 from headway.models.decode_support import unsupported_reason
@@ -45,7 +47,8 @@ class DecoderSession(Session):
         prompts: ids, one list per row.
         use_cache: False computes every step from the whole text.
         kv_dtype: what the cache stores; the weights' dtype unless given.
-        prefill_chunk: prompts are read so many tokens at a time; at once unless given.
+        prefill_chunk: prompts are read so many tokens at a time; at once unless given. Those of different lengths are
+            packed, and none is padded, where the cache keeps keys (linear attention keeps one sum a row).
         slack: tokens that can always be taken back (`trim`).
     """
 
@@ -62,15 +65,17 @@ class DecoderSession(Session):
         self.model, self.prefill_chunk = model, prefill_chunk
         self.device = model.model.embedding.device
         self.texts = [list(prompt) for prompt in prompts]
-        self.cache: DecoderCache | None = None
-        if use_cache:
-            self.cache = model.make_cache(len(self.texts), slack=slack, dtype=kv_dtype)
+        self._make_cache = partial(model.make_cache, slack=slack, dtype=kv_dtype)
+        self.cache: DecoderCache | None = self._make_cache(len(self.texts)) if use_cache else None
         self._native: DecodeStep | None = None
         self._stepped = False
 
     def start(self) -> Tensor:
-        longest = max(map(len, self.texts))
+        longest, shortest = max(map(len, self.texts)), min(map(len, self.texts))
         size = self.prefill_chunk or longest
+        keeps_keys = self.cache is not None and all(isinstance(layer, KVCache) for layer in self.cache.layers)
+        if keeps_keys and 0 < shortest < longest:
+            return self._start_packed(size)
         logits: Tensor | None = None
         for at in range(0, longest, size):
             pieces = [text[at : at + size] for text in self.texts]
@@ -79,6 +84,26 @@ class DecoderSession(Session):
             logits = now if logits is None else torch.where(ends.unsqueeze(1), now, logits)
         assert logits is not None
         return logits
+
+    def _start_packed(self, size: int) -> Tensor:
+        """As `start`, prompts of different lengths as documents of one row, so that none is padded."""
+        packed = self._make_cache(1)
+        ends = [torch.zeros(0)] * len(self.texts)
+        for at in range(0, max(map(len, self.texts)), size):
+            pieces = {b: text[at : at + size] for b, text in enumerate(self.texts) if len(text) > at}
+            tokens = packed.next_packed([{b: len(piece) for b, piece in pieces.items()}])
+            ids = torch.tensor([[i for piece in pieces.values() for i in piece]], device=self.device)
+            last = dict(zip(pieces, accumulate(map(len, pieces.values())), strict=True))
+            ending = [b for b in pieces if len(self.texts[b]) <= at + size]
+            wanted = torch.tensor([last[b] - 1 for b in ending], dtype=torch.int64, device=self.device)
+            with evaluating(self.model):
+                found: Tensor = self.model(ids, tokens=tokens, cache=packed, logits_for=wanted)
+            for b, logits in zip(ending, found[0], strict=True):
+                ends[b] = logits
+        with torch.inference_mode():
+            packed.unpack(range(len(self.texts)))
+        self.cache = packed
+        return torch.stack(ends)
 
     def step(self, ids: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, ids))
