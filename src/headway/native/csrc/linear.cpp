@@ -20,7 +20,7 @@ int by_outputs(const headway_products& c) {
   return 0;
 }
 
-// Threads take rows as they are done with others: as many at a time as stay in their second cache while all weights pass.
+// Threads take rows as they are done with others: as many as stay in their second cache while all weights pass.
 // Parts are multiples of 24 rows, whole groups of all kernels: sums do not depend on how many threads there are.
 int by_rows(const headway_products& c) {
   constexpr int64_t UNITS = 24, MOST = 96;

@@ -1,6 +1,6 @@
 // Products of rows with weights of 8 or 4 bits: panels of 16 outputs; of each 32 inputs the weights [8][16][4], then
-// scales, then zeros. Rows are rounded to 8 bits. Sums of 32 products are integers; they are added up in float32 from the
-// first group of 32 to the last, so that a row's results are the same bits however many rows there are (panel_tile.h).
+// scales, then zeros. Rows are rounded to 8 bits. Sums of 32 products are integers; they are added up in float32 from
+// the first group of 32 to the last: a row's results are the same bits however many rows there are (panel_tile.h).
 #pragma once
 #include "linear.h"
 

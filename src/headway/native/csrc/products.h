@@ -135,7 +135,7 @@ struct Products {
     if (in_tiles(m)) {
       for (int64_t task = from; task < to; task++) {
         tiles(m, task * PAIR, y);
-        write(m, task * PAIR * UNIT, y, PAIR * UNIT);
+        write<PAIR * UNIT>(m, task * PAIR * UNIT, y);
       }
       return;
     }
@@ -155,12 +155,12 @@ struct Products {
       int64_t at[S];
       for (int s = 0; s < S; s++) at[s] = from + s * each + i;
       sums(m, at, y);
-      for (int s = 0; s < S; s++) write(m, at[s] * UNIT, y + s * rows * UNIT, UNIT);
+      for (int s = 0; s < S; s++) write<UNIT>(m, at[s] * UNIT, y + s * rows * UNIT);
     }
     for (int64_t last = from + S * each; last < to; last++) {
       const int64_t at[1] = {last};
       sums(m, at, y);
-      write(m, last * UNIT, y, UNIT);
+      write<UNIT>(m, last * UNIT, y);
     }
   }
 
@@ -211,24 +211,26 @@ struct Products {
     }
   }
 
-  // `wide` outputs from `from` of all rows: y [rows][wide].
-  void write(const headway_matrix& m, int64_t from, const float* y, int64_t wide) const {
-    const int some = (int)(m.outputs - from < wide ? m.outputs - from : wide);
+  // WIDE outputs from `from` of all rows: y [rows][WIDE].
+  template <int WIDE>
+  void write(const headway_matrix& m, int64_t from, const float* y) const {
+    const int some = (int)(m.outputs - from < WIDE ? m.outputs - from : WIDE);
     const bool half = c.type == HEADWAY_BFLOAT16;
-    alignas(64) float factor[PAIR * UNIT], bias[PAIR * UNIT], sum[PAIR * UNIT], old[PAIR * UNIT];
-    for (int o = 0; o < wide; o++) {
+    alignas(64) float factor[WIDE], bias[WIDE], sum[WIDE], old[WIDE];
+    for (int o = 0; o < WIDE; o++) {
       factor[o] = m.factor && o < some ? m.factor[from + o] : 1;
       bias[o] = m.bias && o < some ? m.bias[from + o] : 0;
     }
-    for (int64_t r = 0; r < count; r++, y += wide) {
-      for (int i = 0; i < wide; i += W) store(sum + i, load(y + i) * load(factor + i) + load(bias + i));
+    for (int64_t r = 0; r < count; r++, y += WIDE) {
+      UNROLL for (int i = 0; i < WIDE; i += W) store(sum + i, load(y + i) * load(factor + i) + load(bias + i));
       int64_t at = (first + r) * m.out_row + from;
+      char* to = (char*)m.out + at * (half ? 2 : 4);
       if (m.add) {
         round_words(sum, half, some);
         read_words(old, m.out, half, at, some);
         for (int o = 0; o < some; o++) sum[o] += old[o];
       }
-      write_as((char*)m.out + at * (half ? 2 : 4), half, sum, some, 1);
+      some == WIDE ? write_as(to, half, sum, WIDE, 1) : write_as(to, half, sum, some, 1);
     }
   }
 };
