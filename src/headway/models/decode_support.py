@@ -12,14 +12,11 @@ from headway.native import interface as c
 from headway.native.loader import library, why_missing
 from headway.nn.attention import Attention
 from headway.nn.block import Block
-from headway.nn.feedforward import ACTIVATIONS, FeedForward
+from headway.nn.feedforward import FeedForward
 from headway.nn.linear import Linear, OutputLayer
 from headway.nn.mixers import SoftmaxMixer
 from headway.nn.quantized import QuantizedLinear
 from headway.positions import Rotary
-
-ACTS = {function: c.ACTIVATIONS[name] for name, function in ACTIVATIONS.items()}
-
 
 def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
     """Why steps of this model cannot be native calls; None if they can."""
@@ -56,7 +53,7 @@ def _odd_block(block: Block) -> str | None:
     if layer.positions.length_dependent:
         return "its kernels know no rotation that depends on the length"
     mlp = block.mlp
-    if not isinstance(mlp, FeedForward) or mlp.act not in ACTS:
+    if not isinstance(mlp, FeedForward) or mlp.act not in c.ACTIVATIONS:
         return "its kernels do not know this activation"
     layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
     kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear}

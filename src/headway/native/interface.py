@@ -177,3 +177,53 @@ PRODUCTS, HEADS, ATTENTION = range(3)
 
 class OpStruct(Structure):
     _fields_ = (("kind", c_int64), ("of", c_void_p), ("k", c_void_p), ("v", c_void_p))
+
+
+class NormStruct(Structure):
+    """Backward where `dy` is given."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("abi", "threads", "rows", "width", "type", "kind")),
+        ("eps", c_double),
+        *((name, c_void_p) for name in ("x", "residual", "gain", "shift", "sum", "y", "mean", "by")),
+        *((name, c_void_p) for name in ("dy", "d_sum", "dx", "d_gain", "d_shift")),
+    )
+
+
+class GateStruct(Structure):
+    """Backward where `dy` is given."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("abi", "threads", "rows", "width", "type", "act")),
+        *((name, c_void_p) for name in ("gate", "up")),
+        *((name, c_int64) for name in ("gate_row", "up_row")),
+        *((name, c_void_p) for name in ("y", "dy", "d_gate", "d_up")),
+        *((name, c_int64) for name in ("d_gate_row", "d_up_row")),
+    )
+
+
+PAIRINGS = {"halves": 0, "adjacent": 1}
+PAIRS = 2
+MOST_ROTATED = 3
+
+
+class RotationStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("abi", "threads", "batch", "slots", "dim", "type")),
+        ("x", TensorStruct * MOST_ROTATED),
+        ("y", TensorStruct * MOST_ROTATED),
+        ("heads", c_int64 * MOST_ROTATED),
+        ("count", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        *((name, c_int64) for name in ("table_batch", "rotated", "pairing", "back")),
+        ("partner", c_void_p),
+    )
+
+
+class EntropyStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("abi", "threads", "rows", "width", "type")),
+        *((name, c_void_p) for name in ("logits", "bias", "targets", "losses", "hits")),
+        ("gradient", c_int64),
+    )

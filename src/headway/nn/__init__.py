@@ -22,12 +22,13 @@ from headway.nn.attention import (
 from headway.nn.block import ORDERS, Block, Order
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
-from headway.nn.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, named_activation, swish
+from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
+from headway.nn.fused import ACTIVATIONS, Norm
 from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
 from headway.nn.lora import Lora, LoraLinear, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.nf4 import Nf4, Nf4Linear
-from headway.nn.norms import NORMS, LayerNorm, Norm, RMSNorm, make_norm
+from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.quantized import QuantizedLinear
 

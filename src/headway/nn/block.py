@@ -11,6 +11,7 @@ from headway.attention import KeyValues
 from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer
+from headway.nn.norms import normed_sum
 from headway.positions import Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
@@ -89,15 +90,22 @@ class Block(nn.Module):
             return mixed
         x = first(x_BTM) if pre else x_BTM
         y = self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation, score=score)
-        x_BTM = x_BTM + y if pre else first(x_BTM + y)
         if self.cross_attn is not None:
-            assert self.cross_attention_layernorm is not None
-            x = self.cross_attention_layernorm(x_BTM) if pre else x_BTM
+            across = self.cross_attention_layernorm
+            assert across is not None
+            x, x_BTM = self._join(x_BTM, y, across if pre else first)
             y = self.cross_attn(x, tokens=tokens, memory=memory)
-            x_BTM = x_BTM + y if pre else self.cross_attention_layernorm(x_BTM + y)
+            first = across
         assert last is not None
-        y = self._feed_forward(last(x_BTM) if pre else x_BTM)
-        return x_BTM + y if pre else last(x_BTM + y)
+        x, x_BTM = self._join(x_BTM, y, last if pre else first)
+        y = self._feed_forward(x)
+        return x_BTM + y if pre else normed_sum(last, x_BTM, y)[0]
+
+    def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+        """What the next sub-layer is given, and the residual stream, after y is added to x: norm(x + y) and x + y in
+        order "pre", norm(x + y) twice in order "post"."""
+        normed, total = normed_sum(norm, x, y)
+        return (normed, total) if self.order == "pre" else (normed, normed)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.mlp(x)

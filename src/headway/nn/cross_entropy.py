@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from headway.errors import DataError
+from headway.native import rows as native
 
 IGNORE_INDEX = -100
 CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
@@ -64,25 +65,14 @@ class _FusedCrossEntropy(torch.autograd.Function):
         grad_b = torch.zeros_like(bias_V, dtype=exact) if want_b and bias_V is not None else None
         for start in range(0, len(targets_N), rows):
             h, target = hidden_NM[start : start + rows], targets_N[start : start + rows]
-            keep = target != IGNORE_INDEX
-            logits = (h @ weight_VM.T).to(exact)
-            if bias_V is not None:
-                logits += bias_V
-            lse = torch.logsumexp(logits, dim=-1)
-            index = target.clamp_min(0)[:, None]
-            picked = logits.gather(1, index)[:, 0]
-            losses_N[start : start + rows] = torch.where(keep, lse - picked, 0.0)
-            if hits_N is not None:
-                hits_N[start : start + rows] = keep & (logits.argmax(-1) == target)
-            if not (want_h or want_w or want_b):
-                continue
-            # d loss / d logits = softmax - onehot, 0 for ignored tokens; in place of the logits.
-            logits.sub_(lse[:, None]).exp_()
-            logits.scatter_add_(1, index, torch.full_like(logits[:, :1], -1.0))
-            logits.masked_fill_(~keep[:, None], 0.0)
+            found = None if hits_N is None else hits_N[start : start + rows]
+            gradient = want_h or want_w or want_b
+            losses_N[start : start + rows], d_logits = _rows_entropy(
+                h @ weight_VM.T, bias_V, target, gradient, found
+            )
             if grad_b is not None:
-                grad_b += logits.sum(0)
-            d_logits = logits.to(h.dtype)
+                grad_b += d_logits.sum(0, dtype=exact)
+            d_logits = d_logits.to(h.dtype)
             if grad_h is not None:
                 torch.mm(d_logits, weight_VM, out=grad_h[start : start + rows])
             if grad_w is not None:
@@ -100,6 +90,28 @@ class _FusedCrossEntropy(torch.autograd.Function):
         w = None if grad_w is None else (grad_w * grad_total).to(ctx.weight_dtype)
         b = None if grad_b is None else (grad_b * grad_total).to(ctx.weight_dtype)
         return h, w, b, None, None, None, None
+
+
+def _rows_entropy(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """-ln softmax(logits + bias)[target] of rows [N, V], 0 where ignored, and softmax - onehot where a `gradient` is
+    wanted, in place of the logits; `hits` [N] is filled where given."""
+    if native.runs(logits, bias):
+        return native.cross_entropy(logits, bias, targets, gradient, hits), logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if bias is not None:
+        logits += bias
+    keep, index = targets != IGNORE_INDEX, targets.clamp_min(0)[:, None]
+    lse = torch.logsumexp(logits, dim=-1)
+    losses = torch.where(keep, lse - logits.gather(1, index)[:, 0], 0.0)
+    if hits is not None:
+        torch.logical_and(keep, logits.argmax(-1) == targets, out=hits)
+    if gradient:
+        logits.sub_(lse[:, None]).exp_()
+        logits.scatter_add_(1, index, torch.full_like(logits[:, :1], -1.0))
+        logits.masked_fill_(~keep[:, None], 0.0)
+    return losses, logits
 
 
 def fused_cross_entropy(

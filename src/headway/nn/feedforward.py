@@ -3,15 +3,14 @@
 Legend: M width of the model, F width of the hidden layer.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
+from headway.nn.fused import ACTIVATIONS, gated
 from headway.nn.linear import Linear
 from headway.nn.quantized import products
 
@@ -20,15 +19,6 @@ def swish(x: Tensor, beta: float = 1.0) -> Tensor:
     """x * sigmoid(beta * x): x / 2 at beta = 0, SiLU at 1, towards ReLU for large beta. (Ramachandran et al.
     2017.)"""
     return x * torch.sigmoid(beta * x)
-
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
-"""Activations by the names that Hugging Face configs use."""
 
 
 def named_activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -54,18 +44,17 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.drop = nn.Dropout(dropout)
-        self.act = named_activation(self.usual if activation is None else activation)
+        self.act = self.usual if activation is None else activation
+        named_activation(self.act)
         self.gate_proj = Linear(width, hidden, bias=bias) if self.gated else None
         self.up_proj = Linear(width, hidden, bias=bias)
         self.down_proj = Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
-        if self.gate_proj is None:
-            x = self.act(self.up_proj(x))
-        else:
-            gate, up = products(x, (self.gate_proj, self.up_proj))
-            x = self.act(gate) * up
+        gate, up = self.gate_proj, self.up_proj
+        inputs = (up(x), None) if gate is None else products(x, (gate, up))
+        x = gated(*inputs, self.act)
         y: Tensor = self.down_proj(self.drop(x) if self.training else x)
         return y
 

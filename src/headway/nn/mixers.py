@@ -28,7 +28,7 @@ from headway.attention.linear_attention import (
 )
 from headway.cache import KVCache, LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
-from headway.nn.positions import RotaryEmbedding, Scores, token_lengths
+from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
 from headway.patterns import Full, GlobalQueries, Pattern
 from headway.patterns.primitives import Kind
 from headway.patterns.program import without
@@ -104,9 +104,12 @@ class SoftmaxMixer(Mixer):
         # Where frequencies move with the row's length, caches keep keys as they are: they are rotated when read.
         rotate_late = cache is not None and rotation is not None and layer.rotary.positions.length_dependent
         if rotation is not None:
-            q_BHTD = rotation.apply(q_BHTD)
-            k_BKTD = k_BKTD if rotate_late else rotation.apply(k_BKTD)
-            v_BKTE = rotation.apply(v_BKTE) if rotation.rotates_values else v_BKTE
+            if rotate_late:
+                (q_BHTD,) = rotated(rotation, q_BHTD)
+            elif rotation.rotates_values:
+                q_BHTD, k_BKTD, v_BKTE = rotated(rotation, q_BHTD, k_BKTD, v_BKTE)
+            else:
+                q_BHTD, k_BKTD = rotated(rotation, q_BHTD, k_BKTD)
         keys = KeyValues(k_BKTD, v_BKTE, tokens) if cache is None else cache.update(k_BKTD, v_BKTE, tokens)
         if rotate_late:
             keys = keys.dequantized(q_BHTD.dtype)

@@ -3,13 +3,14 @@
 Legend: M width of the model.
 """
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from headway.nn.fused import Norm, add_norm, rms_norm
+
 LayerNorm = nn.LayerNorm
-Norm = Literal["rms", "layer"]
 NORMS: tuple[str, ...] = get_args(Norm)
 
 
@@ -23,8 +24,8 @@ def make_norm(kind: Norm, width: int, eps: float, bias: bool) -> nn.Module:
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * g (+ b), over the last axis. (Zhang and Sennrich 2019, equation 4.)
 
-    Computed in float32 (float64 for float64 inputs) and cast back before the gain is applied: bit for bit what
-    the LLaMA code of `transformers` does. Invariant to rescaling of x (up to eps), not to re-centring.
+    Computed in float32 (float64 for float64 inputs) and cast back before the gain is applied, as the LLaMA code of
+    `transformers` does: `headway.nn.fused.rms_norm`. Invariant to rescaling of x (up to eps), not to re-centring.
 
     Args:
         width: M, the size of the last axis.
@@ -40,15 +41,17 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M], in the promoted dtype of x and the gain."""
-        one_dtype = x.dtype == self.weight.dtype == torch.float32
-        if (
-            one_dtype and self.bias is None and not torch.is_grad_enabled()
-        ):  # the same numbers in one operation
-            return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        y = self.weight * wide.to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        return rms_norm(x, self.weight, self.eps, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}{'' if self.bias is None else ', bias=True'}"
+
+
+def normed_sum(norm: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """norm(x + y), and x + y: in one pass where `norm` is one of the above and has no hooks."""
+    if type(norm) in (RMSNorm, LayerNorm) and not (norm._forward_hooks or norm._forward_pre_hooks):
+        assert isinstance(norm, RMSNorm | LayerNorm)
+        kind: Norm = "rms" if isinstance(norm, RMSNorm) else "layer"
+        return add_norm(kind, x, y, norm.weight, norm.bias, norm.eps)
+    total = x + y
+    return norm(total), total

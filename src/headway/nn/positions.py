@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
-from headway.positions import PositionScheme, Rotation
+from headway.native import rows
+from headway.nn.fused import rotate
+from headway.positions import PositionScheme, RotaryTable, Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
 
@@ -68,6 +70,17 @@ class RotaryEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.positions}, head_dim={self.head_dim}"
+
+
+def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
+    """`rotation.apply` of each of up to three tensors [B, heads, T, D], by the native kernels in one pass where they
+    can."""
+    if type(rotation) is not RotaryTable or rotation.cos.requires_grad or not rows.runs(*xs):
+        return [rotation.apply(x) for x in xs]
+    for x in xs:
+        rotation.check(x)
+    pairing = str(rotation.pairing) if rotation.partner is None else rotation.partner
+    return rotate(xs, rotation.cos, rotation.sin, pairing)
 
 
 def token_lengths(tokens: Tokens) -> Tensor:

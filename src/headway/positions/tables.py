@@ -62,8 +62,12 @@ class RotaryTable(Rotation):
             twice, signed, partner = twice[..., at], signed[..., at], partner[at]
         return RotaryTable(twice, signed, pairing, dims, partner, cis, rotates_values)
 
-    def apply(self, x_BHTD: Tensor) -> Tensor:
+    def check(self, x_BHTD: Tensor) -> None:
+        """ConfigError unless these can be rotated: of other positions, or with fewer than d numbers."""
         _check(x_BHTD, self.cos.shape[:-1], self.dims)
+
+    def apply(self, x_BHTD: Tensor) -> Tensor:
+        self.check(x_BHTD)
         whole = x_BHTD.shape[-1] == self.dims
         rotated = x_BHTD if whole else x_BHTD[..., : self.dims]
         cos, sin = self.cos.unsqueeze(-3), self.sin.unsqueeze(-3)

@@ -150,6 +150,61 @@ typedef struct {
 // The operations one after the other, each when the one before is done, by one team of threads.
 HEADWAY_EXPORT int headway_step(const headway_op* ops, int64_t count, int64_t threads);
 
+// -- rows of a model beside products: [rows][width] of `type`, contiguous unless a row's step is given ----------------
+
+// y = norm(x + residual) gain + shift, or its gradients where dy is given: dx (of x and of residual alike) with d_sum, what
+// arrives at the sum from elsewhere, added; x is then that sum. `mean` is null for an RMS norm.
+typedef struct {
+  int64_t abi, threads, rows, width, type, kind;
+  double eps;
+  const void *x, *residual, *gain, *shift;
+  void *sum, *y;
+  float *mean, *by;  // [rows], written forward and read backward
+  const void *dy, *d_sum;
+  void* dx;
+  float *d_gain, *d_shift;  // [width] or null
+} headway_norm;
+
+// y = act(gate) up, or act(gate) where up is null; with dy the gradients, and y once more where it is not null.
+typedef struct {
+  int64_t abi, threads, rows, width, type, act;
+  const void *gate, *up;
+  int64_t gate_row, up_row;
+  void* y;
+  const void* dy;
+  void *d_gate, *d_up;
+  int64_t d_gate_row, d_up_row;
+} headway_gate;
+
+enum { HEADWAY_HALVES = 0, HEADWAY_ADJACENT = 1, HEADWAY_PAIRS = 2 };
+enum { HEADWAY_MOST_ROTATED = 3 };
+
+// Tensors [batch][heads][slots][dim] rotated by the same positions; back: by the transpose.
+typedef struct {
+  int64_t abi, threads, batch, slots, dim, type;
+  headway_tensor x[HEADWAY_MOST_ROTATED], y[HEADWAY_MOST_ROTATED];
+  int64_t heads[HEADWAY_MOST_ROTATED], count;
+  const float *cos, *sin;  // [slots][rotated], table_batch from one row to the next
+  int64_t table_batch, rotated, pairing, back;
+  const int64_t* partner;  // [rotated], of PAIRS
+} headway_rotation;
+
+// losses[row] = -ln softmax(logits + bias)[target], 0 for a target below 0; with `gradient`, logits become softmax - onehot.
+typedef struct {
+  int64_t abi, threads, rows, width, type;
+  void* logits;
+  const void* bias;  // [width] or null
+  const int64_t* targets;
+  float* losses;
+  uint8_t* hits;  // whether the target is the largest, the first of equals; or null
+  int64_t gradient;
+} headway_entropy;
+
+HEADWAY_EXPORT int headway_norm_rows(const headway_norm* call);
+HEADWAY_EXPORT int headway_gate_rows(const headway_gate* call);
+HEADWAY_EXPORT int headway_rotate_rows(const headway_rotation* call);
+HEADWAY_EXPORT int headway_entropy_rows(const headway_entropy* call);
+
 #ifdef __cplusplus
 }
 #endif

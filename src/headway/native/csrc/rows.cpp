@@ -1,0 +1,131 @@
+// What is done to rows beside products, each call by a team of its own that shares the rows.
+#include "entropy.h"
+#include "gate.h"
+#include "norm.h"
+#include "rotate.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+namespace {
+
+constexpr int64_t GRAIN = 1 << 13;  // numbers below which a thread more does not pay
+
+int team(int64_t threads, int64_t rows, int64_t width) {
+  int64_t most = rows * width / GRAIN;
+  most = most < rows ? most : rows;
+  threads = threads < most ? threads : most;
+  return threads < 1 ? 1 : (int)threads;
+}
+
+template <class F>
+void each_row(int threads, int64_t rows, F f) {
+#pragma omp parallel num_threads(threads)
+  {
+    int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    for (int64_t row = rows * me / all, end = rows * (me + 1) / all; row < end; row++) f(row);
+  }
+}
+
+template <bool HALF, bool RMS>
+void norm_forward(const headway_norm& c) {
+  Norm<HALF, RMS> norm(c);
+  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { norm.forward(row); });
+}
+
+// Each thread sums the gradients of gain and shift over its rows; then the threads' sums are added in their order.
+template <bool HALF, bool RMS>
+int norm_backward(const headway_norm& c) {
+  int threads = team(c.threads, c.rows, c.width);
+  int64_t sums = (c.width + 15) / 16 * 16;
+  float* room = (float*)calloc((size_t)(2 * threads * sums), sizeof(float));
+  if (!room) return 2;
+#pragma omp parallel num_threads(threads)
+  {
+    int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    Norm<HALF, RMS> norm(c);
+    if (c.d_gain) norm.d_gain = room + 2 * me * sums;
+    if (c.d_shift) norm.d_shift = room + (2 * me + 1) * sums;
+    for (int64_t row = c.rows * me / all, end = c.rows * (me + 1) / all; row < end; row++) norm.backward(row);
+  }
+  for (int64_t i = 0; i < c.width; i++) {
+    float gain = 0, shift = 0;
+    for (int64_t t = 0; t < threads; t++) gain += room[2 * t * sums + i], shift += room[(2 * t + 1) * sums + i];
+    if (c.d_gain) c.d_gain[i] = gain;
+    if (c.d_shift) c.d_shift[i] = shift;
+  }
+  free(room);
+  return 0;
+}
+
+template <bool HALF>
+int norm_rows(const headway_norm& c) {
+  bool rms = c.kind == HEADWAY_RMS_NORM;
+  if (c.dy) return rms ? norm_backward<HALF, true>(c) : norm_backward<HALF, false>(c);
+  rms ? norm_forward<HALF, true>(c) : norm_forward<HALF, false>(c);
+  return 0;
+}
+
+template <bool HALF, int ACT>
+int gate_by(const headway_gate& c) {
+  Gate<HALF, ACT> gate{c};
+  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { c.dy ? gate.backward(row) : gate.forward(row); });
+  return 0;
+}
+
+template <bool HALF>
+int gate_rows(const headway_gate& c) {
+  switch (c.act) {
+    case HEADWAY_NO_ACT: return gate_by<HALF, HEADWAY_NO_ACT>(c);
+    case HEADWAY_SILU: return gate_by<HALF, HEADWAY_SILU>(c);
+    case HEADWAY_GELU: return gate_by<HALF, HEADWAY_GELU>(c);
+    case HEADWAY_GELU_TANH: return gate_by<HALF, HEADWAY_GELU_TANH>(c);
+    case HEADWAY_RELU: return gate_by<HALF, HEADWAY_RELU>(c);
+    default: return 3;
+  }
+}
+
+template <bool HALF>
+int rotate_rows(const headway_rotation& c) {
+  Rotate<HALF> rotate{c};
+  int64_t numbers = 0;
+  for (int64_t i = 0; i < c.count; i++) numbers += c.heads[i] * c.dim;
+  each_row(team(c.threads, c.batch * c.slots, numbers), c.batch * c.slots,
+           [&](int64_t row) { rotate.run(row / c.slots, row % c.slots); });
+  return 0;
+}
+
+template <bool HALF>
+int entropy_rows(const headway_entropy& c) {
+  Entropy<HALF> entropy{c};
+  each_row(team(c.threads, c.rows, c.width), c.rows, [&](int64_t row) { entropy.run(row); });
+  return 0;
+}
+
+int wrong(int64_t abi, int64_t type) {
+  if (abi != HEADWAY_ABI) return 1;
+  return type == HEADWAY_FLOAT32 || type == HEADWAY_BFLOAT16 ? 0 : 3;
+}
+
+}  // namespace
+
+extern "C" int headway_norm_rows(const headway_norm* c) {
+  if (int code = wrong(c->abi, c->type)) return code;
+  return c->type == HEADWAY_BFLOAT16 ? norm_rows<true>(*c) : norm_rows<false>(*c);
+}
+
+extern "C" int headway_gate_rows(const headway_gate* c) {
+  if (int code = wrong(c->abi, c->type)) return code;
+  return c->type == HEADWAY_BFLOAT16 ? gate_rows<true>(*c) : gate_rows<false>(*c);
+}
+
+extern "C" int headway_rotate_rows(const headway_rotation* c) {
+  if (int code = wrong(c->abi, c->type)) return code;
+  if (c->dim > WIDEST || c->count > HEADWAY_MOST_ROTATED) return 3;
+  return c->type == HEADWAY_BFLOAT16 ? rotate_rows<true>(*c) : rotate_rows<false>(*c);
+}
+
+extern "C" int headway_entropy_rows(const headway_entropy* c) {
+  if (int code = wrong(c->abi, c->type)) return code;
+  return c->type == HEADWAY_BFLOAT16 ? entropy_rows<true>(*c) : entropy_rows<false>(*c);
+}

@@ -1,0 +1,180 @@
+"""What is done to rows of a model beside products, forward and backward: norms, gates, rotations, cross entropy.
+
+Tensors are float32 or bf16 on the CPU, all of one call in the same dtype; statistics and sums are float32.
+`headway.nn.fused` has the formulas, and what runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway.errors import BackendError
+from headway.native import interface as c
+from headway.native.loader import library, threads
+
+FLOATS = torch.float32, torch.bfloat16
+
+
+def runs(*tensors: Tensor | None) -> bool:
+    """Whether the kernels take these: plain tensors of one of their dtypes, and nobody wants to see the operations
+    (a compiler, a transform of functions, forward-mode differentiation)."""
+    given = [t for t in tensors if t is not None]
+    dtype = given[0].dtype
+    return (
+        dtype in FLOATS
+        and all(type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu and t.dtype == dtype for t in given)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch.autograd.forward_ad._current_level < 0
+        and library() is not None
+    )
+
+
+class Normed(NamedTuple):
+    """y = norm(sum); sum = x + residual, x itself without one; `by` [rows] the factor, `mean` [rows] of a layer
+    norm."""
+
+    y: Tensor
+    sum: Tensor
+    mean: Tensor | None
+    by: Tensor
+
+
+def norm(
+    kind: str, x: Tensor, residual: Tensor | None, gain: Tensor | None, shift: Tensor | None, eps: float
+) -> Normed:
+    """The norm "rms" or "layer" of x + residual over the last axis."""
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    width = x.shape[-1]
+    rows = x.numel() // max(width, 1)
+    y = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    by = x.new_empty(rows, dtype=torch.float32)
+    mean = torch.empty_like(by) if kind == "layer" else None
+    struct = c.NormStruct(
+        c.ABI, threads(), rows, width, c.TYPES[x.dtype], c.NORMS[kind], eps,
+        *_addresses(x, residual, gain, shift, None if residual is None else total, y, mean, by),
+    )  # fmt: skip
+    _run("headway_norm_rows", struct)
+    return Normed(y, total, mean, by)
+
+
+def norm_backward(
+    kind: str,
+    dy: Tensor,
+    d_sum: Tensor | None,
+    made: Normed,
+    gain: Tensor | None,
+    of_gain: bool,
+    of_shift: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the sum (with `d_sum`, what arrives at it from elsewhere), and of gain and shift where they are
+    asked for; `made.y` is not read."""
+    x, dy, d_sum = made.sum, dy.contiguous(), None if d_sum is None else d_sum.contiguous()
+    width, dx = x.shape[-1], torch.empty_like(x)
+    d_gain, d_shift = (
+        x.new_empty(width, dtype=torch.float32) if asked else None for asked in (of_gain, of_shift)
+    )
+    struct = c.NormStruct(
+        c.ABI, threads(), x.numel() // max(width, 1), width, c.TYPES[x.dtype], c.NORMS[kind], 0.0,
+        *_addresses(x, None, gain, None, None, None, made.mean, made.by, dy, d_sum, dx, d_gain, d_shift),
+    )  # fmt: skip
+    _run("headway_norm_rows", struct)
+    return dx, _as(d_gain, x.dtype), _as(d_shift, x.dtype)
+
+
+def gate(act: str, gate: Tensor, up: Tensor | None) -> Tensor:
+    """act(gate) * up, or act(gate)."""
+    rows, ups = _rows(gate), None if up is None else _rows(up)
+    y = gate.new_empty(gate.shape)
+    struct = c.GateStruct(
+        c.ABI, threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
+        rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y),
+    )  # fmt: skip
+    _run("headway_gate_rows", struct)
+    return y
+
+
+def gate_backward(
+    act: str, dy: Tensor, gate: Tensor, up: Tensor | None, y: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of gate and up; `y`, where given, is filled with the result once more."""
+    rows, ups, dy = _rows(gate), None if up is None else _rows(up), dy.contiguous()
+    d_gate, d_up = gate.new_empty(gate.shape), None if up is None else up.new_empty(up.shape)
+    width = rows.shape[1]
+    struct = c.GateStruct(
+        c.ABI, threads(), *rows.shape, c.TYPES[gate.dtype], c.ACTIVATIONS[act], *_addresses(rows, ups),
+        rows.stride(0), 0 if ups is None else ups.stride(0), *_addresses(y, dy, d_gate, d_up), width, width,
+    )  # fmt: skip
+    _run("headway_gate_rows", struct)
+    return d_gate, d_up
+
+
+def rotate(
+    xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, back: bool = False
+) -> list[Tensor]:
+    """Up to three tensors [B, heads, T, D], rotated by cos and sin, float32 [T, d] or [B or 1, T, d]; `back`: by the
+    transpose. `pairing`: "halves", "adjacent", or each number's partner, int64 [d]."""
+    first, cos, sin = xs[0], cos.contiguous(), sin.contiguous()
+    batch, _, slots, dim = first.shape
+    xs = [x if x.stride(3) == 1 else x.contiguous() for x in xs]
+    ys = [_empty_like(x) for x in xs]
+    more = [c.TensorStruct()] * (c.MOST_ROTATED - len(xs))
+    partner = pairing.contiguous() if isinstance(pairing, Tensor) else None
+    struct = c.RotationStruct(
+        c.ABI, threads(), batch, slots, dim, c.TYPES[first.dtype],
+        *((c.TensorStruct * c.MOST_ROTATED)(*map(c.TensorStruct.of, side), *more) for side in (xs, ys)),
+        (ctypes.c_int64 * c.MOST_ROTATED)(*(x.shape[1] for x in xs)), len(xs), *_addresses(cos, sin),
+        cos.stride(0) if cos.dim() == 3 and len(cos) > 1 else 0, cos.shape[-1],
+        c.PAIRS if isinstance(pairing, Tensor) else c.PAIRINGS[pairing], int(back), *_addresses(partner),
+    )  # fmt: skip
+    _run("headway_rotate_rows", struct)
+    return ys
+
+
+def cross_entropy(
+    logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None = None
+) -> Tensor:
+    """-ln softmax(logits + bias)[target] of rows [N, V], float32 [N], 0 for targets below 0. With `gradient`, logits
+    are overwritten with softmax - onehot; `hits`, bool [N], is filled where given."""
+    losses = logits.new_empty(len(logits), dtype=torch.float32)
+    struct = c.EntropyStruct(
+        c.ABI, threads(), *logits.shape, c.TYPES[logits.dtype],
+        *_addresses(logits, bias, targets, losses, hits), int(gradient),
+    )  # fmt: skip
+    _run("headway_entropy_rows", struct)
+    return losses
+
+
+def _run(name: str, struct: ctypes.Structure) -> None:
+    found = library()
+    assert found is not None
+    if code := getattr(found.dll, name)(ctypes.byref(struct)):
+        raise BackendError(f"{name} refuses the call: {c.ERRORS[code]}")
+
+
+def _addresses(*tensors: Tensor | None) -> list[int | None]:
+    return [None if t is None else t.data_ptr() for t in tensors]
+
+
+def _as(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if t is None else t.to(dtype)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """[rows, width], as it lies where the numbers of a row lie side by side."""
+    rows = t.view(-1, t.shape[-1]) if t.is_contiguous() else t.reshape(-1, t.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """[B, H, T, D], the heads of a token side by side where they are so in x."""
+    rows, heads, count, dim = x.shape
+    if heads > 1 and count > 1 and x.stride(1) < x.stride(2):
+        return x.new_empty(rows, count, heads, dim).transpose(1, 2)
+    return x.new_empty(x.shape)

@@ -1,0 +1,206 @@
+"""Norms, gates and rotations in one pass each, forward and backward.
+
+Every function runs the native kernels (`headway.native.rows`) on plain float32 and bf16 tensors of one dtype on the
+CPU, and its formula in torch's operations, `plain_...`, everywhere else: other devices and dtypes, under
+torch.compile and torch.func, and for second derivatives. Statistics and products are float32, results are rounded
+where the formula in torch's operations rounds.
+
+Legend: M width of a row, B rows, H heads, T tokens, D per head, d <= D rotated numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.native import rows
+
+Norm = Literal["rms", "layer"]
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""Activations by the names that Hugging Face configs use."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight (+ bias) over the last axis, [..., M]; what is multiplied by the weight is
+    rounded to the dtype of x, and the result has the promoted dtype of x and weight. (Zhang and Sennrich 2019,
+    equation 4.)"""
+    return _norm("rms", x, weight, bias, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis, [..., M]. (Ba et al. 2016.)"""
+    return _norm("layer", x, weight, bias, eps)
+
+
+def add_norm(
+    kind: Norm, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """norm(x + y), and x + y, for tensors of one shape."""
+    if not rows.runs(x, y, weight, bias):
+        total = x + y
+        return _norm(kind, total, weight, bias, eps), total
+    if not _recorded(x, y, weight, bias):
+        made = rows.norm(kind, x, y, weight, bias, eps)
+        return made.y, made.sum
+    normed, total = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
+    return normed, total
+
+
+def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
+    """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
+    for the backward. (Shazeer 2020.)"""
+    if not rows.runs(gate, up):
+        return plain_gated(gate, up, act)
+    if not _recorded(gate, up):
+        return rows.gate(act, gate, up)
+    y: Tensor = _Gated.apply(act, gate, up)  # type: ignore[no-untyped-call]
+    return y
+
+
+def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor) -> list[Tensor]:
+    """x cos + partner(x) sin on the first d numbers of each head, the others as they are, of up to three tensors
+    [B, H, T, D] (queries, keys, values). No gradient goes to cos and sin. (Su et al. 2021, section 3.4.2.)
+
+    Args:
+        cos, sin: [T, d] or [B or 1, T, d]; the sine is negated for the first number of each pair.
+        pairing: "halves" (i with i + d/2), "adjacent" (2i with 2i + 1), or each number's partner, int64 [d].
+    """
+    if not rows.runs(*xs):
+        return [plain_rotate(x, cos, sin, pairing) for x in xs]
+    cos, sin = cos.float(), sin.float()
+    if not _recorded(*xs):
+        return rows.rotate(xs, cos, sin, pairing)
+    return list(_Rotate.apply(cos, sin, pairing, False, *xs))  # type: ignore[no-untyped-call]
+
+
+def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+    """`rms_norm` in torch's operations: bit for bit what the LLaMA code of `transformers` does."""
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    y = weight * wide.to(x.dtype)
+    return y if bias is None else y + bias
+
+
+def plain_gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
+    """`gated` in torch's operations."""
+    y = ACTIVATIONS[act](gate)
+    return y if up is None else y * up
+
+
+def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> Tensor:
+    """`rotate` of one tensor in torch's operations."""
+    cos, sin, size = cos.unsqueeze(-3), sin.unsqueeze(-3), cos.shape[-1]
+    own = x[..., :size].to(cos.dtype)
+    if isinstance(pairing, Tensor):
+        partner = own[..., pairing]
+    elif pairing == "halves":
+        partner = own.roll(size // 2, -1)
+    else:
+        partner = own.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.cat((torch.addcmul(own * cos, partner, sin).to(x.dtype), x[..., size:]), -1)
+
+
+def _norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    if not rows.runs(x, weight, bias):
+        return _plain_norm(kind, x, weight, bias, eps)
+    if not _recorded(x, weight, bias):
+        return rows.norm(kind, x, None, weight, bias, eps).y
+    y: Tensor = _Norm.apply(kind, eps, x, None, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    if kind == "layer":
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    assert weight is not None
+    return plain_rms_norm(x, weight, eps, bias)
+
+
+def _recorded(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kind: Norm,
+        eps: float,
+        x: Tensor,
+        y: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        made = rows.norm(kind, x, y, weight, bias, eps)
+        ctx.set_materialize_grads(False)
+        ctx.kind, ctx.eps, ctx.adds = kind, eps, y is not None
+        ctx.save_for_backward(made.sum, made.mean, made.by, weight, bias)
+        return (made.y, made.sum) if ctx.adds else made.y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, d_sum: Tensor | None = None) -> tuple[Any, ...]:
+        x, mean, by, weight, bias = ctx.saved_tensors
+        want_w, want_b = ctx.needs_input_grad[4:]
+        if dy is None:
+            return None, None, d_sum, d_sum if ctx.adds else None, None, None
+        if torch.is_grad_enabled():
+            dx, dw, db = _again(
+                lambda x, w, b: _plain_norm(ctx.kind, x, w, b, ctx.eps), (x, weight, bias), dy
+            )
+            dx = dx if d_sum is None or dx is None else dx + d_sum
+        else:
+            made = rows.Normed(x, x, mean, by)
+            dx, dw, db = rows.norm_backward(ctx.kind, dy, d_sum, made, weight, want_w, want_b)
+        return None, None, dx, dx if ctx.adds else None, dw, db
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, act: str, gate: Tensor, up: Tensor | None) -> Tensor:
+        ctx.act = act
+        ctx.save_for_backward(gate, up)
+        return rows.gate(act, gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *_again(lambda gate, up: plain_gated(gate, up, ctx.act), (gate, up), grads[0])
+        return None, *rows.gate_backward(ctx.act, grads[0], gate, up)
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cos: Tensor, sin: Tensor, pairing: str | Tensor, back: bool, *xs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.pairing, ctx.back = pairing, back
+        ctx.save_for_backward(cos, sin)
+        return tuple(rows.rotate(xs, cos, sin, pairing, back))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        there = [grad for grad in grads if grad is not None]
+        turned = iter(_Rotate.apply(cos, sin, ctx.pairing, not ctx.back, *there))  # type: ignore[no-untyped-call]
+        return None, None, None, None, *(None if grad is None else next(turned) for grad in grads)
+
+
+def _again(
+    run: Callable[..., Tensor], inputs: tuple[Tensor | None, ...], dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `run(*inputs)` through its own graph, so that they can be differentiated."""
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    grads = iter(torch.autograd.grad(run(*inputs), wanted, dy, create_graph=True))
+    return tuple(next(grads) if t is not None and t.requires_grad else None for t in inputs)

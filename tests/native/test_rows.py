@@ -1,0 +1,257 @@
+"""Norms, gates, rotations and cross entropy by the kernels, against their formulas in float64, forward and backward."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headway.native import rows
+from headway.nn import fused
+from headway.nn.fused import (
+    ACTIVATIONS,
+    Norm,
+    add_norm,
+    gated,
+    layer_norm,
+    plain_gated,
+    plain_rms_norm,
+    plain_rotate,
+    rms_norm,
+    rotate,
+)
+from tests.native.conftest import LEVELS, Use
+from tests.tolerance import assert_within_reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+SIZES = [(1, 1), (3, 7), (5, 16), (2, 33), (9, 64), (17, 129), (40, 515)]
+Run = Callable[..., Tensor | tuple[Tensor, ...] | list[Tensor]]
+EPS = 1e-5
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def results(run: Run, inputs: list[Tensor], dtype: torch.dtype, seed: int = 99) -> list[Tensor]:
+    """Outputs of `run`, and the gradients of its inputs for random gradients of the outputs."""
+    given = [t.to(dtype).detach().requires_grad_() for t in inputs]
+    found = run(*given)
+    outs = [found] if isinstance(found, Tensor) else list(found)
+    low = inputs[0].dtype
+    grads = [draw(*out.shape, seed=seed + i, dtype=low).to(dtype) for i, out in enumerate(outs)]
+    return [*outs, *torch.autograd.grad(outs, given, grads)]
+
+
+def assert_as_the_formula(fast: Run, plain: Run, inputs: list[Tensor], what: str) -> None:
+    """Within twice the error of the formula in the dtype of the inputs; what cancels in it is standard normal."""
+    dtype = inputs[0].dtype
+    got, exact, low = (
+        results(fast, inputs, dtype),
+        results(plain, inputs, torch.float64),
+        results(plain, inputs, dtype),
+    )
+    for i, (one, right, rough) in enumerate(zip(got, exact, low, strict=True)):
+        assert_within_reference(one, right, rough, f"{what}, tensor {i}", terms=1.0)
+
+
+def plain_norm(kind: Norm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return (
+        F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+        if kind == "layer"
+        else plain_rms_norm(x, weight, EPS, bias)
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: Norm) -> None:
+    use(level)
+    norm = {"rms": rms_norm, "layer": lambda x, w, e, b=None: layer_norm(x, w, b, e)}[kind]
+    for count, width in SIZES:
+        x, y, weight, bias = (
+            draw(*shape, seed=i, dtype=dtype)
+            for i, shape in enumerate(((count, width),) * 2 + ((width,),) * 2)
+        )
+        assert rows.runs(x, y, weight, bias)
+        what = f"{kind} {dtype} {count}x{width}"
+        assert_as_the_formula(
+            lambda x, w, b: norm(x, w, EPS, b),
+            lambda x, w, b: plain_norm(kind, x, w, b),
+            [x, weight, bias],
+            what,
+        )
+        assert_as_the_formula(
+            lambda x, w: norm(x, w, EPS), lambda x, w: plain_norm(kind, x, w, None), [x, weight], what
+        )
+
+        def added(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+            return plain_norm(kind, x + y, w, None), x + y
+
+        assert_as_the_formula(
+            lambda x, y, w: add_norm(kind, x, y, w, None, EPS), added, [x, y, weight], f"sum, {what}"
+        )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_gates(use: Use, threads: None, level: str, dtype: torch.dtype, act: str) -> None:
+    use(level)
+    for count, width in SIZES:
+        both = 3 * draw(count, 2 * width, seed=1, dtype=dtype)
+        inputs = list(both.chunk(2, -1))  # rows with a step
+        what = f"{act} {dtype} {count}x{width}"
+        assert_as_the_formula(
+            lambda g, u: gated(g, u, act), lambda g, u: plain_gated(g, u, act), inputs, what
+        )
+        assert_as_the_formula(
+            lambda g: gated(g, None, act), lambda g: plain_gated(g, None, act), inputs[:1], what
+        )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairing", ["halves", "adjacent", "pairs"])
+def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pairing: str) -> None:
+    use(level)
+    for size, dim, batch in ((2, 2, 1), (6, 7, 2), (16, 16, 1), (34, 40, 2), (64, 64, 2)):
+        partner: str | Tensor = pairing
+        if pairing == "pairs":
+            order = torch.randperm(size, generator=torch.Generator().manual_seed(size))
+            partner = torch.empty(size, dtype=torch.int64)
+            partner[order[::2]], partner[order[1::2]] = order[1::2], order[::2]
+            first = order[::2]
+        else:
+            first = torch.arange(size // 2) if pairing == "halves" else torch.arange(0, size, 2)
+        other = (
+            partner[first]
+            if isinstance(partner, Tensor)
+            else first + (size // 2 if pairing == "halves" else 1)
+        )
+        angle = 3 * draw(batch, 33, size // 2, seed=5, dtype=torch.float32)
+        cos, sin = torch.empty(batch, 33, size), torch.empty(batch, 33, size)
+        cos[..., first] = cos[..., other] = angle.cos()
+        sin[..., first], sin[..., other] = -angle.sin(), angle.sin()
+        q, k, v = (draw(2, 33, heads, dim, seed=heads, dtype=dtype).transpose(1, 2) for heads in (8, 3, 1))
+        v = v.contiguous()  # in another layout
+
+        def plain(*xs: Tensor) -> list[Tensor]:
+            return [plain_rotate(x, cos, sin, partner) for x in xs]  # noqa: B023
+
+        for some in ([q, k], [q], [q, k, v]):
+            what = f"{pairing} {size} of {dim}"
+            assert_as_the_formula(lambda *xs: rotate(xs, cos, sin, partner), plain, some, what)  # noqa: B023
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) -> None:
+    use(level)
+    for count, vocab in ((1, 1), (3, 7), (5, 16), (7, 33), (40, 1003)):
+        logits, bias = (5 * draw(*shape, seed=1, dtype=dtype) for shape in ((count, vocab), (vocab,)))
+        targets = torch.arange(count) % vocab
+        targets[::3] = -100
+        for b in (None, bias):
+            whole = logits.double() if b is None else logits.double() + b.double()
+            right = F.cross_entropy(whole, targets, ignore_index=-100, reduction="none")
+            onehot = F.one_hot(targets.clamp_min(0), vocab)
+            slope = (whole.softmax(-1) - onehot) * (targets != -100)[:, None]
+            hits, made = torch.empty(count, dtype=torch.bool), logits.clone()
+            losses = rows.cross_entropy(made, b, targets, False, hits)
+            assert torch.equal(made, logits)
+            assert torch.allclose(losses.double(), right, rtol=0, atol=4e-6)
+            assert torch.equal(hits, (whole.argmax(-1) == targets) & (targets != -100))
+            assert torch.equal(rows.cross_entropy(made, b, targets, True), losses)
+            assert bool(((made.double() - slope).abs() <= torch.finfo(dtype).eps * slope.abs() + 1e-6).all())
+
+
+def test_the_first_of_equal_logits_is_the_hit() -> None:
+    hits = torch.empty(2, dtype=torch.bool)
+    rows.cross_entropy(torch.tensor([[1.0, 3.0, 3.0]] * 2), None, torch.tensor([1, 2]), False, hits)
+    assert hits.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_no_number_stays_visible(use: Use, level: str) -> None:
+    use(level)
+    for dtype in DTYPES:
+        x = torch.zeros(1, 40, dtype=dtype)
+        x[0, 37] = torch.nan
+        assert rms_norm(x, torch.ones(40, dtype=dtype), EPS).isnan().all()
+        assert rows.cross_entropy(x.clone(), None, torch.tensor([0]), True).isnan().all()
+        for act in ACTIVATIONS:
+            assert torch.equal(gated(x, None, act).isnan(), x.isnan())
+
+
+def test_number_of_threads_changes_no_bit_of_a_row() -> None:
+    x, weight = draw(64, 515, seed=0, dtype=torch.float32), torch.ones(515)
+    before = torch.get_num_threads()
+    made = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        made.append(rms_norm(x, weight, EPS))
+    torch.set_num_threads(before)
+    assert torch.equal(*made)
+
+
+def runs_of_all() -> dict[str, tuple[Run, list[Tensor]]]:
+    x, y, weight = (
+        draw(*shape, seed=i, dtype=torch.float32) for i, shape in enumerate(((4, 6), (4, 6), (6,)))
+    )
+    cos, sin = torch.ones(4, 6) * 0.6, torch.tensor([-0.8, 0.8] * 3).expand(4, 6)
+    return {
+        "norm": (lambda x, w: rms_norm(x, w, EPS), [x, weight]),
+        "sum": (lambda x, y, w: add_norm("rms", x, y, w, None, EPS)[0], [x, y, weight]),
+        "gate": (lambda g, u: gated(g, u, "silu"), [x, y]),
+        "rotation": (lambda x: rotate([x.view(1, 1, 4, 6)], cos, sin, "adjacent")[0], [x]),
+    }
+
+
+@pytest.mark.parametrize("name", runs_of_all())
+def test_second_derivatives_are_those_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, inputs = runs_of_all()[name]
+
+    def second() -> list[Tensor]:
+        given = [t.clone().requires_grad_() for t in inputs]
+        out = run(*given)
+        assert isinstance(out, Tensor)
+        grads = torch.autograd.grad(out.sin().sum(), given, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), given))
+
+    fast = second()
+    monkeypatch.setattr(rows, "runs", lambda *tensors: False)
+    for got, right in zip(fast, second(), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)  # torch's own, in jvp
+@pytest.mark.parametrize("name", runs_of_all())
+def test_transforms_of_functions_see_the_formula(name: str) -> None:
+    run, inputs = runs_of_all()[name]
+    tangents = tuple(torch.ones_like(t) for t in inputs)
+    value, slope = torch.func.jvp(run, tuple(inputs), tangents)
+    assert torch.allclose(value, run(*inputs), rtol=1e-5, atol=1e-6)
+    assert slope.isfinite().all()
+    many = torch.func.vmap(run)(*(torch.stack((t, 2 * t)) for t in inputs))
+    assert torch.allclose(many[0], value, rtol=1e-5, atol=1e-6)
+
+
+def test_other_dtypes_run_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused.rows, "norm", None)
+    x = torch.randn(2, 8)
+    for given in (x.double(), x.half()):
+        assert rms_norm(given, torch.ones(8, dtype=given.dtype), EPS).dtype == given.dtype
+    assert rms_norm(x.bfloat16(), torch.ones(8), EPS).dtype == torch.float32
