@@ -21,12 +21,13 @@ FLOATS = torch.float32, torch.bfloat16
 
 
 def runs(*tensors: Tensor | None) -> bool:
-    """Whether the kernels take these: plain tensors of one of their dtypes, and nobody wants to see the operations
-    (a compiler, a transform of functions, forward-mode differentiation)."""
+    """Whether the kernels take these: plain tensors of one of their dtypes, not empty, and nobody wants to see the
+    operations (a compiler, a transform of functions, forward-mode differentiation)."""
     given = [t for t in tensors if t is not None]
     dtype = given[0].dtype
     return (
         dtype in FLOATS
+        and given[0].numel() > 0
         and all(type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu and t.dtype == dtype for t in given)
         and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()

@@ -59,7 +59,7 @@ def add_norm(
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
     for the backward. (Shazeer 2020.)"""
-    if not rows.runs(gate, up):
+    if not rows.runs(gate, up) or (up is None and act == "relu"):  # whose result says its slope
         return plain_gated(gate, up, act)
     if not _recorded(gate, up):
         return rows.gate(act, gate, up)

@@ -66,10 +66,10 @@ def activation_bytes(
                                                      L (2 e D H + 4 H), and L 2 e D K per source token;
                                                      L e D (2 K + H) more with global projections
           linear       L (e D H + w (H (2 D + 2) + K D) + ...)        see `_linear_bytes`
-        feed-forward   L 4 e F                       gate, its activation, up, their product
-          not gated    L 2 e F                       up and its activation
+        feed-forward   L 3 e F                       gate, up, and act(gate) up
+          not gated    L 2 e F                       up and its activation; e F fewer with ReLU, whose result says its
+                                                     input, unless it is dropped
           dropped      L e F                         more with activation_dropout
-                       with ReLU, whose result says its input, e F fewer, unless it is dropped and not gated
         dropout        e M for each sub-layer, e E for the embedding; e M more with final_dropout
         positions      what rotations keep that are trained, and stored scores: `PositionScheme.saved_bytes`
         head           its dense layer and norm
@@ -100,8 +100,8 @@ def activation_bytes(
         below = _stack_bytes(spec.encoder, source, batch, e, scores, gradient_checkpointing)
         found["encoder"] = sum(below.values())
         full = 1 if gradient_checkpointing else spec.layers
-        d, w = spec.head_dim, max(e, 4)
-        keys = 2 * e * d + spec.qk_norm * ((w + e) * d + w)
+        d = spec.head_dim
+        keys = 2 * e * d + spec.qk_norm * (e * d + 4)
         found["attention"] += spec.layers * batch * source * spec.kv_heads * keys
         if scores == "stored":
             found["scores"] += full * _score_bytes(spec, context, source, batch)
@@ -122,13 +122,13 @@ def _stack_bytes(
     sublayers = 2 + cross
     vectors = (h + spec.kv_heads) + cross * h
     norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
-    if spec.order == "parallel" and (spec.norm == "layer" or e >= 4):
+    if spec.order == "parallel":
         norms -= full * e * m
     if spec.order == "post":
         norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
     else:
         norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
-    norms += full * spec.qk_norm * vectors * ((w + e) * d + w)
+    norms += full * spec.qk_norm * vectors * (e * d + 4)
     if spec.embedding_norm:
         norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
@@ -143,7 +143,7 @@ def _stack_bytes(
     found["attention"] = tokens * full * attention
     found["scores"] = full * _score_bytes(spec, context, context, batch) if stored else 0
     relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
-    hidden = 4 - relu + drops if spec.gated else 2 - relu + drops * (1 + relu)
+    hidden = 3 + drops if spec.gated else 2 - relu + drops * (1 + relu)
     found["feed-forward"] = tokens * full * hidden * e * spec.hidden
     if spec.dropout:
         found["dropout"] = tokens * e * (m * (sublayers * full + spec.final_dropout) + spec.columns)
@@ -163,10 +163,8 @@ def _score_bytes(spec: ModelSpec, queries: int, keys: int, batch: int) -> int:
 
 
 def _norm_bytes(spec: ModelSpec, width: int, e: int) -> int:
-    """Of one norm of one token, with its result: "layer" keeps its input, mean and deviation; "rms" its input in
-    float32, the same rounded before the gain, and the root of its mean square."""
-    w = max(e, 4)
-    return (w + 2 * e) * width + w if spec.norm == "rms" else 2 * e * width + 2 * e
+    """Of one norm of one token, with its result: its input and the root of its mean square; "layer" its mean, too."""
+    return 2 * e * width + max(e, 4) * (1 + (spec.norm == "layer"))
 
 
 def _linear_bytes(spec: ModelSpec, e: int) -> int:
@@ -200,8 +198,7 @@ def _head_bytes(spec: ModelSpec, tokens: int, e: int, loss: Loss) -> tuple[int, 
     inner, kept = m, 0
     if head.task == "masked-lm" and head.dense is not None:
         inner = spec.columns
-        widened = spec.norm == "rms" and e < 4
-        kept = (head.dense != "relu" or widened) * e * inner + _norm_bytes(spec, inner, e)
+        kept = (head.dense != "relu") * e * inner + _norm_bytes(spec, inner, e)
     elif head.task in ("states", "embed", "classify"):
         kept = -e * m
     elif head.task == "tag":
