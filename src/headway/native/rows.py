@@ -21,18 +21,27 @@ FLOATS = torch.float32, torch.bfloat16
 
 
 def runs(*tensors: Tensor | None) -> bool:
-    """Whether the kernels take these: plain tensors of one of their dtypes, not empty, and nobody wants to see the
-    operations (a compiler, a transform of functions, forward-mode differentiation)."""
+    """Whether the kernels take these: not empty, of one of their dtypes, and nobody sees into the call (`visible`)."""
     given = [t for t in tensors if t is not None]
     dtype = given[0].dtype
     return (
         dtype in FLOATS
         and given[0].numel() > 0
-        and all(type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu and t.dtype == dtype for t in given)
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and torch.autograd.forward_ad._current_level < 0
+        and all(t.dtype == dtype for t in given)
+        and not visible(*given)
         and library() is not None
+    )
+
+
+def visible(*tensors: Tensor | None) -> bool:
+    """Whether operations on these must be torch's own: they are no plain tensors on the CPU, or somebody sees what is
+    done to them (a compiler, a dispatch mode, a transform of functions, forward-mode differentiation)."""
+    return (
+        any(t is not None and not (type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu) for t in tensors)
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
     )
 
 

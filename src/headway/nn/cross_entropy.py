@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headway.errors import DataError
 from headway.native import rows as native
+from headway.nn.products import forward_product, input_product
 
 IGNORE_INDEX = -100
 CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
@@ -68,13 +69,13 @@ class _FusedCrossEntropy(torch.autograd.Function):
             found = None if hits_N is None else hits_N[start : start + rows]
             gradient = want_h or want_w or want_b
             losses_N[start : start + rows], d_logits = _rows_entropy(
-                h @ weight_VM.T, bias_V, target, gradient, found
+                forward_product(h, weight_VM), bias_V, target, gradient, found
             )
             if grad_b is not None:
                 grad_b += d_logits.sum(0, dtype=exact)
             d_logits = d_logits.to(h.dtype)
             if grad_h is not None:
-                torch.mm(d_logits, weight_VM, out=grad_h[start : start + rows])
+                grad_h[start : start + rows] = input_product(d_logits, weight_VM)
             if grad_w is not None:
                 grad_w += d_logits.T @ h
         ctx.weight_dtype = weight_VM.dtype

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses, chunked_cross_entropy, fused_cross_entropy
+from headway.nn.products import linear
 
 SPARSE = 0.25
 
@@ -27,6 +27,10 @@ class Linear(nn.Linear):
     def matrix(self) -> Tensor:
         """W."""
         return self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        return linear(x, self.weight, self.bias)
 
 
 def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -> None:
@@ -67,7 +71,7 @@ class OutputLayer(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
-        return F.linear(x, self.matrix, self.bias)
+        return linear(x, self.matrix, self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"

@@ -1,0 +1,66 @@
+"""Products on oneDNN: against float64, forward and backward; and where torch's own path stays."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from headway.nn import products
+from headway.nn.products import FEW, linear
+from tests.tolerance import assert_within_reference
+
+SIZES = [((2, FEW // 2), 16, 32), ((FEW + 1,), 1, 1), ((FEW,), 33, 7), ((3, 5, 11), 257, 130)]
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(products, "_slow_mkl", lambda: True)
+
+
+def results(run: object, given: list[Tensor], dy: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    inputs = [t.detach().to(dtype).requires_grad_() for t in given]
+    assert callable(run)
+    y = run(*inputs)
+    return [y, *torch.autograd.grad(y, inputs, dy.to(dtype))]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_they_are_products_and_so_are_their_gradients(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape, inputs, outputs in SIZES:
+        x = torch.randn(*shape, 2 * inputs, generator=generator)[..., :inputs]
+        given = [x, torch.randn(outputs, inputs, generator=generator)]
+        given += [torch.randn(outputs, generator=generator)] * bias
+        dy = torch.randn(*shape, outputs, generator=generator)
+        exact, low = (results(F.linear, given, dy, dtype) for dtype in (torch.float64, torch.float32))
+        for got, right, rough in zip(results(linear, given, dy, torch.float32), exact, low, strict=True):
+            assert_within_reference(got, right, rough, f"{shape} {inputs} {outputs}")
+
+
+def test_second_derivatives_are_those_of_torch() -> None:
+    x, weight = torch.randn(FEW, 6, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+
+    def second(run: object) -> list[Tensor]:
+        assert callable(run)
+        grads = torch.autograd.grad(run(x, weight).square().sum(), (x, weight), create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), (x, weight)))
+
+    for got, right in zip(second(linear), second(F.linear), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-2)
+
+
+def test_few_rows_and_other_dtypes_and_who_looks_on_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_onednn", None)
+    weight = torch.randn(5, 6)
+    linear(torch.randn(FEW - 1, 6), weight)
+    linear(torch.randn(FEW, 6).double(), weight.double())
+    linear(torch.randn(FEW, 6).bfloat16(), weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(torch.randn(FEW, 6), weight).dtype == torch.bfloat16
+    with FlopCounterMode(display=False) as counter:
+        linear(torch.randn(FEW, 6), weight)
+    assert counter.get_total_flops() == 2 * FEW * 6 * 5
+    torch.func.vmap(lambda x: linear(x, weight))(torch.randn(2, FEW, 6))
