@@ -133,7 +133,9 @@ class DecodeStep:
         ]
         mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
         widen = self._products(self.x, wide, norm=first if last is None else last)
-        narrow = self._products(inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times)
+        narrow = self._products(
+            inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times
+        )
         if block.order == "pre":
             return [*attend, mixed, widen, narrow]
         return [*attend, widen, mixed, narrow]

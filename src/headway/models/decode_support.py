@@ -18,6 +18,7 @@ from headway.nn.mixers import SoftmaxMixer
 from headway.nn.quantized import QuantizedLinear
 from headway.positions import Rotary
 
+
 def unsupported_reason(model: Decoder, cache: DecoderCache) -> str | None:
     """Why steps of this model cannot be native calls; None if they can."""
     if library() is None:
