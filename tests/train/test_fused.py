@@ -1,0 +1,63 @@
+"""Training with fused operators, and with their formulas in torch's operations, on the text of this repository."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headway.data import Batch
+from headway.draw import keyed
+from headway.models import Decoder, ModelSpec, build
+from headway.native import rows
+from headway.nn import products
+from headway.train.optimizer import Optimizer
+from headway.train.tasks.base import Objective
+from headway.train.trainer import Trainer
+
+TEXT = torch.tensor(list((Path(__file__).parents[2] / "docs" / "log.md").read_bytes()))
+CONTEXT, BATCH = 96, 4
+
+
+class Bytes(Objective[Decoder]):
+    """Pieces of the text, drawn by (seed, step)."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def batches(self, step: int) -> list[Batch]:
+        noise = torch.Generator().manual_seed(keyed(self.seed, step))
+        starts = torch.randint(0, len(TEXT) - CONTEXT, (BATCH, 1), generator=noise)
+        ids = TEXT[starts + torch.arange(CONTEXT + 1)]
+        return [Batch({"ids": ids[:, :-1]}, ids[:, 1:])]
+
+
+def losses(seed: int, steps: int, dtype: torch.dtype) -> list[float]:
+    spec = ModelSpec.of("llama", vocab=256, width=64, layers=2, heads=4, kv_heads=2, hidden=176)
+    model = build(spec, seed=seed)
+    optimizer = Optimizer.single(model, torch.optim.AdamW(model.parameters(), 3e-3, fused=True))
+    trainer = Trainer(Bytes(seed), model, optimizer, clip=1.0, dtype=dtype)
+    return [trainer.step().loss or 0.0 for _ in range(steps)]
+
+
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "runs", lambda *tensors: False)
+    monkeypatch.setattr(products, "_slow_mkl", lambda: False)
+
+
+def test_in_float32_twenty_steps_have_the_losses_of_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = losses(0, 20, torch.float32)
+    plain(monkeypatch)
+    assert losses(0, 20, torch.float32) == pytest.approx(fused, rel=0, abs=1e-4)
+    assert fused[-1] < fused[0] - 1
+
+
+@pytest.mark.slow
+def test_in_bf16_two_hundred_steps_end_within_the_spread_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(seed: int) -> float:
+        return sum(losses(seed, 200, torch.bfloat16)[-20:]) / 20
+
+    fused = [end(seed) for seed in range(3)]
+    plain(monkeypatch)
+    formulas = [end(seed) for seed in range(3)]
+    spread = max(formulas) - min(formulas)
+    assert max(abs(a - b) for a, b in zip(fused, formulas, strict=True)) <= spread
