@@ -139,9 +139,9 @@ PRODUCTS = {
     *("nn/linear.py", "nn/products.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/cross_entropy.py"),
     "checkpoints/formats/meta.py",
 }
-"""Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that are put in its
-place, its fused loss, and the formulas that files of Meta's are checked by. `classic` is plain torch, too: the classes
-that the documents print."""
+"""Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that
+are put in its place, its fused loss, and the formulas that files of Meta's are checked by. `classic` is plain torch,
+too: the classes that the documents print."""
 
 
 def test_no_file_but_these_writes_such_a_product() -> None:

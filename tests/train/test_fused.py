@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.data import Batch
-from headway.draw import keyed
+from headway.data.order import keyed
 from headway.models import Decoder, ModelSpec, build
 from headway.native import rows
 from headway.nn import products
