@@ -1,9 +1,8 @@
 """headway's attention inside `transformers`: change one string, keep the stack.
 
-    import headway.integrations.transformers
     model = AutoModelForCausalLM.from_pretrained(ID, attn_implementation="headway")
 
-Importing this module registers two functions under the name "headway": `attention`, which a layer calls,
+Importing the package registers two functions under the name "headway": `attention`, which a layer calls,
 and `seen`, which stands where `transformers` would build a mask. `seen` reads the mask function that the
 model asks for back into a `Pattern` and describes the slots as `Tokens`; no tensor over (query, key) pairs
 is ever built. The indices of the tokens are slot numbers, so a window means what it means in
@@ -21,20 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from headway.attention import attend
 from headway.errors import BackendError
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.scores import SoftCap
 from headway.tokens import Tokens
-
-try:
-    from transformers import AttentionInterface, AttentionMaskInterface
-except ImportError as error:
-    raise ImportError(
-        "headway.integrations.transformers needs the package `transformers` (5.23 or newer), which cannot be "
-        'imported; pip install "headway[transformers]"'
-    ) from error
 
 NAME = "headway"
 

@@ -1,0 +1,19 @@
+"""headway inside `transformers`, for people who keep their stack.
+
+import headway.integrations.transformers                 attn_implementation="headway": its attention alone
+accelerate(model)                                        all that headway computes faster, in a loaded model
+restore(model)                                           the model as it was
+"""
+
+try:
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "headway.integrations.transformers needs the package `transformers` (5.23 or newer), which cannot be "
+        'imported; pip install "headway[transformers]"'
+    ) from error
+
+from headway.integrations.transformers.accelerate import Report, accelerate, restore
+from headway.integrations.transformers.interface import NAME, Seen, attention, declared, seen
+
+__all__ = ["NAME", "Report", "Seen", "accelerate", "attention", "declared", "restore", "seen"]

@@ -1,0 +1,186 @@
+"""A loaded model of `transformers` with what headway computes faster, and the same model again.
+
+    accelerate(model)                   attention, products of few rows, norms, feed-forwards, cross entropy, caches
+    accelerate(model, weights="int8")   and the blocks' weights in 8 or 4 bits
+    restore(model)                      as it was
+
+Modules stay who they are, with their parameters and hooks, under their names: a module that is known (`modules.TABLE`)
+and has just computed the same as what takes the place of its `forward` gets that in front of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from headway.errors import ConfigError
+from headway.integrations.transformers import attention_layers as layers
+from headway.integrations.transformers.caches import growing
+from headway.integrations.transformers.interface import NAME
+from headway.integrations.transformers.loss import output_forward
+from headway.integrations.transformers.modules import (
+    TOLERANCE,
+    code_of,
+    difference,
+    is_unchanged,
+    known,
+)
+from headway.integrations.transformers.products import QUANTISED, linear_forward, put, put_in, quantise
+from headway.models.quantize import weight_kind
+
+STATE = "_headway_accelerated"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `accelerate` has done.
+
+    Attributes:
+        taken: how many modules of each kind compute by headway now.
+        left: why modules compute as before, by their names; containers, and what is one operator of torch in any case,
+            are not listed.
+    """
+
+    taken: Mapping[str, int]
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{count:>6}  {kind}" for kind, count in self.taken.items()]
+        alike: dict[str, list[str]] = {}
+        for name, reason in self.left.items():
+            alike.setdefault(reason, []).append(name)
+        for reason, names in alike.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"  left  {names[0] or 'the model'}{more}: {reason}")
+        return "\n".join(lines)
+
+
+@dataclass
+class State:
+    """What `restore` needs to know: configs and their attention before, and which parameters were trained."""
+
+    attention: list[tuple[Any, str | None]] = field(default_factory=list)
+    trained: list[nn.Parameter] = field(default_factory=list)
+
+
+def accelerate(model: nn.Module, weights: str | None = None) -> Report:
+    """Has a model of `transformers` compute by headway, in place, and says what was taken and what was left.
+
+    Args:
+        model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
+        weights: "int8" (a scale for each output) or "int4" (one for each 32 inputs) for the linear layers of the
+            blocks: products use rounded weights, which lie beside the original ones. `state_dict`, `save_pretrained`
+            and `restore` have the originals; the model is frozen, and training is a ConfigError.
+    Raises ConfigError for a model that is accelerated already, and for other weights.
+    """
+    if STATE in model.__dict__:
+        raise ConfigError("the model is accelerated already; restore(model) first, to choose anew")
+    if weights is not None:
+        weight_kind(weights)
+    model.__dict__[STATE] = state = State()
+    taken: Counter[str] = Counter()
+    left: dict[str, str] = {}
+    _attention(model, state, taken, left)
+    outputs = {id(one.get_output_embeddings()) for one in _models(model)}
+    for name, module in model.named_modules():
+        row = known().get(code_of(module) or ())
+        if row is None:
+            if reason := _unknown(module):
+                left.setdefault(name, reason)
+            continue
+        if put_in(module) is not None:
+            left[name] = "its forward was replaced already"
+        elif not (found := difference(module, row)) <= TOLERANCE:
+            left[name] = f"{row.kind} that differs from ours by {found:.1g} of the largest number"
+        else:
+            is_output = row.forward is linear_forward and id(module) in outputs
+            put(module, output_forward if is_output else row.forward)
+            taken[row.kind] += 1
+            if is_output:
+                taken["cross entropy in chunks"] += 1
+            if weights is not None and row.forward is linear_forward and _in_blocks(name):
+                quantise(module, weights)
+                taken[f"product of {weights} weights"] += 1
+    if weights is not None:
+        state.trained = [p for p in model.parameters() if p.requires_grad]
+        model.requires_grad_(False)
+    for one in _models(model):
+        if hasattr(one, "_prepare_cache_for_generation"):
+            one.__dict__["_prepare_cache_for_generation"] = MethodType(_prepare_growing_cache, one)
+            taken["cache that grows in place"] += 1
+    return Report(dict(taken), left)
+
+
+def restore(model: nn.Module) -> None:
+    """The model as `accelerate` found it: the same modules, parameters, forwards and config.
+
+    Raises ConfigError for a model that is not accelerated."""
+    state = model.__dict__.pop(STATE, None)
+    if state is None:
+        raise ConfigError("the model is not accelerated, so there is nothing to restore")
+    ours = {row.forward for row in known().values()} | {output_forward}
+    for module in model.modules():
+        if put_in(module) in ours:
+            del module.__dict__["forward"]
+        module.__dict__.pop(QUANTISED, None)
+        module.__dict__.pop("_prepare_cache_for_generation", None)
+    for config, name in state.attention:
+        config._attn_implementation_internal = name
+    for parameter in state.trained:
+        parameter.requires_grad_(True)
+
+
+def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[str, str]) -> None:
+    """Sets the attention function of every config whose layers may all have it."""
+    by_config: dict[int, list[tuple[str, Any]]] = {}
+    for name, layer in layers.attention_layers(model).items():
+        by_config.setdefault(id(layer.config), []).append((name, layer))
+    for named in by_config.values():
+        reasons = {name: layers.unsupported_reason(layer) for name, layer in named}
+        refused = {name: reason for name, reason in reasons.items() if reason is not None}
+        if refused:
+            left |= {name: refused.get(name, "another layer of its config is left") for name, _ in named}
+            continue
+        config = named[0][1].config
+        state.attention.append((config, config._attn_implementation))
+        config._attn_implementation_internal = NAME
+        taken["attention"] += len(named)
+
+
+def _prepare_growing_cache(
+    self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any
+) -> None:
+    """`_prepare_cache_for_generation`, with layers that grow in place."""
+    given = {id(value) for value in model_kwargs.values()}
+    type(self)._prepare_cache_for_generation(self, generation_config, model_kwargs, *args)
+    for value in model_kwargs.values():
+        if isinstance(value, Cache) and id(value) not in given:
+            for cache in (getattr(value, "self_attention_cache", value),):
+                growing(cache)
+
+
+def _models(model: nn.Module) -> Iterator[Any]:
+    return (one for one in model.modules() if isinstance(one, PreTrainedModel))
+
+
+def _in_blocks(name: str) -> bool:
+    """Whether a module is part of one of a list of blocks."""
+    return any(part.isdigit() for part in name.split("."))
+
+
+def _unknown(module: nn.Module) -> str | None:
+    """Why a module that computes something of its own is left; None for containers and what is not worth naming."""
+    has_parts, owns = (
+        next(module.children(), None) is not None,
+        any(True for _ in module.parameters(recurse=False)),
+    )
+    if is_unchanged(module) or (has_parts and not owns) or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return None
+    return f"unknown class {type(module).__name__}"

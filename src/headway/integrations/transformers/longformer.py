@@ -1,0 +1,67 @@
+"""Longformer's attention on our kernels: `GlobalMixer` with the projections of a `LongformerSelfAttention`.
+
+(Beltagy et al. 2020, section 3.1.) Legend: B rows, N tokens, M width, H heads, D per head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.integrations.transformers.products import side_by_side
+from headway.nn import GlobalMixer, RotaryEmbedding, Scores
+from headway.nn.mixers import Call
+from headway.patterns import GlobalKeys, Window
+from headway.positions import NoPositions
+from headway.tokens import Tokens
+
+
+def longformer_forward(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor,
+    is_index_masked: Tensor | None = None,
+    is_index_global_attn: Tensor | None = None,
+    is_global_attn: bool | None = None,
+    output_attentions: bool = False,
+) -> tuple[Tensor, ...]:
+    """States [B, N, M] and a mask [B, N], below 0 on padding and above 0 on global tokens; (states [B, N, M],).
+
+    Weights, where they are asked for, are computed by the class itself: ours are never built."""
+    if output_attentions:
+        asked = is_index_masked, is_index_global_attn, is_global_attn, True
+        made: tuple[Tensor, ...] = type(self).forward(self, hidden_states, attention_mask, *asked)
+        return made
+    slots = torch.arange(hidden_states.shape[1], device=attention_mask.device)
+    index = torch.where(attention_mask < 0, -1, slots)
+    tokens = Tokens(index, is_global=attention_mask > 0 if is_global_attn else None)
+    if bool((index >= 0).all()):
+        tokens = Tokens(index, is_global=tokens.is_global, start=0)
+    mixer = GlobalMixer(Window.around(self.one_sided_attn_window_size) | GlobalKeys())
+    out = mixer.attend(Projected(self), hidden_states, Call(tokens, None, None, None, ()))
+    return (out.transpose(1, 2).flatten(2),)
+
+
+class Projected:
+    """What a mixer is given of a `LongformerSelfAttention` (`headway.nn.mixers.Projections`)."""
+
+    rotary, score = RotaryEmbedding(NoPositions(), 1), Scores()
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.dropout, self.training = module, module.dropout, module.training
+
+    def queries(self, x: Tensor, of_global: bool = False) -> Tensor:
+        """[B, H, N, D]."""
+        return self._heads(self.module.query_global(x) if of_global else self.module.query(x))
+
+    def keys_values(self, x: Tensor, of_global: bool = False) -> tuple[Tensor, Tensor]:
+        """[B, H, N, D] twice."""
+        m = self.module
+        k, v = side_by_side(x, (m.key_global, m.value_global) if of_global else (m.key, m.value))
+        return self._heads(k), self._heads(v)
+
+    def _heads(self, t: Tensor) -> Tensor:
+        made: Tensor = t.unflatten(-1, (self.module.num_heads, self.module.head_dim)).transpose(1, 2)
+        return made

@@ -1,0 +1,151 @@
+"""Cross entropy without its logits being held.
+
+In training an accelerated output layer returns `Logits`, which know of what they are the product and are computed when
+anybody looks at them. `torch.nn.functional.cross_entropy` does not look: it makes them for some tokens at a time
+(`headway.nn.cross_entropy`).
+
+Legend: B rows, T tokens, N = B T, M width, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from headway.integrations.transformers.products import linear_forward, quantised
+from headway.nn.cross_entropy import IGNORE_INDEX, chunked_cross_entropy, fused_cross_entropy
+
+Step = Callable[[Tensor], Tensor]
+
+ALIKE = frozenset(
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_cuda")
+)
+"""What the stand-in has of its own."""
+STEPS = frozenset({"float", "tanh", "div", "__truediv__", "mul", "__mul__", "add", "__add__"})
+"""What is done number by number, and remembered: a cap of the logits, a constant bias of the vocabulary."""
+VIEWS = frozenset({"view", "reshape"})
+SPARSE = 0.75
+"""Share of tokens with a target up to which the others' logits are left out."""
+
+
+def output_forward(self: nn.Linear, input: Tensor) -> Tensor:
+    """x W^T (+ b), [..., M] -> [..., V]: in training `Logits`."""
+    if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or input.dim() < 2:
+        return linear_forward(self, input)
+    if quantised(self) is not None or type(input) is not Tensor:
+        return linear_forward(self, input)
+    x, weight, bias = input, self.weight, cast(Tensor | None, self.bias)
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return Logits.of(x, weight, bias)
+
+
+class Logits(Tensor):
+    """Stands in for logits [..., V]: x W^T + b, and `steps` done to each of them. It has their shape and dtype, and
+    goes on standing in for what `STEPS` makes of it; everything else is done to the logits."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    steps: tuple[Step, ...]
+    found: Tensor | None
+
+    @staticmethod
+    def of(x: Tensor, weight: Tensor, bias: Tensor | None, steps: tuple[Step, ...] = ()) -> Logits:
+        """The logits of states x [..., M]; nothing is computed."""
+        with torch.no_grad():
+            one = x.new_zeros(len(weight))
+            for step in steps:
+                one = step(one)
+        made: Logits = torch.Tensor._make_subclass(Logits, one[:1].expand(*x.shape[:-1], len(weight)))
+        made.x, made.weight, made.bias, made.steps, made.found = x, weight, bias, steps, None
+        return made
+
+    def computed(self) -> Tensor:
+        """The logits, differentiable."""
+        if self.found is None:
+            self.found = self.raw(self.x)
+        return self.found
+
+    def raw(self, x: Tensor) -> Tensor:
+        """The logits of other states [..., M]."""
+        made = F.linear(x, self.weight, self.bias)
+        for step in self.steps:
+            made = step(made)
+        return made
+
+    def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+        """`torch.nn.functional.cross_entropy` of targets [N], "mean" or "sum"."""
+        target = target.masked_fill(target == ignore_index, IGNORE_INDEX)
+        x, wanted = self.x, target != IGNORE_INDEX
+        count = int(wanted.sum())
+        if 0 < count < SPARSE * len(target):
+            x, target = x[wanted], target[wanted]
+        with torch.autocast(x.device.type, enabled=False):
+            if all(step is Tensor.float for step in self.steps):
+                losses = fused_cross_entropy(x, self.weight, target, bias=self.bias)
+            else:
+                losses = chunked_cross_entropy(x, target, self.raw, len(self.weight))
+        return (losses.total / count if reduction == "mean" else losses.total).to(self.dtype)
+
+    def takes(self, other: Any) -> bool:
+        """Whether a step's other operand is the same for every token, and not trained."""
+        if not isinstance(other, Tensor):
+            return isinstance(other, int | float)
+        return type(other) is Tensor and not other.requires_grad and other.shape == (1, len(self.weight))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in ALIKE or func in (Tensor.size, Tensor.dim, Tensor.numel):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        name, (one, *rest) = getattr(func, "__name__", ""), args or (None,)
+        if isinstance(one, Logits) and not kwargs:
+            if name in STEPS and all(one.takes(item) for item in rest):
+                step = partial(_first, func, rest) if rest else func
+                return Logits.of(one.x, one.weight, one.bias, (*one.steps, step))
+            if name in VIEWS and _flat(rest, len(one.weight)):
+                return Logits.of(one.x.flatten(0, -2), one.weight, one.bias, one.steps)
+        if func is F.cross_entropy and isinstance(one, Logits) and one.dim() == 2:
+            asked = _asked(*rest, **kwargs)
+            if asked is not None:
+                return one.cross_entropy(*asked)
+        plain, named = tree_map_only(Logits, Logits.computed, (args, kwargs))
+        return func(*plain, **named)
+
+
+def _first(function: Callable[..., Tensor], rest: list[Any], x: Tensor) -> Tensor:
+    return function(x, *rest)
+
+
+def _flat(shape: list[Any], vocab: int) -> bool:
+    given = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+    return [*given] == [-1, vocab]
+
+
+def _asked(
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, int, str] | None:
+    """What `Logits.cross_entropy` is to be given for arguments of `torch.nn.functional.cross_entropy`; None where it
+    cannot compute them."""
+    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
+    if not plain or reduction not in ("mean", "sum") or target.dim() != 1 or target.is_floating_point():
+        return None
+    return target, ignore_index, reduction

@@ -1,0 +1,252 @@
+"""Modules of `transformers` that are known to be equal to ours: one table, by what a class computes.
+
+A class is known when its `forward` is, instruction for instruction, that of a class in the table: most families are
+copies of a few. What takes its place is put in only after both have computed the same from random numbers.
+
+Legend: M width, F hidden width.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from inspect import unwrap
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headway.integrations.transformers import operators
+from headway.integrations.transformers.longformer import longformer_forward
+from headway.integrations.transformers.products import linear_forward, put, side_by_side
+
+SEED = 0
+TOLERANCE = 1e-5
+ROWS, SAMPLE = 3, 64
+"""Tokens that are compared; outputs of a linear layer and hidden units of a feed-forward that are."""
+
+Sample = tuple[nn.Module, tuple[Any, ...]]
+"""A module in float32 and what it is called with."""
+
+
+class Known(NamedTuple):
+    """Classes (family.Name) that compute the same, what takes their `forward`'s place, and how both are compared."""
+
+    kind: str
+    classes: tuple[str, ...]
+    forward: Callable[..., Any]
+    sample: Callable[[Any, torch.Generator], Sample]
+
+
+def random_linear(like: nn.Linear, inputs: int, outputs: int, seed: torch.Generator) -> nn.Module:
+    """A layer of these sizes with random weights, on the CPU, with a bias where `like` has one."""
+    layer: nn.Module = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=like.bias is not None)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=seed) / inputs**0.5)
+    put(layer, linear_forward)
+    return layer
+
+
+def with_modules(module: nn.Module, modules: dict[str, nn.Module]) -> nn.Module:
+    """A copy of a module with these in the place of its own."""
+    made = copy.copy(module)
+    made.__dict__ = {**module.__dict__, "_modules": {**module._modules, **modules}}
+    return made
+
+
+# -- what takes the place of forward, under the names of arguments that each has ---------------------------------
+
+
+def llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    return operators.rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def gemma_norm(self: Any, x: Tensor) -> Tensor:
+    return operators.rms_norm_from_one(x, self.weight, self.eps)
+
+
+def gated_mlp(self: Any, x: Tensor) -> Tensor:
+    gate, up = side_by_side(x, (self.gate_proj, self.up_proj))
+    return self.down_proj(operators.gated(gate, up, self.act_fn))  # type: ignore[no-any-return]
+
+
+def fused_mlp(self: Any, hidden_states: Tensor) -> Tensor:
+    gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
+    return self.down_proj(operators.gated(gate, up, self.activation_fn))  # type: ignore[no-any-return]
+
+
+# -- what they are compared on -------------------------------------------------------------------------------------
+
+
+def norm_sample(module: Any, seed: torch.Generator) -> Sample:
+    one = copy.deepcopy(module).to("cpu", torch.float32)
+    return one, (torch.randn(ROWS, len(one.weight), generator=seed),)
+
+
+def gated_sample(module: Any, seed: torch.Generator) -> Sample:
+    width = module.gate_proj.in_features
+    layers: dict[str, nn.Module] = {
+        name: random_linear(getattr(module, name), inputs, outputs, seed)
+        for name, inputs, outputs in (
+            ("gate_proj", width, SAMPLE),
+            ("up_proj", width, SAMPLE),
+            ("down_proj", SAMPLE, width),
+        )
+    }
+    return with_modules(module, layers), (torch.randn(ROWS, width, generator=seed),)
+
+
+def fused_sample(module: Any, seed: torch.Generator) -> Sample:
+    width = module.gate_up_proj.in_features
+    layers: dict[str, nn.Module] = {
+        "gate_up_proj": random_linear(module.gate_up_proj, width, 2 * SAMPLE, seed),
+        "down_proj": random_linear(module.down_proj, SAMPLE, width, seed),
+    }
+    return with_modules(module, layers), (torch.randn(ROWS, width, generator=seed),)
+
+
+def longformer_sample(module: Any, seed: torch.Generator) -> Sample:
+    """Two heads and a window of 2 on either side; a row of two global tokens, and one of one that ends in padding."""
+    width, tokens = 2 * module.head_dim, 12
+    names = (f"{part}{of}" for of in ("", "_global") for part in ("query", "key", "value"))
+    layers: dict[str, nn.Module] = {
+        name: random_linear(getattr(module, name), width, width, seed) for name in names
+    }
+    small = with_modules(module, layers)
+    small.__dict__ |= {"num_heads": 2, "embed_dim": width, "one_sided_attn_window_size": 2}
+    mask = torch.zeros(2, tokens)
+    mask[0, [0, 7]], mask[1, 1], mask[1, -3:] = 1.0, 1.0, -1.0
+    return small, (torch.randn(2, tokens, width, generator=seed), mask, mask < 0, mask > 0, True)
+
+
+def linear_sample(module: nn.Linear, seed: torch.Generator) -> Sample:
+    """Some rows of its own weights."""
+    some = torch.randperm(module.out_features, generator=seed)[:SAMPLE].to(module.weight.device)
+    layer = nn.utils.skip_init(nn.Linear, module.in_features, len(some), bias=module.bias is not None)
+    with torch.no_grad():
+        for own, theirs in zip(layer.parameters(), module.parameters(), strict=True):
+            own.copy_(theirs[some])
+    return layer, (torch.randn(ROWS, module.in_features, generator=seed),)
+
+
+TABLE = (
+    Known("product", ("torch.Linear",), linear_forward, linear_sample),
+    Known("RMS norm", ("llama.LlamaRMSNorm",), llama_norm, norm_sample),
+    Known("RMS norm", ("gemma2.Gemma2RMSNorm",), gemma_norm, norm_sample),
+    Known("gated feed-forward", ("llama.LlamaMLP",), gated_mlp, gated_sample),
+    Known("gated feed-forward", ("phi3.Phi3MLP",), fused_mlp, fused_sample),
+    Known(
+        "windowed attention", ("longformer.LongformerSelfAttention",), longformer_forward, longformer_sample
+    ),
+)
+
+ATTENTION = (
+    "llama.LlamaAttention",
+    "mistral.MistralAttention",
+    "qwen2.Qwen2Attention",
+    "qwen3.Qwen3Attention",
+    "gemma2.Gemma2Attention",
+    "phi3.Phi3Attention",
+    "bert.BertSelfAttention",
+    "bert.BertCrossAttention",
+    "marian.MarianAttention",
+)
+"""Layers that give all that their attention depends on to the attention function of their config."""
+
+UNCHANGED = (
+    "torch.Embedding",
+    "torch.LayerNorm",
+    "torch.Dropout",
+    "torch.Tanh",
+    "torch.Identity",
+    "llama.LlamaRotaryEmbedding",
+)
+"""What is left and not worth naming: one operator of torch, or computed once for all layers."""
+
+
+def reference(name: str) -> type[nn.Module]:
+    """The class of `family.Name` in transformers, or `torch.Name`."""
+    family, _, cls = name.partition(".")
+    module = "torch.nn" if family == "torch" else f"transformers.models.{family}.modeling_{family}"
+    found: type[nn.Module] = getattr(importlib.import_module(module), cls)
+    return found
+
+
+Code = tuple[Any, ...]
+
+
+def code_of(module: nn.Module) -> Code | None:
+    """The instructions of its class's forward; None where that is no plain function."""
+    return _code(type(module).forward)
+
+
+def is_unchanged(module: nn.Module) -> bool:
+    """Whether a module is of `UNCHANGED`, or an activation, which is part of what calls it."""
+    if type(module).__module__ == "transformers.activations":
+        return True
+    return _code(unwrap(type(module).forward)) in {
+        _code(unwrap(reference(name).forward)) for name in UNCHANGED
+    }
+
+
+def _code(function: Any) -> Code | None:
+    code = getattr(function, "__code__", None)
+    if code is None or function.__closure__:
+        return None
+    constants = tuple(c for c in code.co_consts if c != function.__doc__ and not hasattr(c, "co_code"))
+    return code.co_code, code.co_names, constants
+
+
+@cache
+def known() -> Mapping[Code, Known]:
+    """The table by code."""
+    return {_need(name): row for row in TABLE for name in row.classes}
+
+
+@cache
+def codes(classes: tuple[str, ...]) -> frozenset[Code]:
+    """The codes of classes."""
+    return frozenset(map(_need, classes))
+
+
+def _need(name: str) -> Code:
+    code = _code(reference(name).forward)
+    assert code is not None, name
+    return code
+
+
+def difference(module: nn.Module, row: Known) -> float:
+    """The largest difference between a module and what is to take its place, over the largest number: of outputs
+    without and with gradient, and of the gradient of the input, in float32."""
+    seed = torch.Generator().manual_seed(SEED)
+    sample, (x, *others) = row.sample(module, seed)
+    sample.eval()
+    cls = type(module)
+    worst = 0.0
+    with torch.no_grad():
+        worst = relative(row.forward(sample, x, *others), cls.forward(sample, x, *others))
+    sides = []
+    with torch.enable_grad():
+        for forward in (row.forward, cls.forward):
+            given = x.clone().requires_grad_()
+            out = first(forward(sample, given, *others))
+            back = torch.randn(out.shape, generator=torch.Generator().manual_seed(SEED))
+            sides.append((out.detach(), torch.autograd.grad(out, given, back)[0]))
+    return max(worst, *(relative(a, b) for a, b in zip(*sides, strict=True)))
+
+
+def first(out: Any) -> Tensor:
+    """The output, of modules that return several."""
+    found: Tensor = out[0] if isinstance(out, tuple) else out
+    return found
+
+
+def relative(a: Any, b: Any) -> float:
+    """max |a - b| / max |b|; infinite where shapes or dtypes differ or a number is none."""
+    a, b = first(a), first(b)
+    if a.shape != b.shape or a.dtype != b.dtype or not bool(torch.isfinite(a).all()):
+        return float("inf")
+    return float((a - b).abs().max() / b.abs().max().clamp_min(torch.finfo(b.dtype).tiny))

@@ -1,0 +1,127 @@
+"""`accelerate` computes what the model computes, and `restore` gives back the model.
+
+Weights are drawn with standard deviation 0.3, so that attention is far from uniform. Two correct float32 computations
+of such a model differ by a few hundred roundings (6e-8 each): 1e-5 of the largest logit, and 1e-4 of the largest
+gradient of a tensor.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from headway.errors import ConfigError
+from headway.integrations.transformers import accelerate, restore
+
+LENGTH, VOCAB = 23, 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+WINDOWED = {"sliding_window": 5}
+PAIR = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    **{f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+       (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))},
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("ForCausalLM", GROUPED),
+    "Mistral": ("ForCausalLM", {**GROUPED, **WINDOWED}),
+    "Qwen2": ("ForCausalLM", {**GROUPED, **WINDOWED, "use_sliding_window": True, "max_window_layers": 1}),
+    "Qwen3": ("ForCausalLM", {**GROUPED, "head_dim": 8}),
+    "Gemma2": ("ForCausalLM", {**GROUPED, **WINDOWED, "head_dim": 8, "attn_logit_softcapping": 2.0}),
+    "Phi3": ("ForCausalLM", {**GROUPED, **WINDOWED}),
+    "Bert": ("ForMaskedLM", SIZES),
+    "Roberta": ("ForMaskedLM", {**SIZES, "pad_token_id": 0}),
+    "Longformer": ("ForMaskedLM", {**SIZES, "attention_window": 4}),
+    "Marian": ("MTModel", PAIR),
+}
+DECODERS = [name for name, (task, _) in FAMILIES.items() if task == "ForCausalLM"]
+
+
+def made(family: str) -> Any:
+    """A small model with random weights."""
+    task, sizes = FAMILIES[family]
+    model = getattr(transformers, family + task)(getattr(transformers, family + "Config")(**sizes))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def inputs(model: Any) -> dict[str, Tensor]:
+    """Two rows, one of which has padding on the left (on the right for encoders), and a target for most tokens."""
+    ids, mask = torch.randint(3, VOCAB, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
+    decoder = model.can_generate() and not model.config.is_encoder_decoder
+    mask[0, slice(0, 9) if decoder else slice(-9, None)] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[0, 9] = -100  # of a decoder: what padding would predict
+    given = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    if model.config.model_type == "longformer":
+        given["global_attention_mask"] = torch.zeros_like(mask).index_fill(1, torch.tensor([0, 3]), 1)
+    return given
+
+
+def run(model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss, logits without gradient, and gradients of a step in training mode."""
+    model.zero_grad()
+    dropout_free(model.train())
+    loss = model(**given).loss
+    loss.backward()
+    with torch.no_grad():
+        logits = model.eval()(
+            **{name: t for name, t in given.items() if name != "labels" or model.config.is_encoder_decoder}
+        )
+    return (
+        loss.detach(),
+        logits.logits,
+        {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+    )
+
+
+def dropout_free(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+
+
+def close(ours: Tensor, theirs: Tensor, share: float) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=share * float(theirs.abs().max()) + 1e-30)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
+    model = made(family)
+    given = inputs(model)
+    loss, logits, gradients = run(model, given)
+    report = accelerate(model)
+    assert not {name for name, reason in report.left.items() if "differs" in reason}, str(report)
+    own_loss, own_logits, own_gradients = run(model, given)
+    close(own_loss, loss, 1e-5)
+    real = given["attention_mask"].bool()
+    close(own_logits[real], logits[real], 1e-5)
+    assert own_gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        try:
+            close(own_gradients[name], gradient, 1e-4)
+        except AssertionError as e:
+            print(name, float(gradient.abs().max()), str(e)[-200:])
