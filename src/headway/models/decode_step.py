@@ -30,6 +30,7 @@ from headway.nn.linear import Linear
 from headway.nn.mixers import Mixer
 from headway.nn.norms import LayerNorm, RMSNorm
 from headway.nn.quantized import QuantizedLinear
+from headway.tokens import Tokens
 
 
 class DecodeStep:
@@ -86,18 +87,27 @@ class DecodeStep:
             not said."""
         batch, count = ids.shape
         tokens = self.cache.next_tokens(count, lengths)
-        rows = batch * count
+        self._run(self.model.model.embed(ids, tokens), tokens, len(self.ops))
+        return self.logits[: batch * count].view(batch, count, -1)
+
+    @torch.inference_mode()
+    def states(self, x: Tensor) -> Tensor:
+        """Embeddings [B, T, M] of the next tokens; what the last block makes of them, before the last norm."""
+        self._run(x, self.cache.next_tokens(x.shape[1]), len(self.ops) - 1)
+        return self.x[: x.shape[0] * x.shape[1]].view(x.shape).clone()
+
+    def _run(self, x: Tensor, tokens: Tokens, ops: int) -> None:
+        batch, count, _ = x.shape
         self._resize(batch, count)
-        self.x[:rows].view(batch, count, -1).copy_(self.model.model.embed(ids, tokens))
+        self.x[: batch * count].view(x.shape).copy_(x)
         for rotated in self._rotations.values():
             rotated.turn(tokens, batch)
         for past in self._pasts.values():
             past.place(tokens, batch)
         found = library()
         assert found is not None
-        if code := found.dll.headway_step(self.ops, ctypes.c_int64(len(self.ops)), ctypes.c_int64(threads())):
+        if code := found.dll.headway_step(self.ops, ctypes.c_int64(ops), ctypes.c_int64(threads())):
             raise BackendError(f"a native step of decoding failed: {c.ERRORS.get(code, code)}")
-        return self.logits[:rows].view(batch, count, -1)
 
     def _resize(self, batch: int, count: int) -> None:
         if self._shape == (batch, count):

@@ -32,7 +32,7 @@ from headway.integrations.transformers.modules import (
     is_unchanged,
     known,
 )
-from headway.integrations.transformers.products import QUANTISED, linear_forward, put, put_in, quantise
+from headway.integrations.transformers.products import linear_forward, put, put_in, quantise, take_back
 from headway.models.quantize import weight_kind
 
 STATE = "_headway_accelerated"
@@ -122,19 +122,17 @@ def restore(model: nn.Module) -> None:
     """The model as `accelerate` found it: the same modules, parameters, forwards and config.
 
     Raises ConfigError for a model that is not accelerated."""
-    state = model.__dict__.pop(STATE, None)
+    state = model.__dict__.get(STATE)
     if state is None:
         raise ConfigError("the model is not accelerated, so there is nothing to restore")
-    ours = {row.forward for row in known().values()} | {output_forward}
     for module in model.modules():
-        if put_in(module) in ours:
-            del module.__dict__["forward"]
-        module.__dict__.pop(QUANTISED, None)
+        take_back(module)
         module.__dict__.pop("_prepare_cache_for_generation", None)
     for config, name in state.attention:
         config._attn_implementation_internal = name
     for parameter in state.trained:
         parameter.requires_grad_(True)
+    del model.__dict__[STATE]
 
 
 def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[str, str]) -> None:
@@ -152,6 +150,10 @@ def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[s
         state.attention.append((config, config._attn_implementation))
         config._attn_implementation_internal = NAME
         taken["attention"] += len(named)
+        for _, layer in named:
+            if (forward := layers.rotary_forward(layer)) is not None and put_in(layer) is None:
+                put(layer, forward)
+                taken["rotary"] += 1
 
 
 def _prepare_growing_cache(

@@ -5,13 +5,25 @@ Legend: B rows, H query heads, K kv heads, T tokens, D per head.
 
 from __future__ import annotations
 
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.integrations.transformers.interface import Seen, attention
-from headway.integrations.transformers.modules import ATTENTION, SEED, TOLERANCE, code_of, codes, relative
+from headway.integrations.transformers.modules import (
+    ATTENTION,
+    SEED,
+    TOLERANCE,
+    code,
+    code_of,
+    codes,
+    relative,
+    rotary_codes,
+)
+from headway.integrations.transformers.operators import rotary
 from headway.patterns import Causal, Full, Pattern, Window
 from headway.tokens import Tokens
 
@@ -27,6 +39,30 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if (code := getattr(type(module).forward, "__code__", None)) and names <= {*code.co_names}
     }
+
+
+@cache
+def with_rotary(forward: FunctionType) -> FunctionType:
+    """The same function, with our rotation under the name of its own."""
+    names = {**forward.__globals__, "apply_rotary_pos_emb": rotary}
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
+def rotary_forward(layer: nn.Module) -> FunctionType | None:
+    """What takes the place of a known layer's forward so that queries and keys are rotated by us; None where its own
+    rotation is none, unknown or not equal to ours on random numbers."""
+    forward: Any = type(layer).forward
+    own = forward.__globals__.get("apply_rotary_pos_emb")
+    if code_of(layer) not in codes(ATTENTION) or own is None or code(own) not in rotary_codes():
+        return None
+    seed = torch.Generator().manual_seed(SEED)
+    q, k = (torch.randn(2, heads, TOKENS, 8, generator=seed) for heads in (4, 2))
+    angles = torch.randn(2, TOKENS, 4, generator=seed)
+    cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+    found = max(relative(a, b) for a, b in zip(rotary(q, k, cos, sin), own(q, k, cos, sin), strict=True))
+    return with_rotary(forward) if found <= TOLERANCE else None
 
 
 def unsupported_reason(layer: nn.Module) -> str | None:

@@ -180,24 +180,23 @@ Code = tuple[Any, ...]
 
 def code_of(module: nn.Module) -> Code | None:
     """The instructions of its class's forward; None where that is no plain function."""
-    return _code(type(module).forward)
+    return code(type(module).forward)
 
 
 def is_unchanged(module: nn.Module) -> bool:
     """Whether a module is of `UNCHANGED`, or an activation, which is part of what calls it."""
     if type(module).__module__ == "transformers.activations":
         return True
-    return _code(unwrap(type(module).forward)) in {
-        _code(unwrap(reference(name).forward)) for name in UNCHANGED
-    }
+    return code(unwrap(type(module).forward)) in {code(unwrap(reference(name).forward)) for name in UNCHANGED}
 
 
-def _code(function: Any) -> Code | None:
-    code = getattr(function, "__code__", None)
-    if code is None or function.__closure__:
+def code(function: Any) -> Code | None:
+    """The instructions of a plain function."""
+    found = getattr(function, "__code__", None)
+    if found is None or function.__closure__:
         return None
-    constants = tuple(c for c in code.co_consts if c != function.__doc__ and not hasattr(c, "co_code"))
-    return code.co_code, code.co_names, constants
+    constants = tuple(c for c in found.co_consts if c != function.__doc__ and not hasattr(c, "co_code"))
+    return found.co_code, found.co_names, constants
 
 
 @cache
@@ -213,9 +212,22 @@ def codes(classes: tuple[str, ...]) -> frozenset[Code]:
 
 
 def _need(name: str) -> Code:
-    code = _code(reference(name).forward)
-    assert code is not None, name
-    return code
+    found = code(reference(name).forward)
+    assert found is not None, name
+    return found
+
+
+@cache
+def rotary_codes() -> frozenset[Code | None]:
+    """The codes of functions that rotate as ours does."""
+    return frozenset(code(unwrap(rotation_of(family))) for family in ("llama", "phi3"))
+
+
+def rotation_of(family: str) -> Callable[..., Any]:
+    """The function of a family that rotates queries and keys."""
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    found: Callable[..., Any] = module.apply_rotary_pos_emb
+    return found
 
 
 def difference(module: nn.Module, row: Known) -> float:

@@ -23,12 +23,27 @@ from headway.native.linear import Matrix, linear, unsupported_reason
 from headway.nn import Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
-QUANTISED = "_headway_quantised"
+QUANTISED, PUT = "_headway_quantised", "_headway_put"
 
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Has `module` compute by `forward`, until `take_back`."""
     module.__dict__["forward"] = MethodType(forward, module)
+    module.__dict__[PUT] = forward
+
+
+def take_back(module: nn.Module) -> None:
+    """What `put` and `quantise` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
+    module.__dict__.pop(QUANTISED, None)
+    forward = module.__dict__.get(PUT)
+    if forward is None:
+        return
+    if put_in(module) is not forward:
+        raise ConfigError(
+            f"the forward of a {type(module).__name__} was replaced after the model was accelerated; undo that first "
+            "(of accelerate: unwrap_model(model, keep_fp32_wrapper=False))"
+        )
+    del module.__dict__["forward"], module.__dict__[PUT]
 
 
 def put_in(module: nn.Module) -> Callable[..., Any] | None:
