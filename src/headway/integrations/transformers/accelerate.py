@@ -33,6 +33,7 @@ from headway.integrations.transformers.modules import (
     known,
 )
 from headway.integrations.transformers.products import linear_forward, put, put_in, quantise, take_back
+from headway.integrations.transformers.steps import STEPS, stack_forward, unequal_reason
 from headway.models.quantize import weight_kind
 
 STATE = "_headway_accelerated"
@@ -115,6 +116,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
         if hasattr(one, "_prepare_cache_for_generation"):
             one.__dict__["_prepare_cache_for_generation"] = MethodType(_prepare_growing_cache, one)
             taken["cache that grows in place"] += 1
+            _steps(model, one.base_model, taken, left)
     return Report(dict(taken), left)
 
 
@@ -127,7 +129,8 @@ def restore(model: nn.Module) -> None:
         raise ConfigError("the model is not accelerated, so there is nothing to restore")
     for module in model.modules():
         take_back(module)
-        module.__dict__.pop("_prepare_cache_for_generation", None)
+        for name in (STEPS, "_prepare_cache_for_generation"):
+            module.__dict__.pop(name, None)
     for config, name in state.attention:
         config._attn_implementation_internal = name
     for parameter in state.trained:
@@ -154,6 +157,18 @@ def _attention(model: nn.Module, state: State, taken: Counter[str], left: dict[s
             if (forward := layers.rotary_forward(layer)) is not None and put_in(layer) is None:
                 put(layer, forward)
                 taken["rotary"] += 1
+
+
+def _steps(model: nn.Module, stack: Any, taken: Counter[str], left: dict[str, str]) -> None:
+    """Has the stack take steps of one token in one native call, where that gives the same."""
+    name = next((name for name, module in model.named_modules() if module is stack), "")
+    reason = unequal_reason(stack) if put_in(stack) is None else "its forward was replaced already"
+    if reason is None:
+        put(stack, stack_forward)
+        taken["step of one token in one native call"] += 1
+    else:
+        left[name] = reason
+        stack.__dict__.pop(STEPS, None)
 
 
 def _prepare_growing_cache(

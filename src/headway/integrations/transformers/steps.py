@@ -1,0 +1,227 @@
+"""Steps of one token as one native call, inside a model of `transformers`.
+
+The stack's forward is asked for one more token of each row; where its cache holds whole rows and its layers are those
+of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the cache
+shows what it keeps. Every other call is computed as before.
+
+Legend: B rows, S tokens so far, M width, K kv heads, D per head.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from headway.cache import DecoderCache, KVCache
+from headway.checkpoints.hf.config import spec_from_config, tensor_names
+from headway.checkpoints.hf.layouts import OWN_NAMES
+from headway.errors import HeadwayError
+from headway.integrations.transformers.caches import GrowingLayer
+from headway.integrations.transformers.modules import SEED, relative
+from headway.integrations.transformers.products import quantised
+from headway.models import Decoder, blank
+from headway.models.decode_step import DecodeStep, unsupported_reason
+from headway.nn import replace_linear
+
+STEPS = "_headway_steps"
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""How far two computations of a whole stack may differ, over the largest number, before one of them is another's: the
+roundings of some tens of layers."""
+SAMPLE = 5
+"""Tokens before the step that is compared."""
+
+
+class Steps:
+    """The decoder on a stack's weights, and what goes on with each cache. A copy of the model starts without."""
+
+    def __init__(self) -> None:
+        self.decoder: Decoder | None = None
+        self.weights: tuple[tuple[str, int], ...] = ()
+        self.live: WeakKeyDictionary[Cache, Live] = WeakKeyDictionary()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Steps:
+        return Steps()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Steps, ()
+
+
+class Live:
+    """A cache of transformers and ours of the same tokens, which it shows."""
+
+    def __init__(self, decoder: Decoder, cache: Any) -> None:
+        keys = cache.layers[0].keys
+        self.own: DecoderCache = decoder.make_cache(keys.shape[0], dtype=keys.dtype)
+        tokens = self.own.next_tokens(keys.shape[2])
+        for layer, theirs in zip(self.own.layers, cache.layers, strict=True):
+            assert isinstance(layer, KVCache)
+            layer.update(theirs.keys, theirs.values, tokens)
+        self.step = DecodeStep(decoder, self.own)
+        self.shown: list[Tensor] = []
+
+    def show(self, cache: Any) -> None:
+        """Has the cache of transformers hold what ours holds."""
+        count = self.own.lengths[0]
+        for layer, theirs in zip(self.own.layers, cache.layers, strict=True):
+            assert isinstance(layer, KVCache)
+            theirs.keys, theirs.values = (t.narrow(2, 0, count) for t in layer.tensors)
+        self.shown = [theirs.keys for theirs in cache.layers]
+
+    def is_of(self, cache: Any) -> bool:
+        """Whether nobody has changed the cache since."""
+        return all(a is b.keys for a, b in zip(self.shown, cache.layers, strict=True))
+
+
+def stack_forward(
+    self: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+    inputs_embeds: Tensor | None = None,
+    use_cache: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A `LlamaModel` and its like: a step by the kernels where it can be one."""
+    x = inputs_embeds
+    if _is_step(self, input_ids, x, attention_mask, position_ids, past_key_values, use_cache, kwargs):
+        live = _live(self, past_key_values)
+        if live is not None:
+            x = self.get_input_embeddings()(input_ids) if x is None else x
+            states = live.step.states(x)
+            live.show(past_key_values)
+            return BaseModelOutputWithPast(
+                last_hidden_state=self.norm(states), past_key_values=past_key_values
+            )
+    return type(self).forward(
+        self,
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        past_key_values=past_key_values,
+        inputs_embeds=inputs_embeds,
+        use_cache=use_cache,
+        **kwargs,
+    )
+
+
+def _is_step(
+    self: Any,
+    ids: Tensor | None,
+    x: Tensor | None,
+    mask: Any,
+    positions: Tensor | None,
+    cache: Any,
+    use_cache: bool | None,
+    others: dict[str, Any],
+) -> bool:
+    """Whether a call is for the next token of rows without padding, and for nothing else."""
+    given = ids if x is None else x
+    if type(cache) is not DynamicCache or use_cache is False or self.training or torch.is_grad_enabled():
+        return False
+    if (ids is None) == (x is None) or given is None or given.shape[1] != 1 or not given.is_cpu:
+        return False
+    if any(value not in (None, False) for name, value in others.items() if name != "return_dict"):
+        return False
+    if others.get("return_dict") is False or torch.is_autocast_enabled("cpu") or cache.offloading:
+        return False
+    if any(type(one) not in (DynamicLayer, GrowingLayer) for one in cache.layers):
+        return False
+    past = cache.get_seq_length()
+    if not past or len(cache.layers) != len(self.layers) or cache.layers[0].keys.shape[0] != given.shape[0]:
+        return False
+    if positions is not None and not bool((positions == past).all()):
+        return False
+    if mask is None:
+        return True
+    return isinstance(mask, Tensor) and mask.shape == (given.shape[0], past + 1) and bool(mask.all())
+
+
+def _live(self: Any, cache: Any) -> Live | None:
+    """What takes the steps of this cache; None where the model is no longer what it was."""
+    steps: Steps = self.__dict__[STEPS]
+    live = steps.live.get(cache)
+    if live is not None and live.is_of(cache):
+        return live
+    decoder = _decoder(self, steps)
+    if decoder is None:
+        return None
+    live = Live(decoder, cache)
+    if not live.step.fits(cache.layers[0].keys.shape[0], 1):
+        return None
+    steps.live[cache] = live
+    return live
+
+
+def _decoder(self: Any, steps: Steps) -> Decoder | None:
+    weights = tuple((name, p.data_ptr()) for name, p in self.named_parameters())
+    if any(m._forward_hooks or m._forward_pre_hooks for m in self.modules() if m is not self):
+        return None
+    if weights != steps.weights:
+        if steps.weights and [n for n, _ in weights] != [n for n, _ in steps.weights]:
+            return None
+        steps.decoder, steps.weights = decoder_of(self), weights
+    return steps.decoder
+
+
+def decoder_of(stack: Any) -> Decoder:
+    """A decoder whose blocks have the very weights of a stack. Raises HeadwayError where none computes the same."""
+    config = json.loads(stack.config.to_json_string(use_diff=True))
+    if tensor_names(config) is not OWN_NAMES:
+        raise HeadwayError(f"{type(stack).__name__} has other names")
+    with torch.device("meta"):
+        model = blank(spec_from_config(config))
+    assert isinstance(model, Decoder)
+    state = {f"model.{name}": t for name, t in stack.state_dict().items()}
+    if not model.spec.tied:
+        state["lm_head.weight"] = (
+            stack.get_input_embeddings().weight
+        )  # never multiplied with: the model has its own
+    with torch.no_grad():
+        model.load_state_dict(state, assign=True)
+
+    def kept(name: str, layer: nn.Module) -> nn.Module:
+        inside = stack.get_submodule(name.removeprefix("model.")) if name.startswith("model.") else None
+        found = None if inside is None else quantised(inside)
+        return layer if found is None else found
+
+    replace_linear(model, kept)
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def unequal_reason(stack: Any) -> str | None:
+    """Why a stack's steps cannot be native calls; None if they can, as shown by one on random tokens."""
+    if not hasattr(stack, "layers") or not hasattr(stack, "norm"):
+        return f"unknown class {type(stack).__name__}"
+    modes = [(module, module.training) for module in stack.modules()]
+    try:
+        steps = stack.__dict__[STEPS] = Steps()
+        stack.eval()
+        decoder = decoder_of(stack)
+        if reason := unsupported_reason(decoder, decoder.make_cache(1, dtype=stack.dtype)):
+            return f"steps of one token: {reason}"
+        seed = torch.Generator().manual_seed(SEED)
+        ids = torch.randint(stack.get_input_embeddings().num_embeddings, (2, SAMPLE + 1), generator=seed)
+        cache = DynamicCache(config=stack.config)
+        type(stack).forward(stack, input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
+        steps.decoder, steps.weights = decoder, tuple((n, p.data_ptr()) for n, p in stack.named_parameters())
+        if not _is_step(stack, ids[:, -1:], None, None, None, cache, True, {}):
+            return "steps of one token: its cache keeps less than whole rows"
+        ours = stack_forward(stack, input_ids=ids[:, -1:], past_key_values=cache, use_cache=True)
+        whole = type(stack).forward(stack, input_ids=ids, use_cache=False).last_hidden_state[:, -1:]
+        found = relative(ours.last_hidden_state, whole)
+    except HeadwayError as error:
+        return f"steps of one token: {error}"
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if stack.dtype not in CLOSE or not found <= CLOSE[stack.dtype]:
+        return f"steps of one token differ from ours by {found:.1g} of the largest number"
+    return None
