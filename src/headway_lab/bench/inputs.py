@@ -42,6 +42,7 @@ class Problem:
     bound       the limit that it is measured against (`measure.limit`)
     scale       factor on a side's time, where it did another amount of work
     unrelated   sides that solve another problem: their outputs are not compared
+    tolerance   how far outputs may be apart, where rounding alone does not say it (`measure.TOLERANCE`)
     notes       peers left out, and why
     """
 
@@ -50,6 +51,7 @@ class Problem:
     bound: str = "products"
     scale: dict[str, float] = field(default_factory=dict)
     unrelated: frozenset[str] = frozenset()
+    tolerance: float | None = None
     notes: list[str] = field(default_factory=list)
 
 

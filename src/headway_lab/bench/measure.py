@@ -145,7 +145,8 @@ def summarized(blank: Row, problem: Problem, samples: Samples, limit_name: str, 
 def drop_mismatches(problem: Problem, dtype: str, direction: str) -> None:
     """Remove the peers whose outputs are not ours, with a note."""
     ours = problem.sides[OURS]()
-    allowed = [TOLERANCE[dtype], *[2 * TOLERANCE[dtype]] * (len(ours) - 1)]
+    most = problem.tolerance or TOLERANCE[dtype]
+    allowed = [most, *[2 * most] * (len(ours) - 1)]
     for name in [n for n in problem.sides if n != OURS and n not in problem.unrelated]:
         apart = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
         if any(not a <= most for a, most in zip(apart, allowed, strict=True)):

@@ -140,12 +140,14 @@ def _notes(rows: Sequence[Row]) -> str:
 
 def _rates(rows: Sequence[Row]) -> str:
     several = len({row.machine.get("threads") for row in rows}) > 1
+    speeds = any("tokens_per_second" in row.extra for row in rows)
     body = [
         {
             "case": _starred(row),
             "dtype": {"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype),
             **({"threads": row.machine.get("threads")} if several else {}),
             "ms": row.ours_ms,
+            **({"tokens/s": row.extra.get("tokens_per_second")} if speeds else {}),
             "rate": f"{row.rate / 1e9:.4g} {'GB/s' if row.bound == 'reads' else 'GFLOP/s'}"
             if row.rate
             else "",

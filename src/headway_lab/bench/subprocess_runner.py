@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -156,3 +158,27 @@ def _stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)
     scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
     return F.softmax(scores.masked_fill(future, float("-inf")), -1) @ v
+
+
+def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.kwargs) -> int:
+    """Bytes that the second call of what `make` makes holds at its peak, beyond what this process had before: all that
+    was made, with what lies in memory between calls.
+
+    Raises UnsupportedCase where no peak can be forgotten: that is Linux's alone."""
+    torch.ones(256, 256) @ torch.ones(256, 256)  # libraries and threads
+    before = _forget_peak()
+    call = make(*args, **kwargs)
+    call()
+    gc.collect()
+    _forget_peak()
+    call()
+    return hardware.peak_rss() - before
+
+
+def _forget_peak() -> int:
+    """Begin a new peak at what is resident now, whose bytes are returned."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        raise UnsupportedCase(f"the peak of a process is not at hand here: {error}") from error
+    return hardware.peak_rss()

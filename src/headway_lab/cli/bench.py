@@ -1,95 +1,25 @@
-"""`headway bench attention | linear | memory`: what attention costs on this machine, beside its peers."""
+"""`headway bench attention | linear | memory | decode | prefill`: what attention and whole models cost on this machine,
+beside their peers."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from headway.cli import report_error
-from headway.cli._shared import (
-    BackendOption,
-    JsonOption,
-    ThreadsOption,
-    application,
-    note,
-    set_threads,
-    with_options,
-)
-from headway.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from headway_lab.bench.rows import Row
+from headway.cli._shared import application, note, with_options
+from headway.errors import ConfigError
+from headway_lab.cli.bench_run import DTYPES, CasesRun, ModelsRun, Run, check_choices
 
 app = application(
-    "What attention costs on this machine, beside its peers: docs/benchmarks.md says how it is measured."
+    "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is measured."
 )
 
 PassOption = Annotated[str | None, typer.Option("--pass", help="forward or forward+backward [default: both]")]
 
-DTYPES = ("float32", "bfloat16")
 PASSES = ("forward", "forward+backward")
 QUICK_SECONDS = 45.0
 """What --quick may take beyond starting and drawing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """How much is measured, and where the rows go."""
-
-    quick: Annotated[bool, typer.Option("--quick", help="a subset, within a minute")] = False
-    save: Annotated[
-        bool, typer.Option("--save", help="append to bench/results/DATE-CPU.jsonl, with machine and versions")
-    ] = False
-    json: JsonOption = False
-    threads: ThreadsOption = None
-
-    def show(self, rows: "Iterable[Row]", out: Path | None = None) -> int:
-        """Print the rows as they come (JSON) or together (a table), also where Ctrl-C ends them. The exit code is 1
-        where a peer gave another result than headway, or nothing could be measured."""
-        set_threads(self.threads)
-        from headway_lab.bench import rows as results
-        from headway_lab.bench.charts import draw
-        from headway_lab.bench.measure import mismatches
-
-        done: list[Row] = []
-        try:
-            for row in rows:
-                done.append(row)
-                if self.json:
-                    print(row.to_line(), flush=True)
-        finally:
-            if done and not self.json:
-                print(results.to_text(done), flush=True)
-            if done and self.save:
-                note(f"saved: {results.save(done)}")
-            if done and out is not None:
-                note("written: " + ", ".join(map(str, draw(done, out))))
-        wrong = mismatches(done)
-        if all(row.ours_ms is None for row in done):
-            wrong.append("nothing could be measured; each row says why")
-        for line in wrong:
-            report_error(line)
-        return 1 if wrong else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CasesRun(Run):
-    """A bench of cases in dtypes."""
-
-    case: Annotated[
-        list[str] | None, typer.Option("--case", help="only this case (repeatable); a wrong name lists them")
-    ] = None
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: each case's]"),
-    ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
-    backend: BackendOption = "auto"
-
-    def __post_init__(self) -> None:
-        check_choices("--dtype", self.dtype, DTYPES)
 
 
 @app.command()
@@ -167,19 +97,104 @@ def memory(
     return run.show(growth.memory(growths, run.dtype or (), run.backend, note), run.out)
 
 
+@app.command()
+@with_options
+def decode(
+    run: ModelsRun,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option("--rows", min=1, help="texts side by side (repeatable) [default: 1, 8, 16]"),
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=2, help="tokens that a step sees, its own with them")
+    ] = 512,
+) -> int:
+    """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
+    share of the bandwidth of reading; beside transformers and llama.cpp on the same weights."""
+    from headway_lab.bench import decode as bench
+    from headway_lab.bench.measure import QUICK, THOROUGH
+
+    request = bench.Request(
+        models=run.models(),
+        weights=run.kinds(("bf16", "int8", "int4")),
+        rows=rows or ((1, 8) if run.quick else (1, 8, 16)),
+        context=context,
+        effort=QUICK if run.quick else THOROUGH,
+    )
+    return run.show(bench.decode(request, note), run.out)
+
+
+@app.command()
+@with_options
+def prefill(
+    run: ModelsRun,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=2, help="of the prompt [default: 2048; 256 with --quick]")
+    ] = None,
+) -> int:
+    """Reading a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the register
+    peak; beside transformers and llama.cpp on the same weights."""
+    from headway_lab.bench import prefill as bench
+    from headway_lab.bench.measure import QUICK
+
+    request = bench.Request(
+        models=run.models(),
+        weights=run.kinds(("bf16", "int8")),
+        tokens=tokens or (256 if run.quick else 2048),
+        effort=QUICK if run.quick else bench.USUAL,
+    )
+    return run.show(bench.prefill(request, note), run.out)
+
+
+@app.command()
+@with_options
+def train(
+    run: Run,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", help="only this case (repeatable); a wrong name lists them [default: all but tiny]"
+        ),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: both]")
+    ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compiled/--no-compiled", help="beside the compiled model, too; that takes minutes"),
+    ] = True,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory/--no-memory", help="peak memory of every side, in processes of their own"),
+    ] = True,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None,
+) -> int:
+    """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
+    beside transformers, as it comes and compiled."""
+    from headway_lab.bench import train as bench
+    from headway_lab.bench.measure import QUICK
+    from headway_lab.bench.models import chosen
+
+    check_choices("--dtype", dtype, DTYPES)
+    usual = [name for name in bench.CASES if ("tiny" in name) == run.quick]
+    request = bench.Request(
+        cases=chosen(case, tuple(bench.CASES), usual, "case"),
+        dtypes=dtype or DTYPES,
+        peers=[
+            peer
+            for peer in (bench.EAGER, bench.COMPILED, bench.ALL_BF16)
+            if peer != bench.COMPILED or (compiled and not run.quick)
+        ],
+        memory=memory,
+        effort=QUICK if run.quick else bench.USUAL,
+    )
+    return run.show(bench.train(request, note), out)
+
+
 def passes(direction: str | None) -> tuple[str, ...]:
     """The passes that --pass names; both without it."""
     check_choices("--pass", direction and [direction], PASSES)
     return (direction,) if direction else PASSES
-
-
-def check_choices(option: str, given: Iterable[str] | None, values: tuple[str, ...]) -> None:
-    """Raises ConfigError for a value that is none of `values`."""
-    for value in given or ():
-        if value not in values:
-            raise ConfigError(
-                f"bench: {option} is {' or '.join(values)}, got {value!r}{did_you_mean(value, values)}"
-            )
 
 
 command = typer.main.get_command(app)

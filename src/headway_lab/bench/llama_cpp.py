@@ -1,0 +1,112 @@
+"""llama.cpp beside us, by llama-cpp-python: steps and prompts of a GGUF file.
+
+Legend: B rows, V vocab.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from headway_lab.bench.inputs import UnsupportedCase
+
+NAME = "llama.cpp"
+_called_by_c: list[Any] = []
+
+
+@cache
+def llama_cpp() -> Any:
+    """The bindings, made silent. Raises UnsupportedCase where they are not installed."""
+    try:
+        found = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise UnsupportedCase(
+            "llama-cpp-python is not installed; to build it for this processor: "
+            'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary llama-cpp-python "headway[peers]"'
+        ) from error
+    _called_by_c.append(found.llama_log_callback(lambda level, text, data: None))
+    found.llama_log_set(_called_by_c[0], ctypes.c_void_p(0))
+    found.llama_backend_init()
+    return found
+
+
+def system_info() -> str:
+    """Which instructions it was built with, as it says itself."""
+    text: str = llama_cpp().llama_print_system_info().decode()
+    return text.strip()
+
+
+class LlamaCpp:
+    """One model in llama.cpp, with room for `rows` texts of `context` tokens; as many threads as torch has.
+
+    Its own defaults but for those: weights mapped and, where it has faster forms of them, packed; keys and values in
+    fp16; flash attention where it thinks it best; prompts in pieces of 512 tokens.
+
+    Raises UnsupportedCase where the bindings are not installed or it refuses the file."""
+
+    def __init__(self, path: Path, rows: int, context: int) -> None:
+        c = self._c = llama_cpp()
+        self.rows, self.vocab = rows, 0
+        settings = c.llama_model_default_params()
+        settings.n_gpu_layers = 0
+        self._model = c.llama_model_load_from_file(str(path).encode(), settings)
+        if not self._model:
+            raise UnsupportedCase(f"it does not load {path.name}")
+        self.vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
+        shape = c.llama_context_default_params()
+        shape.n_ctx, shape.n_seq_max, shape.n_batch = rows * context, rows, max(context, rows)
+        shape.n_threads = shape.n_threads_batch = torch.get_num_threads()
+        self._context = c.llama_init_from_model(self._model, shape)
+        if not self._context:
+            raise UnsupportedCase(f"it makes no context of {rows} rows of {context} tokens")
+        self._memory = c.llama_get_memory(self._context)
+        self._batch = c.llama_batch_init(max(context, rows), 0, 1)
+        self._past = 0
+
+    def read(self, ids: Sequence[int]) -> Tensor:
+        """Reads a prompt into the first row, alone; logits [1, V] of the token after it."""
+        self._c.llama_memory_clear(self._memory, True)
+        self._fill([(token, place, 0, place == len(ids) - 1) for place, token in enumerate(ids)])
+        self._past = len(ids)
+        return self._logits(1)
+
+    def spread(self) -> None:
+        """What the first row has read, every row has."""
+        for row in range(1, self.rows):
+            self._c.llama_memory_seq_cp(self._memory, 0, row, -1, -1)
+
+    def step(self, token: int) -> Tensor:
+        """Logits [B, V] after this token behind every row; it is forgotten again."""
+        self._fill([(token, self._past, row, True) for row in range(self.rows)])
+        logits = self._logits(self.rows)
+        for row in range(self.rows):
+            self._c.llama_memory_seq_rm(self._memory, row, self._past, -1)
+        return logits
+
+    def _fill(self, tokens: list[tuple[int, int, int, bool]]) -> None:
+        """Computes (id, place, row, whether logits are wanted) of each."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, (token, place, row, wanted) in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, place
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, row, wanted
+        if code := self._c.llama_decode(self._context, batch):
+            raise UnsupportedCase(f"llama_decode failed with code {code}")
+
+    def _logits(self, count: int) -> Tensor:
+        found = self._c.llama_get_logits(self._context)
+        return torch.from_numpy(numpy.ctypeslib.as_array(found, (count, self.vocab)).copy())
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._c.llama_batch_free(self._batch)
+        self._c.llama_free(self._context)
+        self._c.llama_model_free(self._model)

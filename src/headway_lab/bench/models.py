@@ -1,0 +1,116 @@
+"""Whole models that are measured, with random weights, and the same weights in the hands of `transformers` and
+llama.cpp.
+
+Legend: V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway import hardware
+from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
+from headway.checkpoints.formats.gguf.blocks import BF16, Q4_0, Q8_0, BlockType
+from headway.checkpoints.formats.gguf.model import write_model
+from headway.models import Decoder, ModelSpec, build
+from headway.models.cost import weight_bytes
+from headway.models.quantize import quantize_model
+from headway.positions import Rotary
+from headway_lab.bench.cases import check_names
+from headway_lab.bench.inputs import UnsupportedCase
+from headway_lab.bench.transformers_layers import transformers
+
+
+def _llama(layers: int, width: int, heads: int, kv_heads: int, hidden: int, vocab: int) -> ModelSpec:
+    return ModelSpec.of(
+        "llama",
+        vocab=vocab,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        hidden=hidden,
+        tied=False,
+        positions=Rotary(10000.0, pairing="halves"),
+        trained_context=4096,
+    )
+
+
+DECODERS: Mapping[str, ModelSpec] = {
+    "tiny": _llama(layers=2, width=64, heads=4, kv_heads=2, hidden=128, vocab=512),
+    "32m": _llama(layers=8, width=512, heads=8, kv_heads=4, hidden=1408, vocab=8192),
+    "1.1b": _llama(layers=22, width=2048, heads=32, kv_heads=4, hidden=5632, vocab=32000),
+}
+"""LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
+
+WEIGHTS: Mapping[str, BlockType] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0}
+"""How weights are kept, and the type of GGUF that has as many bits: 16, 8 (llama.cpp 8.5), 4.5."""
+
+
+class Written:
+    """A model of `DECODERS` in a folder of its own, in bfloat16: read from there by whoever runs it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        check_names([name], tuple(DECODERS), "model")
+        self.name, self.spec, self.folder = name, DECODERS[name], folder
+        save_folder(folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
+
+    def ours(self, weights: str) -> Decoder:
+        """In headway; int8 has a scale for each output, int4 one for each 32 inputs, the output layer's too."""
+        model = load_model(self.folder / "hf")
+        if weights != "bf16":
+            quantize_model(model, weights, output=True)
+        return model
+
+    def transformers(self) -> Any:
+        """In transformers, as it comes. Raises UnsupportedCase where it is not installed."""
+        hf = transformers()
+        hf.utils.logging.disable_progress_bar()
+        return hf.AutoModelForCausalLM.from_pretrained(self.folder / "hf", dtype=torch.bfloat16).eval()
+
+    def gguf(self, weights: str) -> Path:
+        """As a file of llama.cpp."""
+        path = self.folder / f"{weights}.gguf"
+        if not path.exists():
+            held = load_folder(self.folder / "hf")
+            state, spec = change_pairing(held.tensors, held.spec, "adjacent")
+            write_model(path, spec, state, WEIGHTS[weights])
+        return path
+
+
+def check_memory(name: str) -> None:
+    """Raises UnsupportedCase where a model, its copy in transformers and its GGUF file do not fit into memory."""
+    needed, free = 4 * weight_bytes(DECODERS[name]), hardware.memory_available()
+    if needed > free:
+        raise UnsupportedCase(
+            f"{name} beside its peers takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available"
+        )
+
+
+@cache
+def ids_of(name: str, count: int) -> tuple[int, ...]:
+    """Random ids."""
+    noise = torch.Generator().manual_seed(count)
+    return tuple(torch.randint(DECODERS[name].vocab, (count,), generator=noise).tolist())
+
+
+def available(sides: Mapping[str, Callable[[], Any]], notes: list[str]) -> dict[str, Any]:
+    """What the functions make, of those that can; why others cannot goes into `notes`."""
+    found = {}
+    for name, make in sides.items():
+        try:
+            found[name] = make()
+        except UnsupportedCase as why:
+            notes.append(f"{name}: {why}")
+    return found
+
+
+def chosen(given: Sequence[str] | None, known: Iterable[str], usual: Sequence[str], what: str) -> list[str]:
+    """Those named, or the usual ones. Raises ConfigError for a name that does not exist."""
+    check_names(given or (), tuple(known), what)
+    return list(given or usual)

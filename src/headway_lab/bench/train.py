@@ -1,0 +1,228 @@
+"""The rows of `headway bench train`: a training step of a whole model, beside transformers.
+
+A step is forward, loss, backward, clipping and AdamW over the same rows of random ids, from the same weights; its
+learning rate is so low that every step is the same step. Its limit is the product in registers.
+
+Legend: B rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headway.checkpoints import save_folder
+from headway.data import Batch
+from headway.models import ModelSpec, build, catalog
+from headway.models.cost import parameter_count, prefill_flops
+from headway.nn import IGNORE_INDEX
+from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_workers
+from headway.train.optimizer import Optimizer, parameter_groups
+from headway.train.tasks.base import Objective
+from headway.train.text_config import TextConfig
+from headway.train.trainer import Trainer
+from headway_lab.bench.cases import FORWARD
+from headway_lab.bench.inputs import OURS, Problem, Side, UnsupportedCase
+from headway_lab.bench.measure import Effort, drop_mismatches, timed
+from headway_lab.bench.models import DECODERS, available
+from headway_lab.bench.rows import Row, machine
+from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
+from headway_lab.bench.transformers_layers import transformers
+
+EAGER, COMPILED, ALL_BF16 = "transformers", "compiled", "transformers all bf16"
+PEERS = {"float32": (EAGER, COMPILED), "bfloat16": (EAGER, COMPILED, ALL_BF16)}
+NAMES: Mapping[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
+APART = {"float32": 1e-4, "bfloat16": 5e-2}
+"""How far loss and norm of the gradient may be apart, relative: sums over the whole model."""
+
+LR = 1e-9
+FILLED = 0.15
+"""The share of its tokens that an encoder fills in."""
+FIRST_ID = 8
+"""Ids below may be special."""
+USUAL = Effort(repeats=7, least=3, seconds=90.0)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Rows of a model that a step trains on."""
+
+    name: str
+    spec: ModelSpec
+    rows: int
+    tokens: int
+
+    @property
+    def targets(self) -> int:
+        """Of each row."""
+        return self.tokens - 1 if self.spec.causal else int(FILLED * self.tokens)
+
+    @property
+    def flops(self) -> float:
+        """Products of a step: two of the backward for each of the forward; of the head for targets alone."""
+        return 3.0 * self.rows * prefill_flops(self.spec, self.tokens, self.targets)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Ids and targets [B, T]: the next ids, or some of them."""
+        noise = torch.Generator().manual_seed(0)
+        ids = torch.randint(FIRST_ID, self.spec.vocab, (self.rows, self.tokens), generator=noise)
+        targets = torch.full_like(ids, IGNORE_INDEX)
+        if self.spec.causal:
+            targets[:, :-1] = ids[:, 1:]
+        else:
+            places = torch.rand(ids.shape, generator=noise).topk(self.targets).indices
+            targets.scatter_(1, places, ids.gather(1, places))
+        return ids, targets
+
+
+def _undropped(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
+
+
+BERT = _undropped(catalog.spec("bert-base-uncased"))
+LONGFORMER = _undropped(
+    ModelSpec.of("longformer", vocab=50265, width=768, layers=12, heads=12, kv_heads=12, hidden=3072)
+)
+CASES = {
+    case.name: case
+    for case in (
+        Case(name="tiny-2x64", spec=DECODERS["tiny"], rows=2, tokens=64),
+        Case(name="32m-8x512", spec=DECODERS["32m"], rows=8, tokens=512),
+        Case(name="32m-1x4096", spec=DECODERS["32m"], rows=1, tokens=4096),
+        Case(name="bert-base-8x512", spec=BERT, rows=8, tokens=512),
+        Case(name="longformer-base-1x4096", spec=LONGFORMER, rows=1, tokens=4096),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be measured: each of these cases in each of these dtypes beside each of these peers."""
+
+    cases: Sequence[str]
+    dtypes: Sequence[str]
+    peers: Sequence[str]
+    memory: bool = True
+    effort: Effort = USUAL
+
+
+def train(request: Request, say: Say) -> Iterator[Row]:
+    """Row by row, as they are measured."""
+    for name in request.cases:
+        case = CASES[name]
+        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+            save_folder(Path(folder) / "hf", build(case.spec, seed=0))
+            for dtype in request.dtypes:
+                peers = [peer for peer in PEERS[dtype] if peer in request.peers]
+                say(f"{name} {dtype}: {', '.join([OURS, *peers])}")
+                yield measured(case, dtype, peers, Path(folder) / "hf", request)
+
+
+def measured(case: Case, dtype: str, peers: Sequence[str], folder: Path, request: Request) -> Row:
+    """One row: products over time, tokens per second and peak memory of every side."""
+    row = Row("train", case.name, dtype, machine=machine("auto"))
+    makers = {peer: partial(step, case, dtype, peer, folder) for peer in peers}
+    problem = Problem({OURS: step(case, dtype, OURS, folder)}, case.flops, tolerance=APART[dtype])
+    problem.sides |= available(makers, problem.notes)
+    drop_mismatches(problem, dtype, FORWARD)
+    row = timed(row, problem, request.effort)
+    assert row.ours_ms is not None
+    tokens = case.rows * case.tokens
+    row.extra.update(
+        tokens_per_second=tokens / row.ours_ms * 1e3,
+        peers_tokens_per_second={side: tokens / ms * 1e3 for side, ms in row.peers.items()},
+        flops=case.flops,
+    )
+    if request.memory:
+        peaks = {side: _peak(case, dtype, side, folder) / 2**20 for side in (OURS, *row.peers)}
+        row.extra.update(ours_mib=peaks.pop(OURS), peers_mib=peaks)
+    return row
+
+
+def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
+    """Bytes that training holds at its peak, weights and all, in a process of its own."""
+    with SubprocessRunner({}) as runner:
+        return runner.call(peak_of, step, case, dtype, side, folder)
+
+
+def step(case: Case, dtype: str, side: str, folder: Path) -> Side:
+    """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each."""
+    if side == OURS:
+        return ours(case, dtype)
+    return of_transformers(case, dtype, side, folder)
+
+
+class Same(Objective[Any]):
+    """The same micro batches in every step."""
+
+    def __init__(self, case: Case, rows: int) -> None:
+        ids, targets = case.batch()
+        parts = zip(ids.split(rows), targets.split(rows), strict=True)
+        self.parts = [Batch({"ids": some}, wanted) for some, wanted in parts]
+
+    def batches(self, step: int) -> Sequence[Batch]:
+        return self.parts
+
+
+def ours(case: Case, dtype: str) -> Side:
+    """What `headway train` does in a step, with its defaults."""
+    config = TextConfig(
+        data="none", context=case.tokens, batch_tokens=case.rows * case.tokens, dtype=NAMES[dtype], lr=LR
+    )
+    model, kind = build(case.spec, seed=0), DTYPES[NAMES[dtype]]
+    workers = int(choose_workers(config, case.spec, parameter_count(case.spec) * kind.itemsize).what)
+    pool = MicrobatchPool(workers)
+    optimizer = Optimizer.of(parameter_groups(model), config, pool)
+    objective = Same(case, -(-case.rows // workers))
+    trainer = Trainer(objective, model, optimizer, clip=config.clip, dtype=kind, pool=pool)
+
+    def side() -> Sequence[Tensor]:
+        with pool:
+            stats = trainer.step()
+        assert stats.loss is not None
+        return torch.tensor([[stats.loss]]), torch.tensor([[stats.grad_norm]])
+
+    return side
+
+
+def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
+    """The step of a training loop in torch around its model: fp32 weights, under autocast in bf16 ("transformers", as
+    Trainer does with bf16=True), the same compiled, or all weights in bf16, which have no fp32 weights to be added to.
+
+    Raises UnsupportedCase where transformers is not installed."""
+    hf = transformers()
+    hf.utils.logging.disable_progress_bar()
+    auto = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM
+    weights = torch.bfloat16 if side == ALL_BF16 else torch.float32
+    model = auto.from_pretrained(folder, dtype=weights).train()
+    run = torch.compile(model) if side == COMPILED else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+    ids, targets = case.batch()
+    labels = ids if case.spec.causal else targets
+    cast = dtype == "bfloat16" and weights == torch.float32
+
+    def step() -> Sequence[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16) if cast else nullcontext():
+            loss = run(input_ids=ids, labels=labels).loss
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach().float().view(1, 1), norm.float().view(1, 1)
+
+    if side == COMPILED:
+        try:
+            step()
+        except Exception as error:  # a compiler may raise anything
+            raise UnsupportedCase(f"it does not compile here: {str(error).splitlines()[0]}") from error
+    return step

@@ -1,0 +1,113 @@
+"""What the commands of `headway bench` share: their options, how rows are shown, and the exit code."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli import report_error
+from headway.cli._shared import BackendOption, JsonOption, ThreadsOption, note, set_threads
+from headway.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from headway_lab.bench.rows import Row
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How much is measured, and where the rows go."""
+
+    quick: Annotated[bool, typer.Option("--quick", help="a subset, within a minute")] = False
+    save: Annotated[
+        bool, typer.Option("--save", help="append to bench/results/DATE-CPU.jsonl, with machine and versions")
+    ] = False
+    json: JsonOption = False
+    threads: ThreadsOption = None
+
+    def show(self, rows: "Iterable[Row]", out: Path | None = None) -> int:
+        """Print the rows as they come (JSON) or together (a table), also where Ctrl-C ends them. The exit code is 1
+        where a peer gave another result than headway, or nothing could be measured."""
+        set_threads(self.threads)
+        from headway_lab.bench import rows as results
+        from headway_lab.bench.charts import draw
+        from headway_lab.bench.measure import mismatches
+
+        done: list[Row] = []
+        try:
+            for row in rows:
+                done.append(row)
+                if self.json:
+                    print(row.to_line(), flush=True)
+        finally:
+            if done and not self.json:
+                print(results.to_text(done), flush=True)
+            if done and self.save:
+                note(f"saved: {results.save(done)}")
+            if done and out is not None:
+                note("written: " + ", ".join(map(str, draw(done, out))))
+        wrong = mismatches(done)
+        if all(row.ours_ms is None for row in done):
+            wrong.append("nothing could be measured; each row says why")
+        for line in wrong:
+            report_error(line)
+        return 1 if wrong else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasesRun(Run):
+    """A bench of cases in dtypes."""
+
+    case: Annotated[
+        list[str] | None, typer.Option("--case", help="only this case (repeatable); a wrong name lists them")
+    ] = None
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option("--dtype", help="float32 or bfloat16 (repeatable) [default: each case's]"),
+    ] = None
+    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
+    backend: BackendOption = "auto"
+
+    def __post_init__(self) -> None:
+        check_choices("--dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsRun(Run):
+    """A bench of whole decoders, with weights kept in several ways."""
+
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", help="tiny, 32m or 1.1b (repeatable) [default: 32m and 1.1b; 32m with --quick]"
+        ),
+    ] = None
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weights", help="bf16, int8 or int4 (repeatable) [default: all that apply]"),
+    ] = None
+    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None
+
+    def models(self) -> list[str]:
+        """The models that are named, or the usual ones."""
+        from headway_lab.bench.models import DECODERS, chosen
+
+        return chosen(self.model, DECODERS, ("32m",) if self.quick else ("32m", "1.1b"), "model")
+
+    def kinds(self, usual: tuple[str, ...]) -> list[str]:
+        """The weights that are named, or the usual ones."""
+        from headway_lab.bench.models import WEIGHTS, chosen
+
+        return chosen(self.weights, WEIGHTS, usual, "kind of weights")
+
+
+def check_choices(option: str, given: Iterable[str] | None, values: tuple[str, ...]) -> None:
+    """Raises ConfigError for a value that is none of `values`."""
+    for value in given or ():
+        if value not in values:
+            raise ConfigError(
+                f"bench: {option} is {' or '.join(values)}, got {value!r}{did_you_mean(value, values)}"
+            )
