@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all mutants check bench clean
+.PHONY: help install demo test test-all peers mutants check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,9 +19,10 @@ help:
 	@echo "make demo      train a small model, sample from it, show why to trust it (writes runs/demo)"
 	@echo "make test      the tests, within 10 minutes on 2 cores"
 	@echo "make test-all  every test, the slow ones too, then the demo; a skipped test fails"
+	@echo "make peers     what llama.cpp, built here for this processor (20 minutes), makes of our files"
 	@echo "make mutants   break the code in many places, one at a time: a test must fail each time"
 	@echo "make check     lint, format, types, floors"
-	@echo "make bench     measure attention on this machine"
+	@echo "make bench     measure attention and whole models on this machine, beside what is installed"
 
 # A stamp is younger than what it was made from, so that a second run starts at once.
 $(VENV)/pyvenv.cfg:
@@ -39,6 +40,11 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt hatch_build.py | $(VENV)
 $(VENV)/.installed-all: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test,conformance]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
+# One job: its largest sources take a GiB of memory each.
+$(VENV)/.installed-peers: pyproject.toml constraints.txt | $(VENV)/.installed-test
+	CMAKE_ARGS="-DGGML_NATIVE=ON" CMAKE_BUILD_PARALLEL_LEVEL=1 $(PIP) --no-binary llama-cpp-python -e ".[test,peers]"
+	@touch $@
 
 $(VENV)/.installed-check: pyproject.toml constraints.txt hatch_build.py | $(VENV)/pyvenv.cfg
 	$(PIP) -e ".[test,check]"
@@ -62,6 +68,9 @@ test-all: $(VENV)/.installed-all $(VENV)/.native
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --slow --no-skips
 	$(BIN)/headway demo
 
+peers: $(VENV)/.installed-peers $(VENV)/.native
+	$(ONE_THREAD) $(BIN)/python -m pytest --peers --no-skips
+
 mutants: $(VENV)/.installed-test $(VENV)/.native
 	$(BIN)/python tests/mutants -j $(WORKERS)
 
@@ -74,6 +83,9 @@ check: $(VENV)/.installed-check
 bench: $(VENV)/.installed $(VENV)/.native
 	$(BIN)/headway bench attention
 	$(BIN)/headway bench memory
+	$(BIN)/headway bench decode
+	$(BIN)/headway bench prefill
+	$(BIN)/headway bench train
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -29,6 +29,7 @@ settings.register_profile("explore", settings.get_profile("thorough"), derandomi
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too, and hypothesis for longer")
+    parser.addoption("--peers", action="store_true", help="run the tests that ask llama.cpp, and no others")
     parser.addoption("--no-skips", action="store_true", help="a skipped test fails, with its reason")
 
 
@@ -52,12 +53,16 @@ def stale_levels() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
+    def wanted(item: pytest.Item) -> bool:
+        peers, slow = (item.get_closest_marker(name) is not None for name in ("peers", "slow"))
+        return (
+            peers if config.getoption("--peers") else not peers and (config.getoption("--slow") or not slow)
+        )
+
+    left_out = [item for item in items if not wanted(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if wanted(item)]
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:

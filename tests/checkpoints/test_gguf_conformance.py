@@ -95,13 +95,15 @@ def test_we_read_the_gguf_package_s_files(tmp_path):
     assert gguf.GGUFReader(tmp_path / "2.gguf").fields["a"].contents() == [1.5, 2.5]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0", "q4_0"])
 def test_llama_cpp_runs_our_files(tmp_path, dtype):
     """Logits within what bfloat16 costs: twice the distance of our own bfloat16 from float32; the same ids of any text.
 
     q8_0 and q4_0 products have activations in int8 there: their error is bounded by that of 8 bits, 2^-7 of the largest
     logit."""
-    llama = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, of the extra conformance")
+    import llama_cpp as llama
+
     home = data_path("weights/stories260K")
     tokenizer = Tokenizer.load(home / "tok512.bin")
     path = tmp_path / "m.gguf"

@@ -49,7 +49,7 @@ DECODERS: Mapping[str, ModelSpec] = {
 """LLaMAs by their size: "1.1b" is TinyLlama's, "32m" trains here, "tiny" tries things out."""
 
 WEIGHTS: Mapping[str, BlockType] = {"bf16": BF16, "int8": Q8_0, "int4": Q4_0}
-"""How weights are kept, and the type of GGUF that has as many bits: 16, 8 (llama.cpp 8.5), 4.5."""
+"""How weights are kept, and the type of GGUF that has as many bits: 16, 8.5 and 4.5."""
 
 
 class Written:
@@ -61,7 +61,7 @@ class Written:
         save_folder(folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
 
     def ours(self, weights: str) -> Decoder:
-        """In headway; int8 has a scale for each output, int4 one for each 32 inputs, the output layer's too."""
+        """In headway; quantised as `headway quantize` does, the output layer too."""
         model = load_model(self.folder / "hf")
         if weights != "bf16":
             quantize_model(model, weights, output=True)

@@ -1,0 +1,185 @@
+"""Whole models beside their peers: the same weights, the same work, the same results."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway import hardware
+from headway.cli import run
+from headway.errors import ConfigError
+from headway.models import ModelSpec, build, cost
+from headway.nn import Linear
+from headway_lab.bench import decode, llama_cpp, prefill, train
+from headway_lab.bench.inputs import OURS, UnsupportedCase
+from headway_lab.bench.measure import Effort, difference
+from headway_lab.bench.models import DECODERS, WEIGHTS, Written, check_memory, ids_of
+from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
+
+ONCE = Effort(repeats=1, least=1, sample=0.0)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the bindings are not installed."""
+
+    def missing() -> Any:
+        raise UnsupportedCase("llama-cpp-python is not installed")
+
+    monkeypatch.setattr(llama_cpp, "llama_cpp", missing)
+
+
+def test_a_step_reads_every_weight_once_and_of_the_embedding_its_rows(tmp_path: Path) -> None:
+    written = Written("tiny", tmp_path)
+    model, spec = written.ours("bf16"), DECODERS["tiny"]
+    for rows in (1, 4):
+        expected = cost.weight_bytes_read(spec, torch.bfloat16, rows)
+        expected += cost.kv_bytes_read(spec, 48, torch.bfloat16, rows)
+        assert decode.step_bytes(model, 48, rows) == expected
+    bits = {"int8": 8.5, "int4": 4.5}
+    matrices = cost.matrix_weights(spec) + spec.vocab * spec.width
+    factors = 4 * sum(m.out_features for m in model.modules() if isinstance(m, Linear))
+    for weights, each in bits.items():
+        less = decode.step_bytes(model, 48, 1) - decode.step_bytes(written.ours(weights), 48, 1)
+        assert less == matrices * (16 - each) / 8 - factors
+
+
+def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:
+    said: list[str] = []
+    request = decode.Request(models=["tiny"], weights=list(WEIGHTS), rows=[1, 2], context=16, effort=ONCE)
+    rows = list(decode.decode(request, said.append))
+    assert [row.case for row in rows] == [
+        f"tiny {weights} rows={n} context=16" for weights in WEIGHTS for n in (1, 2)
+    ]
+    for row in rows:
+        weights, n = row.case.split()[1], int(row.case.split()[2].removeprefix("rows="))
+        own = {decode.ONE_ROW} if n > 1 else set()
+        assert set(row.peers) == own | ({decode.TRANSFORMERS} if weights == "bf16" else set())
+        assert row.notes == ["llama.cpp: llama-cpp-python is not installed"]
+        found = json.loads(row.to_line())
+        assert found["tokens_per_second"] == pytest.approx(n / found["ours_ms"] * 1e3)
+        assert found["ours_gbs"] == pytest.approx(found["bytes"] / found["ours_ms"] * 1e3 / 1e9)
+        assert found["share_of_limit"] > 0
+
+
+def test_rows_of_prefill_at_toy_size(without_llama_cpp: None) -> None:
+    request = prefill.Request(models=["tiny"], weights=["bf16", "int8"], tokens=96, effort=ONCE)
+    rows = list(prefill.prefill(request, lambda text: None))
+    assert [set(row.peers) for row in rows] == [{decode.TRANSFORMERS}, {prefill.BF16}]
+    for row in rows:
+        found = json.loads(row.to_line())
+        assert found["flops"] == cost.prefill_flops(DECODERS["tiny"], 96)
+        assert found["tokens_per_second"] == pytest.approx(96 / found["ours_ms"] * 1e3)
+
+
+def test_steps_stay_where_they_are_and_rows_are_alike(tmp_path: Path) -> None:
+    """What is timed again and again is one step."""
+    model = Written("tiny", tmp_path).ours("bf16")
+    prompt = ids_of("tiny", 15)
+    side = decode.ours(model, prompt, 3)
+    (first,) = side()
+    first = first.clone()
+    assert torch.equal(side()[0], first)
+    with torch.no_grad():
+        (whole,) = model(torch.tensor([[*prompt, prompt[-1]]]))
+    assert difference(first, whole[-1:].expand(3, -1)) < decode.APART["bf16"]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_training_step_is_that_of_transformers(kind: str, tmp_path: Path) -> None:
+    case = train.CASES["tiny-2x64"]
+    if kind == "encoder":
+        spec = ModelSpec.of(
+            "bert", vocab=97, width=64, layers=2, heads=4, hidden=96, dropout=0.0, attention_dropout=0.0
+        )
+        case = train.Case(name="bert", spec=spec, rows=2, tokens=64)
+    train.save_folder(tmp_path / "hf", build(case.spec, seed=0))
+    for dtype in ("float32", "bfloat16"):
+        loss, norm = train.step(case, dtype, OURS, tmp_path / "hf")()
+        theirs = train.step(case, dtype, train.EAGER, tmp_path / "hf")()
+        assert difference(theirs[0], loss) < train.APART[dtype] / 10
+        assert difference(theirs[1], norm) < train.APART[dtype]
+
+
+def test_products_of_a_step_count_the_head_for_targets_alone() -> None:
+    bert, tiny = train.CASES["bert-base-8x512"], train.CASES["tiny-2x64"]
+    assert (bert.batch()[1] >= 0).sum(1).tolist() == [bert.targets] * 8
+    assert bert.targets == int(0.15 * 512)
+    less = 8 * 512 * cost.train_flops(bert.spec, 512) - bert.flops
+    assert less == 3 * 8 * (512 - bert.targets) * cost.head_flops(bert.spec)
+    ids, targets = tiny.batch()
+    assert torch.equal(targets[:, :-1], ids[:, 1:])
+    assert (targets >= 0).sum().item() == 2 * tiny.targets
+
+
+def test_rows_of_training_at_toy_size() -> None:
+    request = train.Request(
+        cases=["tiny-2x64"],
+        dtypes=["bfloat16"],
+        peers=[train.EAGER, train.ALL_BF16],
+        memory=False,
+        effort=ONCE,
+    )
+    (row,) = train.train(request, lambda text: None)
+    assert set(row.peers) == {train.EAGER, train.ALL_BF16}, row.notes
+    assert json.loads(row.to_line())["tokens_per_second"] == pytest.approx(128e3 / row.ours_ms)
+
+
+def test_too_little_memory_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "memory_available", lambda: 1 << 20)
+    with pytest.raises(
+        UnsupportedCase, match=r"1.1b beside its peers takes 8.8 GB, and 0.0 GB are available"
+    ):
+        check_memory("1.1b")
+    request = decode.Request(models=["1.1b"], weights=["int8"], rows=[1], context=16)
+    (row,) = decode.decode(request, lambda text: None)
+    assert (row.case, row.ours_ms) == ("1.1b int8 rows=1 context=16", None)
+    assert "not measured: 1.1b beside its peers" in row.notes[0]
+    asked = prefill.Request(models=["1.1b"], weights=["bf16"], tokens=16)
+    assert all("not measured" in row.notes[0] for row in prefill.prefill(asked, lambda text: None))
+
+
+def test_names_that_do_not_exist_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"no model '2b'.*tiny, 32m, 1.1b"):
+        Written("2b", Path())
+    assert run(["bench", "decode", "--weights", "int5"]) == 1
+    assert "no kind of weights 'int5'" in capsys.readouterr().err
+    assert run(["bench", "train", "--case", "32m"]) == 1
+    assert "32m-8x512" in capsys.readouterr().err
+    assert (
+        run(
+            ["bench", "prefill", "--model", "tiny", "--weights", "bf16", "--tokens", "8", "--quick", "--json"]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["case"] == "tiny bf16 n=8"
+
+
+def _held(size: int) -> Any:
+    """A call that makes `size` bytes and forgets them, beside as many that are kept."""
+    kept = torch.ones(size, dtype=torch.uint8)
+    return lambda: torch.ones(size, dtype=torch.uint8).max() + kept[0]
+
+
+def test_the_peak_of_a_call_is_what_is_kept_and_what_it_makes() -> None:
+    with SubprocessRunner({}) as runner:
+        assert runner.call(peak_of, _held, 64 * MIB) == pytest.approx(2 * 64 * MIB, rel=0.1)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("weights", list(WEIGHTS))
+def test_llama_cpp_gives_what_headway_gives(weights: str, tmp_path: Path) -> None:
+    """Steps of several rows and prompts, of the same weights."""
+    written = Written("tiny", tmp_path)
+    model, prompt = written.ours(weights), ids_of("tiny", 31)
+    with ExitStack() as stack:
+        step = decode.llama_cpp(written.gguf(weights), prompt, 3, stack)
+        reading = prefill.llama_cpp(written.gguf(weights), prompt, stack)
+        for theirs, ours in ((step, decode.ours(model, prompt, 3)), (reading, prefill.ours(model, prompt))):
+            for _ in range(2):
+                assert difference(theirs()[0], ours()[0].float()) < decode.APART[weights]
+    assert "AVX" in llama_cpp.system_info() or "NEON" in llama_cpp.system_info()
