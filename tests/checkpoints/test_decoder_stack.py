@@ -71,7 +71,7 @@ def test_convert_inspect_and_plan(name: str, tmp_path: Path, capsys: pytest.Capt
     assert said["parameter_count"] == sum(p.numel() for p in model.parameters())
     assert said["transformers"] == "loads it"
     report = plan(ours.spec, model=name, context=16, machine=MACHINE)
-    assert report.training["parameters"] == 2 * said["parameter_count"]
+    assert report.training["parameters"] == 6 * said["parameter_count"]
     assert ("ALiBi" in str(report.layers[0].decode.rejected)) == isinstance(ours.spec.positions, LinearBias)
     if not isinstance(ours.spec.positions, Rotary):
         return
@@ -115,8 +115,8 @@ def test_post_norm_is_counted_in_the_plan() -> None:
     spec = replace(catalog.spec("gpt2"), order="post")
     report = plan(spec, model="x", context=64, dtype=torch.float32, machine=MACHINE)
     assert report.training == cost.training_bytes(spec, 64)
-    assert report.checkpointed < sum(report.training.values())
-    assert "training holds" in to_text(report, spec)
+    assert report.checkpointed <= sum(report.training.values())
+    assert "training, at its peak" in to_text(report, spec)
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,6 @@ def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
     one = cost.activation_bytes(ModelSpec.of("llama", **{**GROUPED, "layers": 1}), 64, 2)
     assert {k: v for k, v in few.items() if k != "inputs"} == one
     assert few["inputs"] == 5 * 2 * 64 * 48 * 4
-    total = cost.training_bytes(spec, 64, 2)
-    assert total["optimizer"] == 2 * total["gradients"] == 8 * cost.parameter_count(spec)
     pair = ModelSpec.of_pair("bart", **{**SIZE, "layers": 4})
     again, whole = (cost.activation_bytes(pair, 64, 2, gradient_checkpointing=g) for g in (True, False))
     assert sum(again.values()) < sum(whole.values())

@@ -38,8 +38,8 @@ def test_a_report_adds_up() -> None:
     assert report.tokens_per_second == 2 / report.step_seconds
     assert report.prefill_seconds == 2 * cost.prefill_flops(spec, 4096) / 500e9
     assert report.checkpointed < sum(report.training.values())
-    assert report.trained == 3 * report.weights
-    assert report.adapted == 3 * 2 * 39_976_960  # 32 layers of 16 (4 * 2 * 4096 + 3 * (4096 + 11008))
+    assert report.trained == 7 * report.weights  # fp32 beside bf16: gradients of both, two moments
+    assert report.adapted == 14 * 39_976_960  # 32 layers of 16 (4 * 2 * 4096 + 3 * (4096 + 11008))
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -194,7 +194,7 @@ def test_the_command_prints_the_report(
     )
     assert "Window.last(4096)  ring   4 096" in out
     assert ("native: compiled for this CPU" if native else "not sdpa: it would build a mask") in out
-    assert "it fits: 27.99 GiB of 32.00 GiB" in out
+    assert "it fits: 30.99 GiB of 32.00 GiB" in out
     assert "one token is bound by memory" in out
 
 

@@ -135,10 +135,15 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
                 ("keys and values", size(report.kv)),
                 ("in the first pass", size(report.working)),
                 ("needed", size(report.needed)),
+                *(
+                    [("... once the prompt is read", size(report.decoding))]
+                    if report.decoding is not None
+                    else []
+                ),
                 ("free on this machine", size(machine.memory)),
-                ("training holds", size(sum(report.training.values()))),
+                ("training, at its peak", size(sum(report.training.values()))),
                 ("... with blocks computed again", size(report.checkpointed)),
-                ("gradients and moments among it", size(report.trained)),
+                ("gradients and moments of training", size(report.trained)),
                 ("... of an adapter of rank 16", size(report.adapted)),
             ],
         ),

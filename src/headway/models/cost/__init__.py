@@ -1,6 +1,6 @@
 """What a model costs, counted from its spec before it is built: functions of a `ModelSpec`."""
 
-from headway.models.cost.activations import activation_bytes, training_bytes
+from headway.models.cost.activations import activation_bytes
 from headway.models.cost.adapters import adapter_parameters, frozen_bytes, trained_bytes
 from headway.models.cost.operations import (
     attention_pairs,
@@ -16,6 +16,7 @@ from headway.models.cost.operations import (
     receptive_field,
     train_flops,
 )
+from headway.models.cost.peak import training_bytes
 from headway.models.cost.planning import plan
 from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import (

@@ -7,12 +7,11 @@ feed-forward, V vocab, n tokens of a row; e bytes per number, w = max(e, 4) wher
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, TypedDict
 
 import torch
 
 from headway.errors import ConfigError
-from headway.models.cost.weights import weight_bytes
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
 
@@ -27,20 +26,6 @@ class TrainingOptions(TypedDict, total=False):
     scores: Scores
     loss: Loss
     gradient_checkpointing: bool
-
-
-def training_bytes(
-    spec: ModelSpec,
-    context: int,
-    batch: int = 1,
-    dtype: torch.dtype = torch.float32,
-    **options: Unpack[TrainingOptions],
-) -> dict[str, int]:
-    """Bytes that training holds at the end of a forward pass, by cause: parameters, gradients and AdamW's two moments
-    (all in `dtype`), and `activation_bytes`, whose arguments these are."""
-    own = weight_bytes(spec, dtype)
-    held = {"parameters": own, "gradients": own, "optimizer": 2 * own}
-    return held | activation_bytes(spec, context, batch, dtype, **options)
 
 
 def activation_bytes(

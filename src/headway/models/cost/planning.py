@@ -13,7 +13,7 @@ from headway import attention
 from headway.cache import choose_cache
 from headway.choice import Choice
 from headway.errors import ConfigError
-from headway.models.cost.activations import Scores, training_bytes
+from headway.models.cost.activations import Scores
 from headway.models.cost.adapters import adapter_parameters
 from headway.models.cost.operations import (
     cache_slots,
@@ -24,9 +24,10 @@ from headway.models.cost.operations import (
     prefill_flops,
     receptive_field,
 )
+from headway.models.cost.peak import first_pass_bytes, trained_bytes_each, training_bytes
 from headway.models.cost.quantized import quantized_saving
 from headway.models.cost.report import LayerPlan, Machine, Report
-from headway.models.cost.weights import parameters, weight_bytes, weight_bytes_read
+from headway.models.cost.weights import parameter_count, parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
 from headway.patterns import Pattern
@@ -84,7 +85,7 @@ def plan(
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     saved = 0 if quantized is None else quantized_saving(spec, dtype, *quantized)
     weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
-    working = max(_working(*row, batch, dtype) for row in rows)
+    working = max(first_pass_bytes(*row, batch, dtype) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
     training, checkpointed = (
         training_bytes(
@@ -95,12 +96,13 @@ def plan(
     first = 1 if spec.encoder is not None else context
     logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
     prefill = batch * prefill_flops(spec, first, logits, source)
-    moved = step_flops = step = bound = rate = None
+    moved = step_flops = step = bound = rate = decoding = None
     if spec.kind != "encoder":
         moved = (
             weight_bytes_read(spec, dtype, batch) - saved + memory + sum(layer.kv_read for layer in layers)
         )
         step_flops = batch * decode_flops(spec, context, source)
+        decoding = weights + kv + first_pass_bytes(spec, 1, batch, dtype)
         by_memory, by_compute = moved / machine.bandwidth, step_flops / machine.peak
         step = max(by_memory, by_compute)
         bound, rate = ("memory" if by_memory >= by_compute else "compute"), batch / step
@@ -121,11 +123,12 @@ def plan(
         kv=kv,
         working=working,
         needed=weights + kv + working,
+        decoding=decoding,
         fits=weights + kv + working <= machine.memory,
         training=training,
         checkpointed=sum(checkpointed.values()),
-        trained=training["gradients"] + training["optimizer"],
-        adapted=3 * adapter_parameters(spec, Lora(rank=16)) * dtype.itemsize,
+        trained=trained_bytes_each(dtype) * parameter_count(spec),
+        adapted=trained_bytes_each(dtype) * adapter_parameters(spec, Lora(rank=16)),
         moved=moved,
         step_flops=step_flops,
         step_seconds=step,
@@ -138,11 +141,6 @@ def plan(
             *_quantized_note(quantized),
         ),
     )
-
-
-def _working(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of x and its norm, and of the two or three tensors of a feed-forward."""
-    return batch * context * (2 * spec.width + (2 + spec.gated) * spec.hidden) * dtype.itemsize
 
 
 def _backend(

@@ -70,10 +70,12 @@ class Report:
         parameters: by place; their sum is what a model card states.
         layers: of the decoder, or of an encoder alone; encoder_layers: of the encoder beside a decoder.
         weights: bytes. kv: bytes of keys and values, all layers and rows, those of an encoder's states included.
-        working: bytes that the first pass needs besides. needed: the three together; fits: needed <= machine.memory.
-        training: bytes that training rows of this shape holds, by cause; checkpointed: their sum when blocks
-            are computed again. trained: gradients and Adam's moments among them; adapted: those of an adapter of rank
-            16 on every linear layer of the blocks.
+        working: bytes that the first pass over all tokens needs besides at its peak. needed: the three together; fits:
+            needed <= machine.memory. decoding: what one more token of every row holds, with the prompt read before;
+            None of an encoder.
+        training: bytes that training on rows of this shape holds at its peak, by cause; checkpointed: their sum when
+            blocks are computed again. trained: bytes of all gradients and Adam's moments; adapted: those of an adapter
+            of rank 16 on every linear layer of the blocks.
         moved: bytes read for one more token of every row. step_flops: operations for that.
         step_seconds: the larger of moved / bandwidth and step_flops / peak; bound: "memory" or "compute", which of the
             two. tokens_per_second: of all rows together. All of these are None of an encoder.
@@ -98,6 +100,7 @@ class Report:
     kv: int
     working: int
     needed: int
+    decoding: int | None
     fits: bool
     training: dict[str, int]
     checkpointed: int

@@ -1,0 +1,102 @@
+"""Bytes that training and a first pass hold at their peaks, counted from the spec.
+
+Legend: M width, F width of the feed-forward, V vocab, n tokens of all rows; N parameters; e bytes per number of what
+computes, w = max(e, 4) of what is trained.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+
+from headway.models.cost.activations import TrainingOptions, activation_bytes
+from headway.models.cost.weights import parameter_count
+from headway.models.spec import ModelSpec
+from headway.nn.cross_entropy import chunk_rows
+
+CHUNKS = 3
+"""Of logits that the loss holds at once: those of the chunk before, as well as two forms of its own."""
+
+
+def training_bytes(
+    spec: ModelSpec,
+    context: int,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    **options: Unpack[TrainingOptions],
+) -> dict[str, int]:
+    """Bytes that a training step holds at its peak, by cause: all `batch` rows in one pass, AdamW, weights in float32
+    at least beside those that compute (`headway.train.microbatch_pool.MasterWeights`).
+
+        parameters   w N, and e N where another dtype computes
+        optimizer    2 w N
+
+    and the largest of what the step holds besides, from its beginning to its end:
+
+        the loss     what is kept for the backward (`activation_bytes`), and `CHUNKS` chunks of logits
+        a block      what is kept of it and below it, and the two largest tensors of its feed-forward, 2 n (F + M) e:
+                     of the last block beside no gradient but the output layer's, of the first beside all that are
+                     not the embedding's
+        the end      the gradients, w N; and e V E for a matrix that is embedding and output, which has two to add up
+
+    What a freed tensor leaves behind in the C library's heap comes on top: up to a fifth. `options` are those of
+    `activation_bytes`; with `gradient_checkpointing`, blocks are there one at a time.
+    """
+    e, w, n = dtype.itemsize, max(dtype.itemsize, 4), parameter_count(spec)
+    redone = options.get("gradient_checkpointing", False)
+    kept = activation_bytes(spec, context, batch, dtype, **options)
+    one = activation_bytes(spec, context, batch, dtype, **{**options, "gradient_checkpointing": True})
+    one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
+    shapes = [(spec, context)]
+    if spec.encoder is not None:
+        source = options.get("source")
+        shapes.append((spec.encoder, context if source is None else source))
+    block = max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in shapes)
+    gradients, table = e * n, e * spec.vocab * spec.columns
+    above = {name: one[name] if name == "head" else 0 for name in one}
+    moments = [
+        (0, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
+        (0, kept, block),
+        (gradients - (0 if spec.tied else table), one, block),
+        (w * n if w > e else gradients + spec.tied * table, above, 0),
+    ]
+    most, held, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
+    return {
+        "parameters": w * n + (e * n if w > e else 0),
+        "optimizer": 2 * w * n,
+        "gradients": most,
+        **{name: size for name, size in held.items() if size or name == "scores"},
+        "working": working,
+    }
+
+
+def _without_blocks(kept: dict[str, int]) -> dict[str, int]:
+    """What is kept where blocks are computed again, before the first of them is."""
+    return {name: size for name, size in kept.items() if name in ("inputs", "head", "logits", "scores")}
+
+
+def _loss_bytes(spec: ModelSpec, tokens: int, w: int) -> int:
+    """Of the chunks of logits; beside an encoder, where they are computed again in the backward, two gradients of the
+    output matrix come with them."""
+    if not spec.head.needs_vocab:
+        return 0
+    chunks = CHUNKS * min(tokens, chunk_rows(spec.vocab)) * w * spec.vocab
+    return chunks + 2 * w * spec.vocab * spec.width * (spec.encoder is not None)
+
+
+def trained_bytes_each(dtype: torch.dtype) -> int:
+    """Of the gradients and moments of a trained number: e and, where another dtype computes, w; and 2 w."""
+    e, w = dtype.itemsize, max(dtype.itemsize, 4)
+    return e + (w if w > e else 0) + 2 * w
+
+
+def first_pass_bytes(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> int:
+    """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
+    width M (the stream before and after attention, two norms, what attention gave) and those of its feed-forward, two
+    or with a gate three; or the states and the logits that are wanted, of every token in an encoder that has them."""
+    n, e = batch * context, dtype.itemsize
+    block = n * (5 * spec.width + (2 + spec.gated) * spec.hidden) * e
+    outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
+    each = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
+    return max(block, (n if each else batch) * outputs * e + 2 * n * spec.width * e)
