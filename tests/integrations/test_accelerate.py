@@ -5,8 +5,6 @@ of such a model differ by a few hundred roundings (6e-8 each): 1e-5 of the large
 gradient of a tensor.
 """
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from headway.errors import ConfigError
-from headway.integrations.transformers import accelerate, restore
+from headway.integrations.transformers import accelerate
 
 LENGTH, VOCAB = 23, 61
 SIZES: dict[str, Any] = {
