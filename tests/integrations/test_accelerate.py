@@ -122,3 +122,63 @@ def test_loss_logits_and_gradients_are_as_before(family: str) -> None:
             close(own_gradients[name], gradient, 1e-4)
         except AssertionError as e:
             print(name, float(gradient.abs().max()), str(e)[-200:])
+
+
+def graph(model: Any) -> list[Any]:
+    """Every module, parameter and buffer by name and identity, with all that stands in the modules themselves."""
+    found: list[Any] = [(name, id(p), p.requires_grad, p._version) for name, p in model.named_parameters()]
+    found += [(name, id(t)) for name, t in model.named_buffers()]
+    for name, module in model.named_modules():
+        found.append(
+            (name, id(module), sorted(module.__dict__), id(module.__dict__.get("forward")), module.training)
+        )
+    return [*found, model.config._attn_implementation]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_restore_gives_back_the_same_objects(family: str) -> None:
+    model = made(family)
+    before = graph(model)
+    weights = None if family in ("Bert", "Roberta") else "int8"
+    accelerate(model, weights)
+    assert graph(model) != before
+    restore(model)
+    assert graph(model) == before
+    with pytest.raises(ConfigError, match="not accelerated"):
+        restore(model)
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "Marian"])
+def test_greedy_text_is_as_before(family: str) -> None:
+    model = made(family)
+    ids = torch.randint(3, VOCAB, (2, 11))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = family == "Marian"
+    for given, how in ((None, {}), (None, {"num_beams": 2}), (mask, {})):
+        asked = {"attention_mask": given, "max_new_tokens": 40, "do_sample": False, **how}
+        expected = model.generate(ids, **asked)
+        accelerate(model)
+        assert torch.equal(model.generate(ids, **asked), expected)
+        restore(model)
+
+
+class Doubled(nn.Module):
+    """A norm of somebody's own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x
+
+
+def test_an_unknown_module_is_left_and_named() -> None:
+    model = made("Llama")
+    model.model.layers[1].input_layernorm = Doubled(32)
+    report = accelerate(model)
+    assert report.left["model.layers.1.input_layernorm"] == "unknown class Doubled"
+    assert "unknown class Doubled" in str(report)
+    assert "forward" not in model.model.layers[1].input_layernorm.__dict__
+    assert report.taken["RMS norm"] == 4
+    restore(model)
