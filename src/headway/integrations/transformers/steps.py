@@ -1,8 +1,8 @@
 """Steps of one token as one native call, inside a model of `transformers`.
 
 The stack's forward is asked for one more token of each row; where its cache holds whole rows and its layers are those
-of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the cache
-shows what it keeps. Every other call is computed as before.
+of a `headway.models.Decoder`, a decoder on the same weights takes the step (`headway.models.decode_step`), and the
+cache shows what it keeps. Every other call is computed as before.
 
 Legend: B rows, S tokens so far, M width, K kv heads, D per head.
 """
@@ -180,9 +180,7 @@ def decoder_of(stack: Any) -> Decoder:
     assert isinstance(model, Decoder)
     state = {f"model.{name}": t for name, t in stack.state_dict().items()}
     if not model.spec.tied:
-        state["lm_head.weight"] = (
-            stack.get_input_embeddings().weight
-        )  # never multiplied with: the model has its own
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]  # not multiplied with: the model has its own
     with torch.no_grad():
         model.load_state_dict(state, assign=True)
 
