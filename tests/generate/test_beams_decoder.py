@@ -118,11 +118,11 @@ def test_no_room_and_forbidden_tokens() -> None:
 
 
 def test_beams_share_one_reading_of_the_prompt() -> None:
-    """One row a prompt, then a row a beam: the cache is copied, not computed again."""
+    """All prompts in a row, then a row a beam: the cache is copied, not computed again."""
     model, read = small(), []
     model.register_forward_pre_hook(lambda module, args: read.append(tuple(args[0].shape)))
     generate(model, PROMPTS, GenerationConfig(max_new_tokens=4, beams=Beams(3, with_greedy=False)))
-    assert read == [(4, 20), (12, 1), (12, 1), (12, 1)]
+    assert read == [(1, sum(map(len, PROMPTS))), (12, 1), (12, 1), (12, 1)]
 
 
 def test_rows_of_a_session_may_be_taken_more_than_once() -> None:
