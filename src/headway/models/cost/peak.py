@@ -46,7 +46,8 @@ def training_bytes(
     e, w, n = dtype.itemsize, max(dtype.itemsize, 4), parameter_count(spec)
     redone = options.get("gradient_checkpointing", False)
     kept = activation_bytes(spec, context, batch, dtype, **options)
-    one = activation_bytes(spec, context, batch, dtype, **{**options, "gradient_checkpointing": True})
+    again: TrainingOptions = {**options, "gradient_checkpointing": True}
+    one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
     shapes = [(spec, context)]
     if spec.encoder is not None:
