@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headway.checkpoints.storage import disk
+from headway.storage import disk
 
 Watcher = Callable[[str, Path, memoryview | None], int | None]
 

@@ -13,12 +13,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from headway.checkpoints.hf.config import config_from_spec, spec_from_config
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
-from headway.checkpoints.storage.files import atomic_folder
-from headway.checkpoints.storage.reading import read_json
-from headway.checkpoints.storage.tensors import open_tensors, write_tensors
 from headway.errors import CheckpointError, ConfigError, HeadwayError
 from headway.models import ModelSpec, build
 from headway.patterns import Causal, Window
+from headway.storage.files import atomic_folder
+from headway.storage.reading import read_json
+from headway.storage.tensors import open_tensors, write_tensors
 from tests.checkpoints.hf import config_dict
 from tests.checkpoints.test_parity import both
 

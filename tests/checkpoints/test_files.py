@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.files import (
+from headway.errors import CheckpointError
+from headway.storage import disk
+from headway.storage.files import (
     atomic_folder,
     atomic_write,
     current_folder,
     write_file,
 )
-from headway.checkpoints.storage.reading import read_json
-from headway.errors import CheckpointError
+from headway.storage.reading import read_json
 from tests.faults import watch
 
 OLD = {"a": b"old a", "b": b"old b", "notes.txt": b"mine"}

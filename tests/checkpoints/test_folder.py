@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
-from headway.checkpoints.storage.dtypes import choose_dtype
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build
 from headway.patterns import Causal, Sink, Window
 from headway.positions import Rotary
+from headway.storage.dtypes import choose_dtype
 from tests.checkpoints.hf import config_dict, off, peer
 from tests.checkpoints.test_parity import FAMILIES, ids
 from tests.faults import watch

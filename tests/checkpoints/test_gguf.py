@@ -10,17 +10,6 @@ from hypothesis import strategies as st
 
 from headway.api import load
 from headway.checkpoints import convert, inspect, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.blocks import (
-    BF16,
-    BY_DTYPE,
-    Q4_0,
-    Q8_0,
-    TYPES,
-    codes,
-    dequantize,
-    quantize,
-)
-from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.keys import decimal
 from headway.checkpoints.formats.gguf.metadata import NAMES, write_spec
 from headway.checkpoints.formats.gguf.model import read_model, stored_value, write_model
@@ -32,6 +21,17 @@ from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec
 from headway.patterns import Causal, Sink, Window
 from headway.positions import DynamicNTK, Llama3, NoPositions, Rotary, YaRN
+from headway.storage.gguf import read_gguf
+from headway.storage.gguf_blocks import (
+    BF16,
+    BY_DTYPE,
+    Q4_0,
+    Q8_0,
+    TYPES,
+    codes,
+    dequantize,
+    quantize,
+)
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import BASE, SPECS, rotary, weights
 from tests.data import data_path

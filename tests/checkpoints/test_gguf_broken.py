@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.checkpoints.formats.gguf.blocks import Q4_0
-from headway.checkpoints.formats.gguf.container import MAGIC, read_gguf
 from headway.checkpoints.formats.gguf.model import read_model, write_model
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.errors import CheckpointError, HeadwayError
+from headway.storage.gguf import MAGIC, read_gguf
+from headway.storage.gguf_blocks import Q4_0
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import SPECS, weights
 from tests.text.conftest import sentencepiece

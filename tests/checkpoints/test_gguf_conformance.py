@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from headway.checkpoints import convert, load_model
-from headway.checkpoints.formats.gguf.blocks import BF16, Q4_0, Q8_0, TYPES, dequantize, quantize
-from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.checkpoints.formats.gguf.writer import write_gguf
+from headway.storage.gguf import read_gguf
+from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, TYPES, dequantize, quantize
 from headway.text import Tokenizer
 from tests.checkpoints.gguf_files import SPECS, weights
 from tests.data import data_path

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from headway.checkpoints import load_folder, load_model, save_folder
 from headway.checkpoints.quantized.words import AWQ_ORDER
-from headway.checkpoints.storage.safetensors import write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
 from headway.quantization import QuantizedMatrix, quantize_weights
+from headway.storage.safetensors import write_safetensors
+from headway.storage.tensors import open_tensors
 from tests.checkpoints.test_quantized import LLAMA
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from headway.checkpoints import inspect, load_folder, save_folder
-from headway.checkpoints.storage.reading import LONGEST_JSON, read_json
 from headway.errors import CheckpointError, ConfigError, HeadwayError
 from headway.models import ModelSpec, build
 from headway.positions import Rotary
+from headway.storage.reading import LONGEST_JSON, read_json
 from tests.checkpoints.hostile import SPEC, set_config, small_memory
 
 

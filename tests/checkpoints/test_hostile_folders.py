@@ -9,9 +9,9 @@ import torch
 
 from headway.checkpoints import inspect, load_folder, load_model, open_tensors, save_folder
 from headway.checkpoints.formats import llama2c
-from headway.checkpoints.storage.reading import open_regular
 from headway.errors import CheckpointError
 from headway.models import build
+from headway.storage.reading import open_regular
 from tests.checkpoints.hostile import SPEC
 
 

@@ -11,9 +11,9 @@ import torch
 
 from headway.checkpoints import load_model, open_tensors, save_folder
 from headway.checkpoints.formats import llama2c
-from headway.checkpoints.storage.safetensors import LONGEST
 from headway.errors import CheckpointError, HeadwayError
 from headway.models import build
+from headway.storage.safetensors import LONGEST
 from tests.checkpoints.hostile import GOOD, SPEC, safetensors, small_memory
 
 

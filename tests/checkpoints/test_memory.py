@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 import headway.checkpoints as c
 from headway.checkpoints import folder, restore
 from headway.checkpoints.formats import llama2c, meta
-from headway.checkpoints.storage import lazy
+from headway.storage import lazy
 from headway.models import ModelSpec
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headway.checkpoints.storage.files import atomic_folder
-from headway.checkpoints.storage.safetensors import DTYPES, write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors, write_tensors
 from headway.errors import CheckpointError
+from headway.storage.files import atomic_folder
+from headway.storage.safetensors import DTYPES, write_safetensors
+from headway.storage.tensors import open_tensors, write_tensors
 
 
 def some_tensors() -> dict[str, torch.Tensor]:

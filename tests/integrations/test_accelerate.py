@@ -12,7 +12,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from headway.integrations.transformers import accelerate
+from headway.errors import ConfigError
+from headway.integrations.transformers import accelerate, restore
 
 LENGTH, VOCAB = 23, 61
 SIZES: dict[str, Any] = {

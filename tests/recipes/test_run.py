@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headway.checkpoints import load_folder
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import ConfigError
 from headway.recipes import Recipe, run_recipe
 from headway.recipes.claims import Claim
 from headway.recipes.surgery import moments_after
+from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads
 from headway.train.checkpoint import OPTIMIZER, checkpoints
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 import headway
 from headway.checkpoints import load_folder, save_folder
 from headway.checkpoints.adapters import fingerprint
-from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import ModelSpec, build, cost
 from headway.nn import Lora, Nf4Linear, adapted, named_adapter_parameters
+from headway.storage.safetensors import write_safetensors
 from headway.text import train_bpe
 from headway.train import TextConfig, train
 from headway.train.adapters import adapt

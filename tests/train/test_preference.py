@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from headway import load
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import DataError
 from headway.models import build
 from headway.nn import IGNORE_INDEX
+from headway.storage.tensors import open_tensors
 from headway.train import train
 from headway.train.metrics import read_metrics
 from headway.train.tasks.preference import PreferenceConfig, PreferenceTuning

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
+from headway.storage.tensors import open_tensors
 from headway.text import Tokenizer
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import checkpoints

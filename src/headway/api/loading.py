@@ -20,11 +20,11 @@ from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
 from headway.checkpoints.hub import MODEL_FILES, PICKLES
 from headway.checkpoints.restore import build_model
-from headway.checkpoints.storage.dtypes import choose_dtype
-from headway.checkpoints.storage.files import current_folder
-from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
+from headway.storage.dtypes import choose_dtype
+from headway.storage.files import current_folder
+from headway.storage.reading import read_json
 from headway.text import MarianTokenizer, Tokenizer, first_file
 
 AnyModel = LanguageModel | TextEncoder | Translator

@@ -8,9 +8,9 @@ from headway.checkpoints.hf.config import config_from_spec, spec_from_config, un
 from headway.checkpoints.inspection import Inspection, inspect
 from headway.checkpoints.restore import build_model, load_model
 from headway.checkpoints.saving import save_folder, save_state
-from headway.checkpoints.storage.dtypes import choose_dtype
-from headway.checkpoints.storage.files import atomic_folder, atomic_write, current_folder
-from headway.checkpoints.storage.tensors import Tensors, open_tensors, write_tensors
+from headway.storage.dtypes import choose_dtype
+from headway.storage.files import atomic_folder, atomic_write, current_folder
+from headway.storage.tensors import Tensors, open_tensors, write_tensors
 
 __all__ = [
     "Check",

@@ -29,15 +29,15 @@ from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.saving import SavesItself, check_target
-from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.storage.lazy import changed, copy_into, forms
-from headway.checkpoints.storage.reading import naming, read_json
-from headway.checkpoints.storage.safetensors import write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import Model, ModelSpec, blank
 from headway.nn import Adapter, Lora, attach, block_linears, merged_weight
 from headway.positions import Rotary
+from headway.storage.files import atomic_folder, current_folder, json_text, write_file
+from headway.storage.lazy import changed, copy_into, forms
+from headway.storage.reading import naming, read_json
+from headway.storage.safetensors import write_safetensors
+from headway.storage.tensors import open_tensors
 
 WEIGHTS, GENERATION = "adapter_model.safetensors", "generation_config.json"
 PREFIX = "base_model.model."

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.checkpoints.formats.gguf.container import is_gguf
 from headway.checkpoints.formats.gguf.model import read_model
 from headway.checkpoints.hf.config import spec_from_config, tensor_names
 from headway.checkpoints.hf.layouts.tensors import imported
@@ -18,14 +17,15 @@ from headway.checkpoints.quantized.layers import (
 )
 from headway.checkpoints.quantized.packed import dequantized, packed_layers
 from headway.checkpoints.quantized.scheme import Scheme, split_config
-from headway.checkpoints.storage.dtypes import check_dtypes
-from headway.checkpoints.storage.files import current_folder
-from headway.checkpoints.storage.lazy import LazyTensors
-from headway.checkpoints.storage.reading import naming, read_json
-from headway.checkpoints.storage.tensors import Tensors, open_tensors
 from headway.errors import CheckpointError
 from headway.models import Head, ModelSpec
 from headway.quantization import QuantizedMatrix
+from headway.storage.dtypes import check_dtypes
+from headway.storage.files import current_folder
+from headway.storage.gguf import is_gguf
+from headway.storage.lazy import LazyTensors
+from headway.storage.reading import naming, read_json
+from headway.storage.tensors import Tensors, open_tensors
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 START = "decoder_start_token_id"  # transformers reads it from either file

@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.lazy import Form, changed
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary, to_pairing
+from headway.storage.lazy import Form, changed
 
 # module -> heads of its output: a field of the spec, or 1 for what all heads share
 _MODULES: Mapping[str, str | int] = {

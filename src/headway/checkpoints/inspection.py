@@ -18,12 +18,12 @@ from headway.checkpoints.folder import TOKENIZER_FILES, Folder, load_folder
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
-from headway.checkpoints.storage.dtypes import choose_dtype
-from headway.checkpoints.storage.reading import read_json
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
 from headway.models.head import TASKS
 from headway.positions import Rotary
+from headway.storage.dtypes import choose_dtype
+from headway.storage.reading import read_json
 from headway.text import Tokenizer, first_file
 
 LONGEST_TOKENIZER = 256 << 20

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.folder import Folder, load_folder
-from headway.checkpoints.storage.dtypes import choose_dtype
-from headway.checkpoints.storage.lazy import copy_into
 from headway.errors import ConfigError
 from headway.hardware import large_pages
 from headway.models import Decoder, Model, ModelSpec, blank
 from headway.nn import QuantizedLinear, replace_linear
 from headway.quantization import QuantizedMatrix
+from headway.storage.dtypes import choose_dtype
+from headway.storage.lazy import copy_into
 
 
 def load_model(

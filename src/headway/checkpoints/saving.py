@@ -27,16 +27,16 @@ from headway.checkpoints.quantized.layers import (
     unpacked,
 )
 from headway.checkpoints.quantized.scheme import KEY
-from headway.checkpoints.storage.dtypes import dtype_name
-from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.storage.lazy import cast, forms, renamed
-from headway.checkpoints.storage.reading import read_json
-from headway.checkpoints.storage.tensors import write_tensors
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec
 from headway.native.linear import Panels
 from headway.nn import adapter_names
 from headway.positions import Rotary
+from headway.storage.dtypes import dtype_name
+from headway.storage.files import atomic_folder, current_folder, json_text, write_file
+from headway.storage.lazy import cast, forms, renamed
+from headway.storage.reading import read_json
+from headway.storage.tensors import write_tensors
 from headway.text import Tokenizer, first_file
 
 SHARD_BYTES = 4_000_000_000

@@ -41,9 +41,9 @@ def command(
     set_threads(threads)
     from headway import judge
     from headway.checkpoints import atomic_write
-    from headway.checkpoints.storage.files import json_text
     from headway.endpoints import Transcript, open_endpoint
     from headway.report import plain
+    from headway.storage.files import json_text
 
     asked = judge.read_questions(questions, references)[:limit]
     answers = []

@@ -81,9 +81,9 @@ def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
     where they are quantised."""
     from headway.checkpoints import spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
-    from headway.checkpoints.storage.reading import read_json
     from headway.errors import ConfigError
     from headway.models import catalog
+    from headway.storage.reading import read_json
 
     path = Path(model)
     if path.is_dir():

@@ -53,8 +53,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
         gate, up = self.gate_proj, self.up_proj
-        inputs = (up(x), None) if gate is None else products(x, (gate, up))
-        x = gated(*inputs, self.act)
+        first, *second = [up(x)] if gate is None else products(x, (gate, up))
+        x = gated(first, second[0] if second else None, self.act)
         y: Tensor = self.down_proj(self.drop(x) if self.training else x)
         return y
 

@@ -7,9 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from headway.checkpoints.storage.files import atomic_write, json_text
-from headway.checkpoints.storage.reading import read_json
-from headway.checkpoints.storage.safetensors import write_safetensors
 from headway.errors import ConfigError
 from headway.recipes.measures import measures
 from headway.recipes.picture import draw_stages
@@ -17,6 +14,9 @@ from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, opened, write_model
 from headway.report import plain
+from headway.storage.files import atomic_write, json_text
+from headway.storage.reading import read_json
+from headway.storage.safetensors import write_safetensors
 from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
 from headway.train.config import TrainConfig
 from headway.train.run import train, with_task

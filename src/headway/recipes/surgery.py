@@ -11,10 +11,10 @@ from torch import Tensor
 
 from headway.checkpoints import Folder, load_adapter, load_folder, merged_state
 from headway.checkpoints.adapters import base_of, is_adapter
-from headway.checkpoints.storage.reading import read_json
 from headway.errors import ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import parse
+from headway.storage.reading import read_json
 from headway.surgery import make_longformer, pool_heads, put_window, stretch_context
 from headway.surgery.operation import changes, write
 from headway.train.checkpoint import RNG, optimizer_tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel, WordPiece
 
 from headway.errors import DataError
+from headway.storage.gguf import is_gguf, read_gguf
 from headway.text import bytelevel, gguf, sentencepiece, wordpiece
 from headway.text.tokenizer_config import (
     CLASSLESS,
@@ -58,25 +59,14 @@ def find(path: Path) -> Found:
 def first_file(folder: Path) -> Path | None:
     """The file that a folder's tokenizer is read from, or a GGUF file that holds one itself; None without one."""
     if folder.is_file():
-        return folder if _is_gguf(folder) and gguf.has_tokenizer(_metadata(folder)) else None
+        return folder if is_gguf(folder) and gguf.has_tokenizer(read_gguf(folder).metadata) else None
     names = [n for n in READERS if n != "vocab.json" or (folder / "merges.txt").is_file()]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _is_gguf(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(gguf.MAGIC)) == gguf.MAGIC
-
-
-def _metadata(file: Path) -> Mapping[str, Any]:
-    from headway.checkpoints.formats.gguf.container import read_gguf  # checkpoints import tokenizers, too
-
-    return read_gguf(file).metadata
-
-
 def _read(file: Path, folder: Path) -> Found:
-    if _is_gguf(file):
-        metadata = _metadata(file)
+    if is_gguf(file):
+        metadata = read_gguf(file).metadata
         with naming(file):
             return file, *gguf.read(metadata, file)
     with file.open("rb") as opened:

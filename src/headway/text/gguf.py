@@ -30,7 +30,6 @@ from headway.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, U
 from headway.text.tokenizer_config import CLASSLESS, is_id
 from headway.text.vocabulary import add_controls
 
-MAGIC = b"GGUF"
 GGML = "tokenizer.ggml."
 MODEL, TEMPLATE = f"{GGML}model", "tokenizer.chat_template"
 PIECES, BYTE_LEVEL = "llama", "gpt2"

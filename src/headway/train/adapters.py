@@ -11,10 +11,10 @@ from torch import Tensor
 
 from headway.checkpoints.adapters import fingerprint
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.storage.lazy import copy_into, forms
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
 from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear
+from headway.storage.lazy import copy_into, forms
 from headway.train.rows_config import RowsConfig
 
 NAME = "default"

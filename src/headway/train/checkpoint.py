@@ -26,12 +26,12 @@ from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.saving import save_folder
-from headway.checkpoints.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.checkpoints.storage.lazy import copy_into
-from headway.checkpoints.storage.reading import read_json
-from headway.checkpoints.storage.safetensors import write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError, ConfigError
+from headway.storage.files import atomic_folder, current_folder, json_text, write_file
+from headway.storage.lazy import copy_into
+from headway.storage.reading import read_json
+from headway.storage.safetensors import write_safetensors
+from headway.storage.tensors import open_tensors
 from headway.train.adapters import restore_adapter, trained_adapter
 from headway.train.config import TrainConfig, extra
 from headway.train.config_io import upgraded_settings

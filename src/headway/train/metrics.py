@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from headway.checkpoints.storage.files import atomic_write
+from headway.storage.files import atomic_write
 from headway.train.trackers import Trackers
 
 METRICS, CURVE = "metrics.jsonl", "loss.png"

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from headway.checkpoints.folder import load_folder
-from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.files import atomic_write
 from headway.errors import ConfigError
 from headway.models import cost
 from headway.report import cell
+from headway.storage import disk
+from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, save_final, step_of, where_to_begin
 from headway.train.config import TrainConfig

@@ -15,12 +15,12 @@ import torch
 
 from headway import hardware
 from headway.checkpoints import change_pairing, load_folder, load_model, save_folder
-from headway.checkpoints.formats.gguf.blocks import BF16, Q4_0, Q8_0, BlockType
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
 from headway.models.cost import weight_bytes
 from headway.models.quantize import quantize_model
 from headway.positions import Rotary
+from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
 from headway_lab.bench.transformers_layers import transformers

@@ -15,8 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, TYPES, BlockType
-from headway.checkpoints.formats.gguf.container import read_gguf
 from headway.checkpoints.formats.gguf.metadata import ARCHITECTURES, architecture_of
 from headway.checkpoints.formats.gguf.model import stored_type, stored_value, write_model
 from headway.checkpoints.formats.sources import Format, Rounding, Source, open_source
@@ -24,11 +22,13 @@ from headway.checkpoints.heads import change_pairing, repeat_kv_heads
 from headway.checkpoints.hf.config import transformers_verdict
 from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import SHARD_BYTES, check_target, save_state
-from headway.checkpoints.storage.dtypes import check_dtypes, dtype_name
-from headway.checkpoints.storage.lazy import Form, changed, forms
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.positions import Pairing, Rotary
+from headway.storage.dtypes import check_dtypes, dtype_name
+from headway.storage.gguf import read_gguf
+from headway.storage.gguf_blocks import BY_DTYPE, TYPES, BlockType
+from headway.storage.lazy import Form, changed, forms
 from headway.text import Tokenizer
 
 Target = Literal["hf", "gguf"]

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from headway.checkpoints.formats.meta import MetaModel
 from headway.checkpoints.hf.config_keys import MOST
-from headway.checkpoints.storage.reading import naming, open_regular, refuse_impostor
-from headway.checkpoints.storage.safetensors import Entry
-from headway.checkpoints.storage.tensors import Tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Rotary
+from headway.storage.reading import naming, open_regular, refuse_impostor
+from headway.storage.safetensors import Entry
+from headway.storage.tensors import Tensors
 
 HEADER = struct.Struct("<7i")
 GENERATION = {"bos_token_id": 1, "eos_token_id": [1, 2]}  # run.c: "the BOS (=1) token delimits sequences"

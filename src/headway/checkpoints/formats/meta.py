@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from headway.checkpoints.formats.meta_shards import open_shards, shard_files
-from headway.checkpoints.storage.lazy import forms, renamed
-from headway.checkpoints.storage.reading import naming, read_json
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec
 from headway.patterns import Causal
 from headway.positions import Llama3, Rotary
+from headway.storage.lazy import forms, renamed
+from headway.storage.reading import naming, read_json
 
 _NAMES = (
     ("model.embed_tokens.weight", "tok_embeddings.weight", "tok_embeddings.weight"),

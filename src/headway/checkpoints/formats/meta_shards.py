@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.lazy import Form, LazyTensors, Made
-from headway.checkpoints.storage.tensors import Tensors, open_tensors
 from headway.errors import CheckpointError
+from headway.storage.lazy import Form, LazyTensors, Made
+from headway.storage.tensors import Tensors, open_tensors
 
 COLUMN, ROW = 0, 1
 _SPLIT = {

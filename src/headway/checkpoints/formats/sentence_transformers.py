@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headway.checkpoints.storage.reading import read_json, read_json_array
 from headway.errors import ConfigError
 from headway.models import Head
+from headway.storage.reading import read_json, read_json_array
 
 MODULES = "modules.json"
 POOLS: dict[str, Literal["first", "mean"]] = {

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats import llama2c, meta
-from headway.checkpoints.formats.gguf.container import is_gguf
 from headway.checkpoints.restore import fill
 from headway.checkpoints.saving import TokenizerFiles
-from headway.checkpoints.storage.lazy import cast
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
+from headway.storage.gguf import is_gguf
+from headway.storage.lazy import cast
+from headway.storage.tensors import open_tensors
 
 Format = Literal["auto", "hf", "gguf", "llama2c", "meta", "torchtune"]
 FORMATS: tuple[Format, ...] = ("auto", "hf", "gguf", "llama2c", "meta", "torchtune")

@@ -15,7 +15,6 @@ from headway.checkpoints.hf.layouts.rules import Rule, TensorNames
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
 from headway.checkpoints.quantized.packed import PackedLayer, leaf_forms, to_leaves
 from headway.checkpoints.quantized.scheme import Scheme, written_config
-from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError
 from headway.models import Model, ModelSpec, blank
 from headway.models.quantize import quantized_layers
@@ -23,6 +22,7 @@ from headway.native.linear import Panels
 from headway.nn import Linear
 from headway.positions import Pairing
 from headway.quantization import QuantizedMatrix
+from headway.storage.lazy import Form, LazyTensors, Made, forms
 
 Move = Callable[[Tensor], Tensor]
 

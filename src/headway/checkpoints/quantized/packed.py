@@ -25,9 +25,9 @@ from torch import Tensor
 
 from headway.checkpoints.quantized.scheme import Scheme
 from headway.checkpoints.quantized.words import AWQ_ORDER, from_words, to_words
-from headway.checkpoints.storage.lazy import Form, LazyTensors, Made
 from headway.errors import CheckpointError
 from headway.quantization import QuantizedMatrix
+from headway.storage.lazy import Form, LazyTensors, Made
 
 Leaves = Mapping[str, Tensor]
 

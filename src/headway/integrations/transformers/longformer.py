@@ -62,6 +62,10 @@ class Projected:
         k, v = side_by_side(x, (m.key_global, m.value_global) if of_global else (m.key, m.value))
         return self._heads(k), self._heads(v)
 
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, H, N, D] three times."""
+        return self.queries(x), *self.keys_values(x)
+
     def _heads(self, t: Tensor) -> Tensor:
         made: Tensor = t.unflatten(-1, (self.module.num_heads, self.module.head_dim)).transpose(1, 2)
         return made

@@ -26,7 +26,8 @@ from headway.integrations.transformers.caches import GrowingLayer
 from headway.integrations.transformers.modules import SEED, relative
 from headway.integrations.transformers.products import quantised
 from headway.models import Decoder, blank
-from headway.models.decode_step import DecodeStep, unsupported_reason
+from headway.models.decode_step import DecodeStep
+from headway.models.decode_support import unsupported_reason
 from headway.nn import replace_linear
 
 STEPS = "_headway_steps"
@@ -134,13 +135,18 @@ def _is_step(
     if any(type(one) not in (DynamicLayer, GrowingLayer) for one in cache.layers):
         return False
     past = cache.get_seq_length()
-    if not past or len(cache.layers) != len(self.layers) or cache.layers[0].keys.shape[0] != given.shape[0]:
+    if not past or len(cache.layers) != len(self.layers) or _rows(cache) != given.shape[0]:
         return False
     if positions is not None and not bool((positions == past).all()):
         return False
     if mask is None:
         return True
     return isinstance(mask, Tensor) and mask.shape == (given.shape[0], past + 1) and bool(mask.all())
+
+
+def _rows(cache: Any) -> int:
+    keys: Tensor = cache.layers[0].keys
+    return keys.shape[0]
 
 
 def _live(self: Any, cache: Any) -> Live | None:
@@ -180,7 +186,9 @@ def decoder_of(stack: Any) -> Decoder:
     assert isinstance(model, Decoder)
     state = {f"model.{name}": t for name, t in stack.state_dict().items()}
     if not model.spec.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]  # not multiplied with: the model has its own
+        state["lm_head.weight"] = state[
+            "model.embed_tokens.weight"
+        ]  # not multiplied with: the model has its own
     with torch.no_grad():
         model.load_state_dict(state, assign=True)
 

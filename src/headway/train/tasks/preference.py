@@ -12,14 +12,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.safetensors import write_safetensors
-from headway.checkpoints.storage.tensors import open_tensors
 from headway.data.record_kinds import Preference as Pair
 from headway.data.record_kinds import Record
 from headway.errors import DataError
 from headway.models import Decoder, Encoder, ModelSpec
 from headway.nn import IGNORE_INDEX
 from headway.nn.preference import dpo_loss, orpo_loss
+from headway.storage.safetensors import write_safetensors
+from headway.storage.tensors import open_tensors
 from headway.text import Tokenizer
 from headway.text.segments import Segments, chat_segments
 from headway.tokens import Tokens

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headway.checkpoints.formats.gguf.container import Value
 from headway.errors import CheckpointError, did_you_mean
+from headway.storage.gguf import Value
 
 LARGEST = (2 - 2**-23) * 2.0**127
 """Number of 32 bits."""

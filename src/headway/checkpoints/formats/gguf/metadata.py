@@ -16,17 +16,17 @@ from typing import Any
 
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.container import Value
 from headway.checkpoints.formats.gguf.keys import Keys
 from headway.checkpoints.formats.gguf.rope import read_rope, write_rope
 from headway.checkpoints.hf.config_keys import checked_sizes
 from headway.checkpoints.hf.layouts import Inexpressible
 from headway.checkpoints.hf.layouts.rules import decoder_names
 from headway.checkpoints.hf.windows import from_foreign, last_keys_if_any
-from headway.checkpoints.storage.reading import naming
 from headway.errors import CheckpointError, ConfigError, did_you_mean
 from headway.models import ModelSpec
 from headway.positions import Pairing
+from headway.storage.gguf import Value
+from headway.storage.reading import naming
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 NAMES = decoder_names(

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.blocks import BY_DTYPE, F32, BlockType, codes, dequantize, quantize
-from headway.checkpoints.formats.gguf.container import GGUF, Packed, Value, read_gguf
 from headway.checkpoints.formats.gguf.keys import Keys
 from headway.checkpoints.formats.gguf.metadata import EMBEDDING, NAMES, read_spec, write_spec
 from headway.checkpoints.formats.gguf.rope import FACTORS
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.checkpoints.hf.layouts.tensors import exported, imported
-from headway.checkpoints.storage.dtypes import dtype_name
-from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
-from headway.checkpoints.storage.reading import naming
-from headway.checkpoints.storage.tensors import PIECE, Tensors
 from headway.errors import CheckpointError
 from headway.models import ModelSpec
 from headway.quantization import QuantizedMatrix
+from headway.storage.dtypes import dtype_name
+from headway.storage.gguf import GGUF, Packed, Value, read_gguf
+from headway.storage.gguf_blocks import BY_DTYPE, F32, BlockType, codes, dequantize, quantize
+from headway.storage.lazy import Form, LazyTensors, Made, forms
+from headway.storage.reading import naming
+from headway.storage.tensors import PIECE, Tensors
 
 PARTS = "split.count"
 TOKENIZER = "tokenizer.ggml."

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.formats.gguf.blocks import BlockType, quantize
-from headway.checkpoints.formats.gguf.container import ARRAY, BOOL, COUNTS, MAGIC, STRING, USUAL_ALIGNMENT
-from headway.checkpoints.storage.files import Put, atomic_write
-from headway.checkpoints.storage.lazy import forms
 from headway.errors import CheckpointError
+from headway.storage.files import Put, atomic_write
+from headway.storage.gguf import ARRAY, BOOL, COUNTS, MAGIC, STRING, USUAL_ALIGNMENT
+from headway.storage.gguf_blocks import BlockType, quantize
+from headway.storage.lazy import forms
 
 VERSION = 3
 KINDS: Mapping[type, tuple[int, str]] = {bool: (BOOL, "?"), int: (4, "I"), float: (6, "f"), str: (STRING, "")}

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from headway.checkpoints.hf.layouts.rules import Rule, TensorNames, layered, own_shapes, same
 from headway.checkpoints.hf.upgrade import parameter_name
-from headway.checkpoints.storage.lazy import Form, LazyTensors, Made, forms
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import ModelSpec, cost
+from headway.storage.lazy import Form, LazyTensors, Made, forms
 
 OWN_NAMES = TensorNames(
     rules=lambda spec: [same(name, name) for name in own_shapes(spec)],

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headway.checkpoints.storage import disk
 from headway.errors import CheckpointError
+from headway.storage import disk
 
 Put = Callable[[disk.Buffer], None]
 Writer = Callable[[Put], None]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.reading import open_regular
-from headway.checkpoints.storage.safetensors import Entry, check_form
 from headway.errors import CheckpointError
+from headway.storage.reading import open_regular
+from headway.storage.safetensors import Entry, check_form
 
 _WRAPPERS = ("state_dict", "model")
 

@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage.files import json_text, write_file
-from headway.checkpoints.storage.lazy import LazyTensors, forms, renamed
-from headway.checkpoints.storage.pickles import looks_pickled, pickle_refused, read_pickle
-from headway.checkpoints.storage.reading import open_regular, read_json
-from headway.checkpoints.storage.safetensors import Entry, check_form, read_header, write_safetensors
 from headway.errors import CheckpointError
+from headway.storage.files import json_text, write_file
+from headway.storage.lazy import LazyTensors, forms, renamed
+from headway.storage.pickles import looks_pickled, pickle_refused, read_pickle
+from headway.storage.reading import open_regular, read_json
+from headway.storage.safetensors import Entry, check_form, read_header, write_safetensors
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")

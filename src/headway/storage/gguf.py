@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
-from headway.checkpoints.formats.gguf.blocks import BY_NUMBER, UNSUPPORTED, BlockType
-from headway.checkpoints.storage.reading import open_regular, refuse_impostor
-from headway.checkpoints.storage.safetensors import Entry, check_form
 from headway.errors import CheckpointError
+from headway.storage.gguf_blocks import BY_NUMBER, UNSUPPORTED, BlockType
+from headway.storage.reading import open_regular, refuse_impostor
+from headway.storage.safetensors import Entry, check_form
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from headway.checkpoints.storage import disk
-from headway.checkpoints.storage.dtypes import dtype_name
-from headway.checkpoints.storage.files import Put, write_file
-from headway.checkpoints.storage.lazy import Form, forms
-from headway.checkpoints.storage.reading import open_regular, parse_json, refuse_impostor
 from headway.errors import CheckpointError
+from headway.storage import disk
+from headway.storage.dtypes import dtype_name
+from headway.storage.files import Put, write_file
+from headway.storage.lazy import Form, forms
+from headway.storage.reading import open_regular, parse_json, refuse_impostor
 
 LONGEST = 32 << 20
 """Bytes of the longest header that is read: room for about 200,000 tensors."""

@@ -1,1 +1,0 @@
-"""Tensors and files on disk: safetensors, shards, pickles; strict reading and atomic writing."""

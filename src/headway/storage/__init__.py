@@ -1,0 +1,1 @@
+"""Tensors and files on disk: safetensors, shards, pickles, GGUF; strict reading and atomic writing."""
