@@ -76,7 +76,7 @@ def accelerate(model: nn.Module, weights: str | None = None) -> Report:
 
     Args:
         model: with its weights, on any device; kernels run on the CPU, and elsewhere modules compute as before.
-        weights: "int8" (a scale for each output) or "int4" (one for each 32 inputs) for the linear layers of the
+        weights: "int8" or "int4" (a scale for each 32 inputs of an output) for the linear layers of the
             blocks: products use rounded weights, which lie beside the original ones. `state_dict`, `save_pretrained`
             and `restore` have the originals; the model is frozen, and training is a ConfigError.
     Raises ConfigError for a model that is accelerated already, and for other weights.
