@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from headway.hardware import cpu_flags
 from headway.native import build, loader
+from tests import operators
 
 settings.register_profile(
     "fast", max_examples=20, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -118,3 +119,9 @@ def _poison() -> Iterator[None]:
         for name in ("new_empty", "new_empty_strided"):
             patch.setattr(torch.Tensor, name, poisoned(getattr(torch.Tensor, name)))
         yield
+
+
+@pytest.fixture
+def plain_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas in place of fused operators."""
+    operators.plain(monkeypatch)

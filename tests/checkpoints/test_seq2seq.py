@@ -1,7 +1,7 @@
 """Encoder-decoders equal transformers with the same weights: logits, gradients, padding, caches, where dropout falls.
 
-In float64 throughout. In float32, logits within 1e-5 and gradients within 1e-4; where a softmax is so sharp that
-transformers' own float32 is further off its own float64 than that, twice as far as it is.
+In float64 throughout. In float32, by the formulas of norms and gates, logits within 1e-5 and gradients within 1e-4;
+where a softmax is so sharp that transformers' own float32 is further off its own float64 than that, twice as far as it is.
 """
 
 import copy
@@ -24,6 +24,8 @@ from headway.tokens import Tokens
 from tests.checkpoints.hf import off
 from tests.checkpoints.seq2seq import CASES, SOURCE, TARGET, exact, logits, on_sdpa, theirs
 from tests.tolerance import assert_within_reference
+
+pytestmark = pytest.mark.usefixtures("plain_operators")
 
 DRAW = torch.Generator().manual_seed(3)
 BATCHES = [

@@ -137,10 +137,11 @@ def test_no_product_with_a_weight_stands_outside_of_a_linear(name: str) -> None:
 SOURCE = Path(__file__).parents[2] / "src" / "headway"
 PRODUCTS = {
     *("nn/linear.py", "nn/products.py", "nn/lora.py", "nn/nf4.py", "nn/quantized.py", "nn/cross_entropy.py"),
+    *("integrations/transformers/products.py", "integrations/transformers/loss.py"),
     "checkpoints/formats/meta.py",
 }
 """Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that
-are put in its place, its fused loss, and the formulas that files of Meta's are checked by. `classic` is plain torch,
+are put in its place, its fused loss, the same for models of transformers, and the formulas that files of Meta's are checked by. `classic` is plain torch,
 too: the classes that the documents print."""
 
 

@@ -8,11 +8,10 @@ import torch
 from headway.data import Batch
 from headway.data.order import keyed
 from headway.models import Decoder, ModelSpec, build
-from headway.native import rows
-from headway.nn import products
 from headway.train.optimizer import Optimizer
 from headway.train.tasks.base import Objective
 from headway.train.trainer import Trainer
+from tests.operators import plain
 
 TEXT = torch.tensor(list((Path(__file__).parents[2] / "docs" / "log.md").read_bytes()))
 CONTEXT, BATCH = 96, 4
@@ -37,11 +36,6 @@ def losses(seed: int, steps: int, dtype: torch.dtype) -> list[float]:
     optimizer = Optimizer.single(model, torch.optim.AdamW(model.parameters(), 3e-3, fused=True))
     trainer = Trainer(Bytes(seed), model, optimizer, clip=1.0, dtype=dtype)
     return [trainer.step().loss or 0.0 for _ in range(steps)]
-
-
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "runs", lambda *tensors: False)
-    monkeypatch.setattr(products, "_slow_mkl", lambda: False)
 
 
 def test_in_float32_twenty_steps_have_the_losses_of_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:

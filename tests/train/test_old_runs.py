@@ -35,6 +35,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return {name: found[name].double() for name in found}
 
 
+@pytest.mark.usefixtures("plain_operators")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_of_0_1_goes_on_as_it_did(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
