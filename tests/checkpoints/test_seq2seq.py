@@ -1,7 +1,8 @@
 """Encoder-decoders equal transformers with the same weights: logits, gradients, padding, caches, where dropout falls.
 
 In float64 throughout. In float32, by the formulas of norms and gates, logits within 1e-5 and gradients within 1e-4;
-where a softmax is so sharp that transformers' own float32 is further off its own float64 than that, twice as far as it is.
+where a softmax is so sharp that transformers' own float32 is further off its own float64 than that, twice as far as
+it is.
 """
 
 import copy

@@ -141,8 +141,8 @@ PRODUCTS = {
     "checkpoints/formats/meta.py",
 }
 """Where products with weights are written: the layer and its products, the one that is tied to an embedding, those that
-are put in its place, its fused loss, the same for models of transformers, and the formulas that files of Meta's are checked by. `classic` is plain torch,
-too: the classes that the documents print."""
+are put in its place, its fused loss, the same for models of transformers, and the formulas that files of Meta's are
+checked by. `classic` is plain torch, too: the classes that the documents print."""
 
 
 def test_no_file_but_these_writes_such_a_product() -> None:
