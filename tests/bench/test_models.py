@@ -59,7 +59,10 @@ def test_rows_of_decoding_at_toy_size(without_llama_cpp: None) -> None:
         weights, n = row.case.split()[1], int(row.case.split()[2].removeprefix("rows="))
         own = {decode.ONE_ROW} if n > 1 else set()
         assert set(row.peers) == own | ({decode.TRANSFORMERS} if weights == "bf16" else set())
-        assert row.notes == ["llama.cpp: llama-cpp-python is not installed"]
+        of_speed = "is below its floor"  # of a peer, on a busy machine
+        assert [note for note in row.notes if of_speed not in note] == [
+            "llama.cpp: llama-cpp-python is not installed"
+        ]
         found = json.loads(row.to_line())
         assert found["tokens_per_second"] == pytest.approx(n / found["ours_ms"] * 1e3)
         assert found["ours_gbs"] == pytest.approx(found["bytes"] / found["ours_ms"] * 1e3 / 1e9)
