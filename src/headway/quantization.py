@@ -118,6 +118,8 @@ def round_weights(
     return replace(found, codes=codes.view(outputs, -1)[:, :inputs].contiguous())
 
 
+AT_ONCE = 1 << 18
+"""Weights that are tried at a time."""
 CLIPS = tuple(1 - i / 40 for i in range(19))
 """Shares of the largest weight that may get the largest code, from 1 to 0.55."""
 
@@ -126,7 +128,15 @@ def quantize_clipped(weight: Tensor, bits: int, group: int | None = None) -> Qua
     """Symmetric codes of weights [O, I] with the scale, of `CLIPS` times that of the largest weight, whose squared
     error is least in its group; weights beyond it get the largest code.
 
-    Scales are numbers of bfloat16, so that any dtype that weights are stored in holds them."""
+    Scales are numbers of bfloat16, so that any dtype that weights are stored in holds them. Rows are independent, and
+    done a few at a time, so that what is tried stays in the caches."""
+    step = max(1, AT_ONCE // weight.shape[1])
+    parts = [_clipped(weight[at : at + step], bits, group) for at in range(0, len(weight), step)]
+    codes, scale = (torch.cat([getattr(one, name) for one in parts]) for name in ("codes", "scale"))
+    return replace(parts[0], codes=codes, scale=scale)
+
+
+def _clipped(weight: Tensor, bits: int, group: int | None) -> QuantizedMatrix:
     first = quantize_weights(weight, bits, group)
     each = first.group
     best = torch.full_like(first.scale, torch.inf)
