@@ -136,5 +136,6 @@ def test_what_cannot_be_one_call() -> None:
     assert "scores" in reason(model("bloom"))
     late = Rotary(pairing="halves", scaling=None, trainable=True)
     assert "trained" in reason(model(positions=late))
+    assert "heads of 1 to 512" in reason(model(head_dim=520))
     with pytest.raises(BackendError, match="in the type of the weights"):
         DecodeStep(model(), model().make_cache(1, dtype=torch.int8))

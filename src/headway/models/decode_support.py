@@ -47,6 +47,8 @@ def _odd_block(block: Block) -> str | None:
         return "its kernels know norms in front of layers, not behind them"
     if layer.score.steps or len(layer.pattern.heads) > 1 or layer.mixer.backend not in (AUTO, NATIVE.name):
         return "its kernels know no scores, no pattern of each head, and no other backend"
+    if max(layer.head_dim, layer.value_dim) > c.WIDEST:
+        return f"its kernels take heads of 1 to {c.WIDEST}"
     if layer.rotary.rotates and (
         type(layer.positions) is not Rotary or layer.rotary.frequency_offset is not None
     ):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headway.errors import BackendError
+from headway.hardware import large_pages
 from headway.native import interface as c
 from headway.native.loader import library, threads
 from headway.quantization import QuantizedMatrix
@@ -83,8 +84,10 @@ class Panels(NamedTuple):
         has_zeros = matrix.zero is not None
         if has_zeros:
             parts.append(_of_groups(zero, panels, groups, each or inputs, 0))
+        data = torch.empty(panels, groups, sum(part.shape[2] for part in parts), dtype=torch.uint8)
+        large_pages([data])
         return cls(
-            torch.cat(parts, 2).view(panels, -1),
+            torch.cat(parts, 2, out=data).view(panels, -1),
             matrix.bits,
             outputs,
             inputs,
