@@ -35,15 +35,21 @@ def opened(args: argparse.Namespace) -> tuple[Any, list[int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="1.1b", help=f"{', '.join(DECODERS)}, or a folder")
     parser.add_argument("--prompt", default="The", help="of a folder's model")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     model, prompt = opened(args)
-    print(f"{args.model}, {args.tokens} tokens, {torch.get_num_threads()} threads, medians of {args.turns} turns\n")
-    print("| text | plain tok/s | drafts tok/s | ratio | drafted | accepted |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        f"{args.model}, {args.tokens} tokens, {torch.get_num_threads()} threads, medians of {args.turns} turns\n"
+    )
+    print(
+        "| text | plain tok/s | drafts tok/s | ratio | drafted | accepted |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for name, sampling in TEXTS.items():
         config = GenerationConfig(max_new_tokens=args.tokens, sampling=sampling)
         sides: Mapping[str, NgramDraft | None] = {"plain": None, "drafts": NgramDraft()}
