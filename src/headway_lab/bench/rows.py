@@ -6,7 +6,7 @@ import datetime
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -114,7 +114,7 @@ def to_text(rows: Sequence[Row]) -> str:
     parts = []
     for bench in dict.fromkeys(row.bench for row in rows):
         some = [row for row in rows if row.bench == bench]
-        tables = [_memory(some), _growth(some)] if bench == "memory" else [_rates(some)]
+        tables = TABLES[bench](some) if bench in TABLES else [_rates(some)]
         parts += [_where(some), *tables, _notes(some)]
     return "\n\n".join(part for part in parts if part)
 
@@ -148,9 +148,7 @@ def _rates(rows: Sequence[Row]) -> str:
             **({"threads": row.machine.get("threads")} if several else {}),
             "ms": row.ours_ms,
             **({"tokens/s": row.extra.get("tokens_per_second")} if speeds else {}),
-            "rate": f"{row.rate / 1e9:.4g} {'GB/s' if row.bound == 'reads' else 'GFLOP/s'}"
-            if row.rate
-            else "",
+            "rate": _rate(row),
             "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
             "best peer": _times(row.ratio_best_peer),
             "tuned": _times(row.ratio_best_tuned),
@@ -179,6 +177,47 @@ def _memory(rows: Sequence[Row]) -> str:
     return _table(body) + "\n  MiB beyond: held beyond inputs and outputs" if body else ""
 
 
+def of_steps(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of `--operators` by the step that they are of."""
+    steps: dict[str, list[Row]] = {}
+    for row in rows:
+        steps.setdefault(row.case.rpartition(": ")[0], []).append(row)
+    return steps
+
+
+def _operators(rows: Sequence[Row]) -> str:
+    body = [
+        {
+            "operator": row.case.rpartition(": ")[2],
+            "calls": row.extra["calls"],
+            "ms": row.ours_ms,
+            "of step": f"{row.extra['share_of_step']:.1%}",
+            "MB": row.extra["bytes"] / 1e6,
+            "GFLOP": row.extra["flops"] / 1e9,
+            "rate": _rate(row),
+            "limit": {"reads": "reading", "products": "products"}[row.bound] if row.rate else "",
+            "of limit": f"{row.share_of_limit:.0%}" if row.share_of_limit is not None else "",
+        }
+        for row in rows
+    ]
+    return f"{step_title(rows)}\n{_table(body)}"
+
+
+def step_title(rows: Sequence[Row]) -> str:
+    """What one step takes, and the limits of its operators."""
+    first = rows[0].extra
+    return (
+        f"{rows[0].case.rpartition(': ')[0]}: {first['step_ms']:.4g} ms, {first['tokens_per_second']:.4g} tokens/s; "
+        f"limits: reading {first['read_gbs']:.3g} GB/s, products {first['peak_gflops']:.4g} GFLOP/s"
+    )
+
+
+TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
+    "memory": lambda rows: [_memory(rows), _growth(rows)],
+    "operators": lambda rows: [_operators(some) for some in of_steps(rows).values()],
+}
+
+
 def _growth(rows: Sequence[Row]) -> str:
     body = [
         {
@@ -196,6 +235,10 @@ def _growth(rows: Sequence[Row]) -> str:
 
 def _table(body: Sequence[Mapping[str, Any]]) -> str:
     return table(tuple(body[0]), [list(row.values()) for row in body])
+
+
+def _rate(row: Row) -> str:
+    return f"{row.rate / 1e9:.4g} {'GB/s' if row.bound == 'reads' else 'GFLOP/s'}" if row.rate else ""
 
 
 def _power(exponent: float | None) -> str:

@@ -174,10 +174,15 @@ class Same(Objective[Any]):
         return self.parts
 
 
-def ours(case: Case, dtype: str) -> Side:
-    """What `headway train` does in a step, with its defaults."""
+def ours(case: Case, dtype: str, workers: int | None = None) -> Side:
+    """What `headway train` does in a step, with its defaults, or with so many workers."""
     config = TextConfig(
-        data="none", context=case.tokens, batch_tokens=case.rows * case.tokens, dtype=NAMES[dtype], lr=LR
+        data="none",
+        context=case.tokens,
+        batch_tokens=case.rows * case.tokens,
+        dtype=NAMES[dtype],
+        lr=LR,
+        workers=workers,
     )
     model, kind = build(case.spec, seed=0), DTYPES[NAMES[dtype]]
     workers = int(choose_workers(config, case.spec, parameter_count(case.spec) * kind.itemsize).what)

@@ -9,7 +9,7 @@ import typer
 
 from headway.cli._shared import application, note, with_options
 from headway.errors import ConfigError
-from headway_lab.cli.bench_run import DTYPES, CasesRun, ModelsRun, Run, check_choices
+from headway_lab.cli.bench_run import DTYPES, CasesRun, ModelsRun, OperatorsOption, Run, check_choices
 
 app = application(
     "What attention and whole models cost on this machine, beside peers: docs/benchmarks.md says how it is measured."
@@ -108,6 +108,7 @@ def decode(
     context: Annotated[
         int, typer.Option("--context", min=2, help="tokens that a step sees, its own with them")
     ] = 512,
+    operators: OperatorsOption = False,
 ) -> int:
     """One more token of each text by a whole LLaMA with random weights: tokens per second, and bytes read per step as a
     share of the bandwidth of reading; beside transformers and llama.cpp on the same weights."""
@@ -121,6 +122,10 @@ def decode(
         context=context,
         effort=QUICK if run.quick else THOROUGH,
     )
+    if operators:
+        from headway_lab.bench.operators import of_decoding
+
+        return run.show(of_decoding(request, note), run.out)
     return run.show(bench.decode(request, note), run.out)
 
 
@@ -131,6 +136,7 @@ def prefill(
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=2, help="of the prompt [default: 2048; 256 with --quick]")
     ] = None,
+    operators: OperatorsOption = False,
 ) -> int:
     """Reading a prompt by a whole LLaMA with random weights: tokens per second, and products as a share of the register
     peak; beside transformers and llama.cpp on the same weights."""
@@ -143,6 +149,10 @@ def prefill(
         tokens=tokens or (256 if run.quick else 2048),
         effort=QUICK if run.quick else bench.USUAL,
     )
+    if operators:
+        from headway_lab.bench.operators import of_prefill
+
+        return run.show(of_prefill(request, note), run.out)
     return run.show(bench.prefill(request, note), run.out)
 
 
@@ -167,6 +177,7 @@ def train(
         bool,
         typer.Option("--memory/--no-memory", help="peak memory of every side, in processes of their own"),
     ] = True,
+    operators: OperatorsOption = False,
     out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None,
 ) -> int:
     """A training step of a whole model: tokens per second, products as a share of the register peak, and peak memory;
@@ -188,6 +199,10 @@ def train(
         memory=memory,
         effort=QUICK if run.quick else bench.USUAL,
     )
+    if operators:
+        from headway_lab.bench.operators import of_training
+
+        return run.show(of_training(request, note), out)
     return run.show(bench.train(request, note), out)
 
 

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16")
 
 
+OperatorsOption = Annotated[
+    bool,
+    typer.Option(
+        "--operators", help="every operator of the step beside its limit, instead of the step beside peers"
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """How much is measured, and where the rows go."""

@@ -1,0 +1,204 @@
+"""Every operator of a step beside what limits it: the rows of `--operators`.
+
+An operator reads or writes so many bytes and does so many FLOPs. With the rates that the same run measures,
+
+    least = max(bytes / read bandwidth, FLOPs / product peak)        share = least / time
+
+and the larger of the two is what limits it (the roofline of Williams et al. 2009). Bytes are those of an operator's
+tensors, once each: where they are still in a cache, a share may exceed 1. Calls of the native kernels are timed one by
+one, a step of decoding operator by operator; torch's operators by its profiler, without those that they call.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from headway.models import ModelSpec
+from headway.models.cost import attention_pairs, kv_bytes_read
+from headway.models.cost.operations import keys_read
+from headway_lab.bench import decode, prefill, train
+from headway_lab.bench.measure import Limit, products, reads
+from headway_lab.bench.models import Written, ids_of
+from headway_lab.bench.native_operators import ATTENTION, ATTENTION_BACKWARD, native_calls
+from headway_lab.bench.rows import Row, machine
+from headway_lab.bench.torch_operators import Found, torch_operators
+
+BENCH = "operators"
+REST = "all else, and Python"
+LEAST = 0.004
+"""The share of a step below which an operator is not listed by itself."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What is taken apart: `call` does it once, on `rows` texts of `tokens` tokens; `decodes`: one more token of
+    each, behind the others."""
+
+    name: str
+    dtype: str
+    spec: ModelSpec
+    rows: int
+    tokens: int
+    call: Callable[[], object]
+    decodes: bool = False
+
+
+@dataclass(frozen=True)
+class Operator:
+    """All calls of one operator in a step."""
+
+    name: str
+    calls: int
+    seconds: float
+    bytes: float
+    flops: float
+
+
+def of_decoding(request: decode.Request, say: Say) -> Iterator[Row]:
+    """The rows of `headway bench decode --operators`."""
+    for name in request.models:
+        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+            written, prompt = Written(name, Path(folder)), ids_of(name, request.context - 1)
+            for weights in request.weights:
+                model = written.ours(weights)
+                for rows in request.rows:
+                    label = f"decode {name} {weights} rows={rows} context={request.context}"
+                    say(label)
+                    call = decode.ours(model, prompt, rows)
+                    step = Step(
+                        name=label, dtype="bfloat16", spec=written.spec, rows=rows, tokens=request.context, call=call,
+                        decodes=True,
+                    )  # fmt: skip
+                    yield from taken_apart(step, request.effort.repeats)
+
+
+def of_prefill(request: prefill.Request, say: Say) -> Iterator[Row]:
+    """The rows of `headway bench prefill --operators`."""
+    for name in request.models:
+        with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
+            written = Written(name, Path(folder))
+            for weights in request.weights:
+                label = f"prefill {name} {weights} n={request.tokens}"
+                say(label)
+                call = prefill.ours(written.ours(weights), ids_of(name, request.tokens))
+                step = Step(
+                    name=label, dtype="bfloat16", spec=written.spec, rows=1, tokens=request.tokens, call=call
+                )
+                yield from taken_apart(step, request.effort.least)
+
+
+def of_training(request: train.Request, say: Say) -> Iterator[Row]:
+    """The rows of `headway bench train --operators`: micro batches one after the other, each by all threads."""
+    for name in request.cases:
+        case = train.CASES[name]
+        for dtype in request.dtypes:
+            label = f"train {name} {dtype}"
+            say(label)
+            call = train.ours(case, dtype, workers=1)
+            step = Step(
+                name=label, dtype=dtype, spec=case.spec, rows=case.rows, tokens=case.tokens, call=call
+            )
+            yield from taken_apart(step, request.effort.least)
+
+
+def taken_apart(step: Step, repeats: int) -> list[Row]:
+    """A row for each operator, the longest first; the last is all else. Times are medians over `repeats` steps."""
+    kind = getattr(torch, step.dtype)
+    limits = {"reads": reads(kind), "products": products(kind)}
+    step.call()
+    rates: dict[str, list[float]] = {name: [] for name in limits}
+    wholes, found = [], []
+    for _ in range(repeats):
+        for name, limit in limits.items():
+            rates[name].append(limit.measure())
+        wholes.append(_seconds(step.call))
+        found.append(_operators(step))
+    whole, best = median(wholes), {name: median(some) for name, some in rates.items()}
+    operators = [
+        replace(one, seconds=median(each[name].seconds if name in each else 0.0 for each in found))
+        for name, one in found[0].items()
+    ]
+    listed = sorted(
+        (_with_attention(one, step) for one in operators if one.seconds >= LEAST * whole),
+        key=lambda one: -one.seconds,
+    )
+    rest = Operator(REST, 1, max(0.0, whole - sum(one.seconds for one in listed)), 0.0, 0.0)
+    return [_row(one, step, whole, best, limits) for one in (*listed, rest)]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _operators(step: Step) -> dict[str, Operator]:
+    with native_calls() as calls:
+        others = [] if step.decodes else torch_operators(step.call)
+        if step.decodes:
+            step.call()
+    by: dict[str, list[Found]] = {}
+    for one in (*calls, *others):
+        by.setdefault(one.name, []).append(one)
+    return {
+        name: Operator(
+            name,
+            len(some),
+            *(sum(getattr(one, key) for one in some) for key in ("seconds", "bytes", "flops")),
+        )
+        for name, some in by.items()
+    }
+
+
+def _with_attention(one: Operator, step: Step) -> Operator:
+    """FLOPs of attention: 4 D for each pair that is seen, 2.5 times that backward; of a step of decoding also the
+    bytes of keys and values."""
+    spec = step.spec
+    if one.name not in (ATTENTION, ATTENTION_BACKWARD):
+        return one
+    if step.decodes:
+        pairs = sum(keys_read(pattern, step.tokens, spec.heads) for pattern in spec.patterns)
+        read = kv_bytes_read(spec, step.tokens, getattr(torch, step.dtype), step.rows)
+        one = replace(one, bytes=float(read))
+    else:
+        pairs = attention_pairs(spec, step.tokens)
+    times = 1.0 if one.name == ATTENTION else 2.5
+    return replace(one, flops=times * 4.0 * spec.head_dim * pairs * step.rows)
+
+
+def _row(
+    one: Operator, step: Step, whole: float, best: Mapping[str, float], limits: Mapping[str, Limit]
+) -> Row:
+    work = {"reads": one.bytes, "products": one.flops}
+    least = {name: work[name] / best[name] for name in limits}
+    bound = max(least, key=lambda name: least[name])
+    counted = bool(work[bound] and one.seconds)
+    return Row(
+        BENCH,
+        f"{step.name}: {one.name}",
+        step.dtype,
+        bound=bound,
+        ours_ms=one.seconds * 1e3,
+        rate=work[bound] / one.seconds if counted else None,
+        share_of_limit=least[bound] / one.seconds if counted else None,
+        extra={
+            "calls": one.calls,
+            "bytes": one.bytes,
+            "flops": one.flops,
+            "share_of_step": one.seconds / whole,
+            "step_ms": whole * 1e3,
+            "tokens_per_second": step.rows * (1 if step.decodes else step.tokens) / whole,
+            "read_gbs": best["reads"] / 1e9,
+            "peak_gflops": best["products"] / 1e9,
+        },
+        machine={**machine("auto"), "limit": limits[bound].name, "limit_rate": best[bound] / 1e9},
+    )
