@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from headway.checkpoints import change_pairing, config_from_spec, load_folder, save_folder
 from headway.checkpoints.formats.meta import META
 from headway.models import ModelSpec, build
+from headway.models.quantize import weight_kind
+from headway.nn import QuantizedLinear, block_linears, replace_linear
 from headway.positions import Rotary
+from headway.quantization import quantize_weights
 from tests.checkpoints.test_meta_shards import split
 
 pytestmark = pytest.mark.skipif(
@@ -30,6 +34,7 @@ from headway.checkpoints import folder, restore
 from headway.checkpoints.formats import llama2c, meta
 from headway.storage import lazy
 from headway.models import ModelSpec
+from headway.generate.session import DecoderSession
 def status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(l.split()[1]) for l in lines if l.startswith(name + ":")) * 1024
@@ -41,11 +46,13 @@ Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 model = load(folder_path)
 peak = status("VmHWM") - before
-size = sum(p.numel() * p.element_size() for p in model.parameters())
+size = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 print(peak, size)
 """
 LOADS = {
     "as it is": "return c.load_model(folder_path)",
+    "decoding": "m = c.load_model(folder_path); s = DecoderSession(m, [[1, 2, 3], [4, 5, 6]]); s.start(); "
+    "[s.step([[7], [8]]) for _ in range(3)]; assert s._native is not None; return m",
     "in float32": "return c.load_model(folder_path, dtype=torch.float32)",
     "turned": "f = c.load_folder(folder_path); state, spec = c.change_pairing(f.tensors, f.spec, 'adjacent'); "
     "return restore.fill(spec, state, dtype=torch.float32)",
@@ -88,6 +95,23 @@ def a_folder(dtype=torch.float32, shard_bytes=10**12, tied=False, both=False):
     return put
 
 
+def a_quantized_folder(weights):
+    def rounded(weight):
+        matrix = quantize_weights(weight, *weight_kind(weights))
+        return replace(matrix, scale=matrix.scale.bfloat16().float())
+
+    def put(folder, width):
+        model = build(spec_of(width, layers=10), dtype=torch.bfloat16, seed=0).requires_grad_(False)
+        names = block_linears(model)
+        replace_linear(
+            model,
+            lambda name, one: QuantizedLinear(one, rounded(one.matrix)) if name in names else one,
+        )
+        save_folder(folder, model)
+
+    return put
+
+
 def test_the_peak_of_loading_turned_and_cast_shards(tmp_path):
     assert measure(tmp_path, "turned", a_folder(torch.bfloat16, 8_000_000)) < ALLOWED
 
@@ -106,6 +130,15 @@ def test_the_peak_of_loading_turned_and_cast_shards(tmp_path):
     ids=["one file", "shards", "tied", "tied, stored twice", "cast", "turned"],
 )
 def test_the_peak_of_loading_a_folder(tmp_path, how, put):
+    assert measure(tmp_path, how, put) < ALLOWED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["as it is", "decoding"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+def test_the_peak_of_a_folder_of_few_bits_also_when_it_decodes(tmp_path, weights, how):
+    """A step reads the weights where they lie: no second copy is made of them."""
+    put = a_folder(torch.bfloat16) if weights == "bf16" else a_quantized_folder(weights)
     assert measure(tmp_path, how, put) < ALLOWED
 
 

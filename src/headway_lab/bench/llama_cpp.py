@@ -78,6 +78,13 @@ class LlamaCpp:
         self._past = len(ids)
         return self._logits(1)
 
+    def score(self, ids: Sequence[int]) -> Tensor:
+        """Logits [T, V] after every token of a text, read into the first row."""
+        self._c.llama_memory_clear(self._memory, True)
+        self._fill([(token, place, 0, True) for place, token in enumerate(ids)])
+        self._past = len(ids)
+        return self._logits(len(ids))
+
     def spread(self) -> None:
         """What the first row has read, every row has."""
         for row in range(1, self.rows):

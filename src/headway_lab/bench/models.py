@@ -18,9 +18,9 @@ from headway.checkpoints import change_pairing, load_folder, load_model, save_fo
 from headway.checkpoints.formats.gguf.model import write_model
 from headway.models import Decoder, ModelSpec, build
 from headway.models.cost import weight_bytes
-from headway.models.quantize import quantize_model
+from headway.nn import QuantizedLinear, replace_linear
 from headway.positions import Rotary
-from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType
+from headway.storage.gguf_blocks import BF16, Q4_0, Q8_0, BlockType, codes, quantize
 from headway_lab.bench.cases import check_names
 from headway_lab.bench.inputs import UnsupportedCase
 from headway_lab.bench.transformers_layers import transformers
@@ -61,10 +61,15 @@ class Written:
         save_folder(folder / "hf", build(self.spec, dtype=torch.bfloat16, seed=0))
 
     def ours(self, weights: str) -> Decoder:
-        """In headway; quantised as `headway quantize` does, the output layer too."""
+        """In headway; weights of 8 and 4 bits have the codes and scales of the GGUF file (`headway quantize` looks for
+        better ones of as many bytes, which takes minutes). The output layer's, too."""
         model = load_model(self.folder / "hf")
         if weights != "bf16":
-            quantize_model(model, weights, output=True)
+            kind = WEIGHTS[weights]
+            model.eval().requires_grad_(False)
+            replace_linear(
+                model, lambda _, one: QuantizedLinear(one, codes(quantize(one.matrix, kind), kind))
+            )
         return model
 
     def transformers(self) -> Any:

@@ -20,15 +20,15 @@ struct Widened {
   alignas(64) char at[DEEP * STEP];
 
   Panel of(const Panel& p, int64_t count) {
-    const vi up = splat_int(p.has_zeros ? 0 : 0x78787878);
+    const vu up = (vu)splat_int(p.has_zeros ? 0 : 0x78787878);
     for (int64_t g = 0; g < count; g++) {
       const char* from = p.at + g * p.step;
       char* to = at + g * STEP;
       for (int i = 0; i < 4 * UNIT; i += W) {
         fetch(from + 4 * i);
         vi w = load_int((const int32_t*)from + i);
-        *(vi_any*)(to + 4 * i) = (w & 0x0F0F0F0F) + up;
-        *(vi_any*)(to + 4 * (i + 4 * UNIT)) = ((w >> 4) & 0x0F0F0F0F) + up;
+        *(vi_any*)(to + 4 * i) = (vi)((vu)(w & 0x0F0F0F0F) + up);
+        *(vi_any*)(to + 4 * (i + 4 * UNIT)) = (vi)((vu)((w >> 4) & 0x0F0F0F0F) + up);
       }
       memcpy(to + 8 * 64, from + 4 * 64, (size_t)(p.step - 4 * 64));
     }

@@ -31,6 +31,7 @@ INLINE int panel_size(int words) { return WIDE < 4 ? words * UNIT : UNIT; }  // 
 
 typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef float vf_any __attribute__((vector_size(4 * W), aligned(2), may_alias));
 typedef int32_t vi_any __attribute__((vector_size(4 * W), aligned(2), may_alias));
 
