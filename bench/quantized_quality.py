@@ -1,5 +1,5 @@
-r"""What weights of 8 and 4 bits cost a trained model: KL to the model as it is, perplexity and bytes, beside llama.cpp's
-q8_0 and q4_0 of the same weights.
+r"""What weights of 8 and 4 bits cost a trained model: KL to the model as it is, perplexity and bytes, beside
+llama.cpp's q8_0 and q4_0 of the same weights.
 
     headway train --data TEXT --validation-share 0.02 --vocab 8192 --depth 8 --width 512 --heads 8 --kv-heads 4 \
         --hidden 1408 --no-tied --context 512 --batch-tokens 4096 --steps 600 --dtype bf16 --out runs/32m
@@ -61,7 +61,7 @@ def sides(
     output = not folder.spec.tied
     yield (
         "headway bf16",
-        folder.stored.nbytes // folder_width(folder) * 2,
+        weight_bytes(folder.spec),
         of_headway(folder.path, torch.bfloat16),
     )
     for weights in ("int8", "int4"):

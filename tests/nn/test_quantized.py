@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.native import linear as kernels
-from headway.native.linear import Panels
+from headway.native.linear import PANEL, Panels
 from headway.native.loader import library
 from headway.nn import Linear, QuantizedLinear
 from headway.nn.quantized import dequantized_linear, products
@@ -110,6 +110,16 @@ def test_products_are_sums_of_integers(
         found = layer(x)
     assert found.dtype == dtype
     assert torch.all((found.double() - wanted).abs() <= within)
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+def test_a_large_matrix_is_packed_as_its_rows_are(
+    bits: int, group: int | None, symmetric: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = quantize_weights(numbers(75, 150), bits, group, symmetric=symmetric)
+    whole = Panels.pack(matrix)
+    monkeypatch.setattr("headway.native.linear.AT_ONCE", 2 * PANEL * 150)
+    assert torch.equal(Panels.pack(matrix).data, whole.data)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)

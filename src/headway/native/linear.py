@@ -30,6 +30,8 @@ PANEL, GROUP = 16, 32
 MOST_ROWS = 64
 """Rows of a step of decoding, at most."""
 FLOATS = torch.float32, torch.bfloat16
+AT_ONCE = 1 << 18
+"""Weights that are packed at a time."""
 
 
 class Panels(NamedTuple):
@@ -62,40 +64,49 @@ class Panels(NamedTuple):
         if each is not None and each % GROUP:
             raise BackendError(f"the kernels take groups of a multiple of {GROUP} inputs, not of {each}")
         panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
-        zero = matrix.zero_or_middle
-        codes = _padded(matrix.codes, panels * PANEL, groups * GROUP, 1 << matrix.bits - 1)
-        if groups * GROUP > inputs:  # what stands behind the end is multiplied by zeros; any code will do
-            codes[:, inputs:] = 1 << matrix.bits - 1
-        words = codes.view(panels, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)  # [P, G, 8, 16, 4]
-        if matrix.bits == 4:
-            words = words[:, :, :4] | words[:, :, 4:] << 4
-        parts = [words.reshape(panels, groups, -1)]
-        factor = matrix.scale[:, 0].float()
-        if each is not None:
-            top = matrix.scale.abs().amax(1).float()
-            factor = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
-            scale = (matrix.scale.float() / factor.unsqueeze(1)).half()
-            parts.append(
-                _of_groups(scale, panels, groups, each, 0)
-                .contiguous()
-                .view(torch.uint8)
-                .view(panels, groups, -1)
-            )
-        has_zeros = matrix.zero is not None
-        if has_zeros:
-            parts.append(_of_groups(zero, panels, groups, each or inputs, 0))
-        data = torch.empty(panels, groups, sum(part.shape[2] for part in parts), dtype=torch.uint8)
-        large_pages([data])
-        return cls(
-            torch.cat(parts, 2, out=data).view(panels, -1),
+        top = matrix.scale.abs().amax(1).float()
+        power = torch.exp2(torch.floor(torch.log2(top.clamp_min(torch.finfo(torch.float32).tiny))))
+        factor = power if each else matrix.scale[:, 0].float()
+        form = cls(
+            torch.empty(0),
             matrix.bits,
             outputs,
             inputs,
             each is not None,
-            has_zeros,
+            matrix.zero is not None,
             factor,
             each or inputs,
         )
+        # What stays is allocated before what is made on the way, a few panels at a time: no holes are left between.
+        data = torch.empty(panels, groups, form.group_bytes, dtype=torch.uint8)
+        large_pages([data])
+        step = max(1, AT_ONCE // (PANEL * inputs))
+        for first in range(0, panels, step):
+            data[first : first + step] = form._packed(matrix, slice(first * PANEL, (first + step) * PANEL))
+        return form._replace(data=data.view(panels, -1))
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of 32 inputs of a panel."""
+        return PANEL * (GROUP * self.bits // 8 + 2 * self.has_scales + self.has_zeros)
+
+    def _packed(self, matrix: QuantizedMatrix, rows: slice) -> Tensor:
+        """These rows of a matrix, whole panels: uint8 [panels, G, group_bytes]."""
+        codes = matrix.codes[rows]
+        panels, groups, middle = -(-len(codes) // PANEL), -(-self.inputs // GROUP), 1 << self.bits - 1
+        # what stands behind the last input is multiplied by zeros; any code will do
+        words = _padded(codes, panels * PANEL, groups * GROUP, middle).view(panels, PANEL, groups, 8, 4)
+        words = words.permute(0, 2, 3, 1, 4)  # [panels, G, 8, 16, 4]
+        if self.bits == 4:
+            words = words[:, :, :4] | words[:, :, 4:] << 4
+        parts = [words.reshape(panels, groups, -1)]
+        if self.has_scales:
+            scale = (matrix.scale[rows].float() / self.factor[rows].unsqueeze(1)).half()
+            halves = _of_groups(scale, panels, groups, self.group, 0).contiguous()
+            parts.append(halves.view(torch.uint8).view(panels, groups, -1))
+        if matrix.zero is not None:
+            parts.append(_of_groups(matrix.zero[rows], panels, groups, self.group, 0))
+        return torch.cat(parts, 2)
 
     def unpack(self, first: int = 0, count: int | None = None) -> QuantizedMatrix:
         """The matrix again, with the scales as they are kept; of `count` panels from `first`, all unless given."""

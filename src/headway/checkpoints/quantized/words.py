@@ -23,7 +23,9 @@ def to_words(codes: Tensor, bits: int) -> Tensor:
 
 def from_words(words: Tensor, bits: int, columns: int) -> Tensor:
     """The inverse: uint8 [R, columns]."""
-    found = words.contiguous().view(torch.uint8)
+    packed = found = words.contiguous().view(torch.uint8)
     if bits == 4:
-        found = torch.stack((found & 15, found >> 4), 2).flatten(1)
+        found = packed.new_empty(len(packed), 2 * packed.shape[1])
+        torch.bitwise_and(packed, 15, out=found[:, ::2])
+        torch.bitwise_right_shift(packed, 4, out=found[:, 1::2])
     return found[:, :columns].contiguous()
