@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -134,9 +135,10 @@ def formula_image(tex: str) -> str:
     from matplotlib.mathtext import math_to_image
 
     written = io.BytesIO()
-    with matplotlib.rc_context({"mathtext.fontset": "cm", "svg.hashsalt": "headway"}):
+    with matplotlib.rc_context({"mathtext.fontset": "cm", "svg.hashsalt": "headway", "font.size": 14}):
         math_to_image(f"${tex}$", written, format="svg", prop=None, dpi=72)
-    return f'<img alt="{escape(tex)}" src="{data_uri(written.getvalue(), "image/svg+xml")}">'
+    undated = re.sub(rb"<metadata>.*?</metadata>", b"", written.getvalue(), flags=re.DOTALL)
+    return f'<img alt="{escape(tex)}" src="{data_uri(undated, "image/svg+xml")}">'
 
 
 def data_uri(data: bytes, kind: str) -> str:
