@@ -69,6 +69,7 @@ SUBCOMMANDS = [
     "inspect",
     "tokenize",
     "plan",
+    "diff",
     "doctor",
     "bench",
     "demo",

@@ -7,10 +7,10 @@ import torch
 
 from headway.checkpoints import convert, load_model, save_folder
 from headway.checkpoints.formats import conversion
-from headway.checkpoints.inspection import layer_numbers
 from headway.cli import run
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, build, cost
+from headway.models.description import layer_numbers
 from headway.patterns import Causal, Window
 from headway.positions import Rotary, YaRN
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from headway.checkpoints.hf.config_keys import OURS
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.errors import CheckpointError
 from headway.models import ModelSpec, cost
+from headway.models.description import patterns_by_layer
 from headway.models.head import TASKS
 from headway.positions import Rotary
 from headway.storage.dtypes import choose_dtype
@@ -120,28 +119,6 @@ def inspect(path: str | Path, *, allow_pickle: bool = False) -> Inspection:
         generation=dict(folder.generation),
         transformers=transformers_verdict(spec) if folder.format == "hf" else BY_CONVERSION,
     )
-
-
-def patterns_by_layer(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
-    """(layers, pattern) for each pattern, as text."""
-    where: dict[str, list[int]] = {}
-    for number, pattern in enumerate(spec.patterns):
-        where.setdefault(str(pattern), []).append(number)
-    return tuple((layer_numbers(numbers), pattern) for pattern, numbers in where.items())
-
-
-def layer_numbers(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5, 7 as "0-2, 5, 7"; an even stride of three or more as "0, 2 .. 10"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    steps = {b[0] - a[0] for a, b in pairwise(runs)}
-    if len(runs) > 3 and len(steps) == 1 and all(len(run) == 1 for run in runs):
-        return f"{runs[0][0]}, {runs[1][0]} .. {runs[-1][0]}"
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _rotary(folder: Folder) -> RotaryFacts | None:

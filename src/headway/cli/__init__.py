@@ -72,6 +72,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": Command("What a checkpoint is: sizes, positions, pairing, patterns", "headway.cli.inspect"),
     "tokenize": Command("The tokens of a text, with ids and offsets", "headway.cli.inspect:tokenize"),
     "plan": Command("Does it fit, what does it move, how fast: before anything runs", "headway.cli.plan"),
+    "diff": Command("What differs between two models, in words and numbers", "headway.cli.diff"),
     "doctor": Command("What is usable on this machine, and why not", "headway.cli.doctor"),
 }
 

@@ -31,6 +31,8 @@ def command(
 
 def text(found: "Inspection") -> str:
     """The report for people."""
+    from headway.models.description import biases
+
     spec, limit, unused = found.spec, found.context_limit, found.unused
     longest = "runs beyond it too" if limit is None else f"refuses more than {limit:,}"
     before = found.rotary.before_scaling if found.rotary else None
@@ -53,7 +55,7 @@ def text(found: "Inspection") -> str:
         ("runs in", found.runs_in),
         ("shape", _shape(spec)),
         ("heads", _heads(spec)),
-        ("biases", _biases(spec)),
+        ("biases", biases(spec)),
         ("norms", _norms(spec)),
         ("context", f"{spec.trained_context:,} tokens{scaled}; {longest}"),
         ("keys, values", _kept(found)),
@@ -109,8 +111,10 @@ def _shape(spec: "ModelSpec") -> str:
 
 
 def _heads(spec: "ModelSpec") -> str:
+    from headway.models.description import heads
+
     return (
-        f"{spec.heads} query, {spec.kv_heads} key/value ({spec.layout.kind}), {spec.head_dim} dims each"
+        heads(spec)
         + (", queries and keys normed" if spec.qk_norm else "")
         + (", projections of their own for global tokens" if spec.global_projections else "")
         + (f", linear attention ({spec.linear})" if spec.linear is not None else "")
@@ -135,20 +139,10 @@ def _kept(found: "Inspection") -> str:
 def _encoder(spec: "ModelSpec | None") -> list[str]:
     if spec is None:
         return []
-    from headway.checkpoints.inspection import patterns_by_layer
+    from headway.models.description import patterns_by_layer
 
     seen = "; ".join(f"layers {layers}: {pattern}" for layers, pattern in patterns_by_layer(spec))
     return [_shape(spec), _heads(spec), _norms(spec), f"{seen}; {spec.positions}"]
-
-
-def _biases(spec: "ModelSpec") -> str:
-    there = {
-        "query, key, value": spec.qkv_bias,
-        "attention output": spec.out_bias,
-        "feed-forward": spec.mlp_bias,
-        "output layer": spec.output_bias,
-    }
-    return ", ".join(name for name, has in there.items() if has) or "none"
 
 
 def models(json: JsonOption = False) -> None:

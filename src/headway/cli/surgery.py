@@ -165,8 +165,8 @@ def window(
     ] = None,
 ) -> None:
     """A window and attention sinks where a layer saw everything: its cache stops growing."""
-    from headway.checkpoints.inspection import layer_numbers
     from headway.choice import Choice
+    from headway.models.description import layer_numbers
     from headway.surgery import open_layers, parse_layers, put_window
 
     folder = run.open()

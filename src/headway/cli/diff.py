@@ -1,0 +1,121 @@
+"""`headway diff A B`: what differs between two models, in words and numbers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headway.cli._shared import JsonOption, print_report
+from headway.report import table
+
+if TYPE_CHECKING:
+    from headway.models import ModelSpec
+    from headway.models.difference import Difference, Number
+
+    Found = tuple[ModelSpec, str]
+
+DEPTH, VOCAB = 12, 32000
+
+
+def command(
+    first: Annotated[str, typer.Argument(metavar="A", help="a size of the catalog, a family, or a folder")],
+    second: Annotated[str, typer.Argument(metavar="B", help="another; a family has the sizes of the other")],
+    context: Annotated[
+        int | None,
+        typer.Option("--context", min=1, help="tokens per row [default: the shorter trained context]"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """What differs between two models: every field of their specs in words, weights, caches and operations in numbers.
+
+    Nothing is loaded or downloaded. A family beside a size has that one's width, depth and heads; two families are
+    compared at 12 layers of width 768.
+    """
+    from headway.models.difference import Difference, differences, numbers
+
+    (a, kept), (b, stored) = find_pair(first, second)
+    specs = a, b
+    tokens = min(spec.trained_context for spec in specs) if context is None else context
+    words, counts = differences(*specs), numbers(*specs, tokens)
+    if kept != stored:
+        words = (*words, Difference("stored weights", kept, stored))
+    report = {
+        "first": first,
+        "second": second,
+        "context": tokens,
+        "differences": [one._asdict() for one in words],
+        "numbers": [{**one._asdict(), "ratio": one.ratio} for one in counts],
+    }
+    print_report(report, to_text((first, second), tokens, words, counts), json)
+
+
+def find_pair(first: str, second: str) -> "tuple[Found, Found]":
+    """Two models, a family in the sizes of the other, or of `ModelSpec.of_depth`; and how each keeps its weights.
+
+    Raises ConfigError for what is neither a folder, a size nor a family."""
+    from headway.models import ModelSpec
+
+    found = find(first), find(second)
+    like = next((one[0] for one in found if one is not None), ModelSpec.of_depth(DEPTH, VOCAB))
+    a, b = (
+        one or (of_family(name, like), "as computed")
+        for name, one in zip((first, second), found, strict=True)
+    )
+    return a, b
+
+
+def find(name: str) -> "Found | None":
+    """The model of a folder, a GGUF file or a size of the catalog; None for a family, which has no sizes."""
+    from headway.checkpoints import inspect
+    from headway.cli.plan import find_model
+    from headway.errors import ConfigError, did_you_mean
+    from headway.models import FAMILIES, catalog
+
+    if name.endswith(".gguf"):
+        folder = inspect(Path(name))
+        return folder.spec, folder.weights or "as computed"
+    known = catalog.names()
+    if name.lower() in known or Path(name).exists() or "/" in name:
+        spec, quantized = find_model(name)
+        return spec, "as computed" if quantized is None else f"int{quantized[0]}, groups of {quantized[1]}"
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"diff: {name!r} is neither a folder, nor a size, nor a family{did_you_mean(name, [*FAMILIES, *known])}; "
+            "`headway models` lists sizes and families"
+        )
+    return None
+
+
+def of_family(name: str, like: "ModelSpec") -> "ModelSpec":
+    """A model of that family as wide and deep as another, with as many heads and as large a vocabulary."""
+    from headway.models import ModelSpec
+    from headway.models.families import find_family
+
+    kind = find_family(name)
+    return ModelSpec.of(
+        name,
+        vocab=like.vocab,
+        width=like.width,
+        layers=like.layers,
+        heads=like.heads,
+        kv_heads=kind.kv_heads(like.heads, 1 if like.heads % 2 else 2),
+        head_dim=like.head_dim,
+        hidden=kind.hidden(like.width),
+    )
+
+
+def to_text(
+    names: tuple[str, str], context: int, words: "tuple[Difference, ...]", counts: "tuple[Number, ...]"
+) -> str:
+    """The report for a terminal: an aspect takes three lines, since its words are long."""
+    if not words:
+        return f"{names[0]} and {names[1]} are the same model but for their weights"
+    wide = max(map(len, names))
+    lines = [
+        f"{one.aspect}\n  {names[0]:<{wide}}  {one.first}\n  {names[1]:<{wide}}  {one.second}"
+        for one in words
+    ]
+    cells = [(one.name, one.first, one.second, one.ratio) for one in counts]
+    return "\n".join(
+        (*lines, "", table((f"in rows of {context:,} tokens", *names, "ratio"), cells, indent=""))
+    )

@@ -1,0 +1,89 @@
+"""What differs between two models, in words and numbers: functions of two `ModelSpec`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from headway.errors import ConfigError
+from headway.models import cost
+from headway.models.description import ASPECTS
+from headway.models.spec import ModelSpec
+
+
+class Difference(NamedTuple):
+    """One aspect that differs, as it is in either model."""
+
+    aspect: str
+    first: str
+    second: str
+
+
+class Number(NamedTuple):
+    """One count in both models; None where a model has no such thing."""
+
+    name: str
+    first: float | None
+    second: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """second / first."""
+        return self.second / self.first if self.first and self.second is not None else None
+
+
+def differences(first: ModelSpec, second: ModelSpec) -> tuple[Difference, ...]:
+    """Every aspect in which the two differ, as `ASPECTS` describes it. Where both have an encoder, its aspects follow
+    those of the decoder."""
+    described = (
+        Difference(name, aspect.words(first), aspect.words(second)) for name, aspect in ASPECTS.items()
+    )
+    found = tuple(one for one in described if one.first != one.second)
+    if first.encoder is None or second.encoder is None:
+        return found
+    inner = differences(first.encoder, second.encoder)
+    own = tuple(one for one in found if one.aspect != "encoder")
+    return (*own, *(one._replace(aspect=f"encoder's {one.aspect}") for one in inner))
+
+
+def numbers(first: ModelSpec, second: ModelSpec, context: int) -> tuple[Number, ...]:
+    """Weights by place, bytes of keys and values, and operations per token, in rows of `context` tokens.
+
+    What an encoder keeps nothing of, and does not decode, is None there. Bytes are those of bfloat16."""
+    sides = [_counted(spec, context) for spec in (first, second)]
+    names = dict.fromkeys(name for side in sides for name in side)
+    return tuple(Number(name, *(side.get(name) for side in sides)) for name in names)
+
+
+def ladder(first: ModelSpec, second: ModelSpec) -> dict[str, ModelSpec]:
+    """From `first` to `second`, one aspect at a time: "first", then by aspect the spec above it with that one changed.
+    The last is `second`.
+
+    Raises ConfigError where a step between them cannot be."""
+    found = {"first": first}
+    for name, aspect in ASPECTS.items():
+        above = list(found.values())[-1]
+        change = {field: getattr(second, field) for field in aspect.fields}
+        if any(getattr(above, field) != value for field, value in change.items()):
+            try:
+                found[name] = replace(above, **change)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"ladder: {name} cannot change by itself, {aspect.words(above)} to {aspect.words(second)}: "
+                    f"{error}; give two models of the same sizes"
+                ) from error
+    return found
+
+
+def _counted(spec: ModelSpec, context: int) -> dict[str, float]:
+    found: dict[str, float] = {"parameters": cost.parameter_count(spec)}
+    found |= {f"... {place}": count for place, count in cost.parameters(spec).items()}
+    found["weights, bytes"] = cost.weight_bytes(spec, torch.bfloat16)
+    if spec.causal:
+        found["keys and values, bytes per token"] = cost.kv_bytes_per_token(spec)
+        found[f"... kept at {context:,} tokens, bytes"] = cost.kv_bytes_stored(spec, context)
+        found["one more token, FLOP"] = cost.decode_flops(spec, context)
+    found["training, FLOP per token"] = cost.train_flops(spec, context)
+    return found

@@ -1,0 +1,146 @@
+"""All topics as one HTML book, in English or Chinese, which needs no network: figures and formulas are in the file."""
+
+import base64
+import io
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from headway.report import cell
+from headway.storage.files import atomic_write, json_text
+from headway_lab.explain import TOPICS, explain, find_topic
+from headway_lab.questions import entries
+
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "en": {
+        "title": "Questions about attention, answered by runs",
+        "seen": "seen at this size",
+        "not seen": "not seen at this size",
+        "table": "the numbers",
+        "what": "what is verified",
+        "run": "run it",
+    },
+    "zh": {
+        "title": "关于注意力的问题,用运行来回答",
+        "seen": "在此规模下可见",
+        "not seen": "在此规模下未见",
+        "table": "数据",
+        "what": "验证的内容",
+        "run": "运行",
+    },
+}
+STYLE = """
+body { max-width: 46rem; margin: 0 auto; padding: 1rem; font: 1rem/1.6 system-ui, sans-serif; color: #222; }
+h2 { margin-top: 3rem; line-height: 1.3; }
+img { max-width: 100%; height: auto; }
+.formula img { display: block; margin: .8rem auto; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; background: #f6f6f4; padding: .6rem; }
+.picture pre, .numbers { overflow-x: auto; }
+.picture pre { white-space: pre; overflow-wrap: normal; }
+table { border-collapse: collapse; font-size: .8rem; }
+td, th { padding: .15rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+.verdict { border-left: .3rem solid #3a7; padding-left: .8rem; }
+.verdict.not { border-color: #b44; }
+"""
+
+
+def write_book(out: Path, language: str = "en", topics: Iterable[str] = tuple(TOPICS)) -> Path:
+    """Write `out/LANGUAGE.html`, and each topic's report and figure beside it. Topics whose reports are there already,
+    with the formulas of today, are not run again.
+
+    Raises ConfigError for a language that is not there, and where a topic is unknown."""
+    found = {entry.topic: entry for entry in entries(language)}
+    reports = {topic: report_of(topic, out) for topic in topics}
+    questions = {topic: TOPICS[topic] if language == "en" else found[topic].ask[0] for topic in reports}
+    words = WORDS[language]
+    chapters = [
+        chapter(report, questions[topic], found[topic].answer, figure_of(topic, out), words)
+        for topic, report in reports.items()
+    ]
+    links = "".join(f'<li><a href="#{topic}">{escape(asked)}</a></li>' for topic, asked in questions.items())
+    page = (
+        f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(words['title'])}</title><style>{STYLE}</style></head><body>"
+        f"<h1>{escape(words['title'])}</h1><ol>{links}</ol>\n" + "\n".join(chapters) + "</body></html>\n"
+    )
+    path = out / f"{language}.html"
+    atomic_write(path, page)
+    return path
+
+
+def report_of(topic: str, out: Path) -> dict[str, Any]:
+    """A topic's report as JSON has it: that of `out/TOPIC.json` where it was made of today's formula, else a run."""
+    path, formula = out / f"{topic}.json", find_topic(topic).FORMULA
+    if path.is_file() and figure_of(topic, out).is_file():
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if report["formula"] == formula:
+            return report
+    report = explain(topic, out).to_json()
+    atomic_write(path, json_text(report))
+    return report
+
+
+def figure_of(topic: str, out: Path) -> Path:
+    """Where `explain` puts a topic's figure."""
+    return out / f"{topic}.png"
+
+
+def chapter(
+    report: Mapping[str, Any], question: str, answer: str, figure: Path, words: Mapping[str, str]
+) -> str:
+    """One topic: question, answer, formulas, what is verified, the figure, the verdict and the numbers."""
+    topic, seen = report["topic"], "seen" if report["seen"] else "not seen"
+    shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
+    formulas = "".join(formula_image(tex) for tex in formulas_of().get(topic, ()))
+    picture = (
+        f'<div class="picture"><pre>{escape(report["picture"])}</pre></div>' if report["picture"] else ""
+    )
+    return (
+        f'<section id="{topic}"><h2>{escape(question)}</h2><p>{escape(answer)}</p>'
+        f'<div class="formula">{formulas}</div>'
+        f"<details><summary>{words['what']}</summary><pre>{escape(report['formula'])}</pre></details>"
+        f'<img alt="{escape(topic)}" src="{data_uri(figure.read_bytes(), "image/png")}">{picture}'
+        f'<p class="verdict{" not" * (not report["seen"])}"><strong>{words[seen]}</strong> '
+        f"({escape(report['setting'])}): {escape(report['finding'])}</p>"
+        f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown)}'
+        f"</div></details><p>{words['run']}: <code>headway explain {topic}</code></p></section>"
+    )
+
+
+def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Numbers as a terminal shows them."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+@cache
+def formulas_of() -> dict[str, list[str]]:
+    """TeX by topic."""
+    text = files("headway_lab.book").joinpath("formulas.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def formula_image(tex: str) -> str:
+    """A formula as an image of the page, with its TeX as text. Raises ValueError for TeX that mathtext lacks."""
+    import matplotlib
+    from matplotlib.mathtext import math_to_image
+
+    written = io.BytesIO()
+    with matplotlib.rc_context({"mathtext.fontset": "cm", "svg.hashsalt": "headway", "font.size": 14}):
+        math_to_image(f"${tex}$", written, format="svg", prop=None, dpi=72)
+    undated = re.sub(rb"<metadata>.*?</metadata>", b"", written.getvalue(), flags=re.DOTALL)
+    return f'<img alt="{escape(tex)}" src="{data_uri(undated, "image/svg+xml")}">'
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    """Bytes as an address of their own."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

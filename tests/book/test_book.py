@@ -1,0 +1,62 @@
+"""The book: every topic has a formula that renders, both languages are whole, and nothing is fetched."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from headway.cli import run
+from headway.errors import ConfigError
+from headway_lab import book
+from headway_lab.book import WORDS, formula_image, formulas_of, write_book
+from headway_lab.explain import TOPICS
+from headway_lab.questions import LANGUAGES
+
+
+def test_every_topic_has_formulas_that_render() -> None:
+    assert set(formulas_of()) == set(TOPICS)
+    for some in formulas_of().values():
+        assert some
+        for tex in some:
+            assert formula_image(tex).startswith("<img alt=")
+
+
+def test_formulas_that_do_not_parse_are_errors() -> None:
+    with pytest.raises(ValueError, match="nofunction"):
+        formula_image(r"\nofunction{x}")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Path) -> None:
+    path = write_book(tmp_path, language, ["permutation", "swish"])
+    page = path.read_text(encoding="utf-8")
+    report = json.loads((tmp_path / "swish.json").read_text())
+    assert f'<html lang="{language}">' in page
+    assert page.count("<section") == 2
+    assert WORDS[language]["seen" if report["seen"] else "not seen"] in page
+    assert report["setting"] in page
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
+    assert "http" not in page
+
+
+def test_reports_that_are_there_are_not_run_again_unless_the_formula_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_book(tmp_path, "en", ["swish"]).read_text()
+    kept = book.explain
+    monkeypatch.setattr(book, "explain", lambda *_: pytest.fail("run again"))
+    assert write_book(tmp_path, "en", ["swish"]).read_text() == first
+    path = tmp_path / "swish.json"
+    path.write_text(path.read_text().replace("beta -> 0", "beta -> 1"))
+    ran = []
+    monkeypatch.setattr(book, "explain", lambda topic, out: ran.append(topic) or kept(topic, out))
+    write_book(tmp_path, "en", ["swish"])
+    assert ran == ["swish"]
+
+
+def test_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="languages are en, zh"):
+        write_book(tmp_path, "fr", [])
+    assert run(["explain", "all", "--out", str(tmp_path), "--lang", "fr"]) == 1
+    assert "languages are en, zh" in capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Questions in words: those of the documents find their topic first, paraphrases among three, others nothing."""
+
+import json
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headway.cli import commands, run
+from headway.errors import ConfigError
+from headway_lab.explain import TOPICS
+from headway_lab.questions import LANGUAGES, Entry, Index, entries, language_of
+from headway_lab.questions.index import stem, terms
+
+PARAPHRASES = tomllib.loads((Path(__file__).parent / "paraphrases.toml").read_text(encoding="utf-8"))
+DOCUMENTS = {
+    "自注意力机制消耗显存的原因是什么?": "memory",
+    "使用滑窗注意力参数量会降低吗?": "memory",
+    "为什么RoPE融入了绝对位置信息和相对位置信息?": "rotary-identity",
+    "为什么不直接对Q向量或K向量进行旋转矩阵操作,而是要分成d/2份?": "rotary-frequencies",
+    "为什么 v 不需要引入位置信息?": "rotary-values",
+    "为什么只给q和k引入位置信息?": "rotary-values",
+    "如果给v向量加入位置信息会怎样?": "rotary-values",
+    "为什么使用RMS Norm?": "norms",
+    "为什么叫旋转位置编码?": "rotary-identity",
+    "rope的外推能力优于Sinusoidal吗?": "extrapolation",
+    "其实我们不需要无限长度的外推性质?一个足够大的窗口已经可以满足需求": "extrapolation",
+    "这种震荡会影响长序列位置建模的效果吗?": "rotary-decay",
+    "这个曲线更加接近线性对长序列会更好吗": "extrapolation",
+    "RoPE作为相对位置编码是否应该具有平移不变性": "rotary-shift",
+    "这里的旋转矩阵Rm=R1^m,这样是不是可以直接用模型去训练R1": "rotary-trained",
+    "选择的构成相对关系的组合维度是可以任意两两组合的吧?": "rotary-forms",
+    "消融过 RoPE 在不同层插入的效果吗?比如只在第一层插入": "rotary-layers",
+    "Q1*K2-Q2*K1的意义是什么呢": "rotary-expansion",
+    "所有维度的角度freq都取1.0/base?": "rotary-frequencies",
+    "对应的让Q=[Q*0.5, Q*0.5], K=[K,K]即可, 请问这种方式你觉得可行嘛?": "rotary-expansion",
+    "为什么使用 self-attention!": "complexity",
+    "如何理解 Layer Norm": "norms",
+    "Transformer 的三个 multi-head attention 的原理和作用": "attention-uses",
+    "Vanilla Transformer 与 LLaMa 的区别": "blocks",
+    "为什么要除以根号d": "scale",
+}
+
+
+@pytest.mark.parametrize(("question", "topic"), DOCUMENTS.items())
+def test_rows_112_113_114_115_a_question_of_the_documents_finds_its_topic_first(
+    question: str, topic: str
+) -> None:
+    assert Index(entries("zh")).find(question)[0].entry.topic == topic
+
+
+def test_paraphrases_are_apart_from_the_index_and_nine_of_ten_find_their_topic_among_three() -> None:
+    index = {language: Index(entries(language)) for language in LANGUAGES}
+    asked = [
+        (q, topic) for language in LANGUAGES for topic, some in PARAPHRASES[language].items() for q in some
+    ]
+    known = {q for language in LANGUAGES for entry in entries(language) for q in entry.ask}
+    assert len(asked) == 60
+    assert known.isdisjoint(q for q, _ in asked)
+    found = [topic in {m.entry.topic for m in index[language_of(q)].find(q)} for q, topic in asked]
+    assert sum(found) >= 0.9 * len(asked)
+
+
+def test_unrelated_questions_are_declined() -> None:
+    index = {language: Index(entries(language)) for language in LANGUAGES}
+    asked = [q for language in LANGUAGES for q in PARAPHRASES["unrelated"][language]]
+    assert len(asked) == 20
+    assert [q for q in asked if index[language_of(q)].find(q)] == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_question_of_the_index_finds_its_own_topic_first(language: str) -> None:
+    index = Index(entries(language))
+    wrong = [q for entry in index.entries for q in entry.ask if index.find(q)[0].entry is not entry]
+    assert wrong == []
+    assert all(language_of(q) == language for entry in index.entries for q in entry.ask)
+
+
+def test_both_languages_have_the_same_entries_and_every_topic_is_one() -> None:
+    english, chinese = ({entry.topic: entry.command for entry in entries(language)} for language in LANGUAGES)
+    assert english == chinese
+    assert set(TOPICS) <= set(english)
+    for topic, command in english.items():
+        words = shlex.split(command)
+        assert words[0] == "headway"
+        assert words[1] in commands()
+        assert command == f"headway explain {topic}" if topic in TOPICS else words[1] != "explain"
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    index = Index(
+        [
+            Entry("a", "", "", ("red cat",), ""),
+            Entry("b", "", "", ("red dog",), ""),
+            Entry("c", "", "", ("owl",), ""),
+        ]
+    )
+    first = index.find("red cat attention")[0]
+    weight = {term: index.idf(term) ** 2 for term in ("red", "cat", stem("attention"))}
+    whole, own = sum(weight.values()), weight["red"] + weight["cat"]
+    assert first.entry.topic == "a"
+    assert first.score == pytest.approx((own / (whole * own) ** 0.5 + own / whole) / 2)
+    assert first.terms == ("cat", "red")
+
+
+def test_terms_have_no_endings_and_chinese_has_neighbours() -> None:
+    assert terms("Padded, padding!") == terms("pad") == {"pad"}
+    assert terms("为什么要旋转") == {"旋转", "旋", "转"}
+    assert terms("???") == frozenset()
+    assert Index(entries("en")).find("???") == ()
+
+
+def test_another_language_is_refused() -> None:
+    with pytest.raises(ConfigError, match="languages are en, zh, got 'fr'"):
+        entries("fr")
+
+
+def test_the_command_answers_in_the_language_of_the_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "--question", "为什么要除以根号d"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("scale: q 与 k")
+    assert "运行: headway explain scale" in text
+    assert run(["explain", "--question", "Why divide by the square root of d?", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["found"][0]["entry"]["topic"] == "scale"
+    assert run(["explain", "--question", "how is coffee brewed"]) == 1
+    assert "no topic answers 'how is coffee brewed'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["scale", "--question", "why"], ["scale", "--lang", "zh"], ["all"], ["--lang", "zh"]]
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", *arguments]) == 1
+    assert "explain" in capsys.readouterr().err
