@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.integrations.transformers import accelerate, restore
+from headway.integrations.transformers.products import side_by_side
+from headway.native.linear import MOST_ROWS
 
 LENGTH, VOCAB = 23, 61
 SIZES: dict[str, Any] = {
@@ -161,6 +164,20 @@ def test_greedy_text_is_as_before(family: str) -> None:
         accelerate(model)
         assert torch.equal(model.generate(ids, **asked), expected)
         restore(model)
+
+
+def test_a_product_of_more_rows_than_a_step_of_decoding_is_torchs_own() -> None:
+    """The kernels sum in another order, so that bits say who has computed it."""
+    model = made("Llama")
+    mlp = model.model.layers[0].mlp
+    rows = torch.randn(MOST_ROWS + 1, 32)
+    expected = [F.linear(rows, one.weight) for one in (mlp.gate_proj, mlp.up_proj)]
+    accelerate(model)
+    with torch.no_grad():
+        assert all(map(torch.equal, side_by_side(rows, (mlp.gate_proj, mlp.up_proj)), expected))
+        few = side_by_side(rows[:MOST_ROWS], (mlp.gate_proj, mlp.up_proj))
+    assert not any(map(torch.equal, few, (t[:MOST_ROWS] for t in expected)))
+    restore(model)
 
 
 class Doubled(nn.Module):

@@ -1,8 +1,8 @@
 """`nn.Linear` as it is in an accelerated model.
 
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
-    else                                  by torch
-    quantised                             `headway.nn.QuantizedLinear`, kept beside the layer
+    more rows, or a gradient              by torch
+    quantised                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
 
 Legend: I numbers in, O numbers out.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.quantize import weight_kind
-from headway.native.linear import Matrix, linear, unsupported_reason
+from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
 from headway.nn import Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
@@ -78,7 +78,7 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     matrices: list[Matrix] = []
     for one in layers:
         kept = quantised(one)
-        if kept is None and one.weight.dtype != x.dtype:
+        if kept is None and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
         matrices.append(one.weight.detach() if kept is None else kept.panels)
     if unsupported_reason(x, matrices) is not None:
