@@ -157,7 +157,7 @@ def largest(gradients: dict[str, Tensor]) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_as_near_to_float64_as_those_of_transformers(family: str) -> None:
-    """In the mean over the tensors of a model: the root of the squared errors over the largest gradient of the layer."""
+    """In the mean over tensors: the root of the mean squared error over the largest gradient of the layer."""
     model = made(family)
     given = inputs(model)
     exact = copy.deepcopy(model).double()

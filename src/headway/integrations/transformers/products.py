@@ -9,7 +9,9 @@ Legend: I numbers in, O numbers out.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
 
@@ -24,6 +26,24 @@ from headway.nn import Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
 QUANTISED, PUT = "_headway_quantised", "_headway_put"
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Weights of 8 or 4 bits beside those of a layer, and which they were made of."""
+
+    layer: QuantizedLinear
+    weight: nn.Parameter
+    version: int
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether these are the rounded weights of this parameter as it is now."""
+        return weight is self.weight and weight._version == self.version
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rounded:
+        weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
+        changes = self.weight._version - self.version
+        return Rounded(copy.deepcopy(self.layer, memo), weight, weight._version - changes)
 
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -91,28 +111,26 @@ def quantise(layer: nn.Linear, weights: str) -> None:
     kept = QuantizedLinear(
         cast(Linear, layer), quantize_clipped(layer.weight.detach(), *weight_kind(weights))
     )
-    layer.__dict__[QUANTISED] = kept, layer.weight._version
+    layer.__dict__[QUANTISED] = Rounded(kept, layer.weight, layer.weight._version)
 
 
 def quantised(layer: nn.Linear) -> QuantizedLinear | None:
     """What `quantise` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
-    found = layer.__dict__.get(QUANTISED)
+    found: Rounded | None = layer.__dict__.get(QUANTISED)
     if found is None:
         return None
-    kept: QuantizedLinear = found[0]
-    version = found[1]
     if layer.training:
         raise ConfigError(
             "a model that was accelerated with weights of 8 or 4 bits is not trained; restore(model), train, and "
             "accelerate it again"
         )
-    if layer.weight._version != version:
+    if not found.is_of(layer.weight):
         raise ConfigError(
             "weights have changed after they were quantised; restore(model) and accelerate(model, weights=...) again"
         )
-    return kept
+    return found.layer
 
 
 def _hooked(module: nn.Module) -> bool:
