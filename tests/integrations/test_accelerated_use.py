@@ -1,4 +1,4 @@
-"""What people do with a model of `transformers` goes on when it is accelerated: saving, generating, copying."""
+"""What people do with a model of `transformers` goes on when it is accelerated: training, saving, generating."""
 
 import copy
 import io
@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-VOCAB = 61
+VOCAB, STEPS = 61, 20
 
 
 def made(**more: Any) -> Any:
@@ -30,10 +30,57 @@ def made(**more: Any) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
+def trained(model: Any, folder: Path, **how: Any) -> list[float]:
+    """The losses of some steps of `Trainer` on a text that repeats itself; labels of some tokens are left out."""
+    from transformers import Trainer, TrainingArguments
+
+    noise = torch.Generator().manual_seed(0)
+    rows = torch.randint(3, VOCAB, (2 * STEPS, 6), generator=noise).repeat(1, 5)
+    labels = torch.where(torch.rand(rows.shape, generator=noise) < 0.3, -100, rows)
+    data: Any = [{"input_ids": a, "labels": b} for a, b in zip(rows, labels, strict=True)]
+    arguments = TrainingArguments(
+        str(folder), max_steps=STEPS, per_device_train_batch_size=4, logging_steps=1, report_to="none", use_cpu=True,
+        learning_rate=1e-2, disable_tqdm=True, save_strategy="no", dataloader_pin_memory=False, **how,
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=data)
+    trainer.train()
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def objects(model: Any) -> list[Any]:
+    """Every module, parameter and buffer by name and identity."""
+    named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    return [(name, id(one)) for name, one in named]
+
+
 def standing(model: Any) -> list[Any]:
     """What stands in each module itself, by name, and which attention is asked for."""
     found: list[Any] = [(name, sorted(one.__dict__)) for name, one in model.named_modules()]
     return [*found, model.config._attn_implementation]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trainer_has_the_same_losses_and_restore_the_same_objects(
+    tmp_path: Path, checkpointing: bool
+) -> None:
+    from headway.integrations.transformers import accelerate, restore
+
+    plain, model = made(), made()
+    expected = trained(plain, tmp_path, activation_checkpointing=checkpointing)
+    before, start = objects(model), model.model.layers[0].mlp.up_proj.weight.detach().clone()
+    accelerate(model)
+    losses = trained(model, tmp_path, activation_checkpointing=checkpointing)
+    assert len(losses) == STEPS
+    assert losses[-1] < 0.9 * losses[0]
+    assert losses == pytest.approx(expected, rel=1e-4)
+    model.eval()
+    ids = torch.randint(3, VOCAB, (1, 8))
+    own = model.generate(ids, max_new_tokens=20, do_sample=False)
+    restore(model)
+    assert objects(model) == before
+    assert standing(model) == standing(plain)  # Trainer, too, leaves something
+    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, start)
+    assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), own)
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
