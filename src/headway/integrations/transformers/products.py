@@ -48,17 +48,16 @@ class Rounded:
 
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Has `module` compute by `forward`, until `take_back`."""
-    module.__dict__["forward"] = MethodType(forward, module)
-    module.__dict__[PUT] = forward
+    module.__dict__["forward"] = module.__dict__[PUT] = MethodType(forward, module)
 
 
 def take_back(module: nn.Module) -> None:
     """What `put` and `quantise` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
     module.__dict__.pop(QUANTISED, None)
-    forward = module.__dict__.get(PUT)
-    if forward is None:
+    ours = module.__dict__.get(PUT)
+    if ours is None:
         return
-    if put_in(module) is not forward:
+    if put_in(module) is not ours.__func__:
         raise ConfigError(
             f"the forward of a {type(module).__name__} was replaced after the model was accelerated; undo that first "
             "(of accelerate: unwrap_model(model, keep_fp32_wrapper=False))"
