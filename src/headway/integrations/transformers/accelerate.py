@@ -10,11 +10,12 @@ and has just computed the same as what takes the place of its `forward` gets tha
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -69,6 +70,15 @@ class State:
 
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     trained: list[nn.Parameter] = field(default_factory=list)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        return State(copy.deepcopy(self.attention, memo), copy.deepcopy(self.trained, memo))
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "an accelerated model is not pickled; keep it by save_pretrained, or restore(model) before and accelerate "
+            "the one that is loaded"
+        )
 
 
 def accelerate(model: nn.Module, weights: str | None = None) -> Report:

@@ -1,15 +1,17 @@
 """`nn.Linear` as it is in an accelerated model.
 
     up to 64 rows on a CPU, no gradient   by the kernels, which read each weight once (`headway.native.linear`)
-    else                                  by torch
-    quantised                             `headway.nn.QuantizedLinear`, kept beside the layer
+    more rows, or a gradient              by torch
+    quantised                             any number of rows by `headway.nn.QuantizedLinear`, kept beside the layer
 
 Legend: I numbers in, O numbers out.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any, cast
 
@@ -19,26 +21,43 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.models.quantize import weight_kind
-from headway.native.linear import Matrix, linear, unsupported_reason
+from headway.native.linear import MOST_ROWS, Matrix, linear, unsupported_reason
 from headway.nn import Linear, QuantizedLinear
 from headway.quantization import quantize_clipped
 
 QUANTISED, PUT = "_headway_quantised", "_headway_put"
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Weights of 8 or 4 bits beside those of a layer, and which they were made of."""
+
+    layer: QuantizedLinear
+    weight: nn.Parameter
+    version: int
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether these are the rounded weights of this parameter as it is now."""
+        return weight is self.weight and weight._version == self.version
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rounded:
+        weight = copy.deepcopy(self.weight, memo)  # its versions are counted anew
+        changes = self.weight._version - self.version
+        return Rounded(copy.deepcopy(self.layer, memo), weight, weight._version - changes)
+
+
 def put(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Has `module` compute by `forward`, until `take_back`."""
-    module.__dict__["forward"] = MethodType(forward, module)
-    module.__dict__[PUT] = forward
+    module.__dict__["forward"] = module.__dict__[PUT] = MethodType(forward, module)
 
 
 def take_back(module: nn.Module) -> None:
     """What `put` and `quantise` have done, undone. Raises ConfigError where somebody has replaced the forward since."""
     module.__dict__.pop(QUANTISED, None)
-    forward = module.__dict__.get(PUT)
-    if forward is None:
+    ours = module.__dict__.get(PUT)
+    if ours is None:
         return
-    if put_in(module) is not forward:
+    if put_in(module) is not ours.__func__:
         raise ConfigError(
             f"the forward of a {type(module).__name__} was replaced after the model was accelerated; undo that first "
             "(of accelerate: unwrap_model(model, keep_fp32_wrapper=False))"
@@ -78,7 +97,7 @@ def by_kernels(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor] | None:
     matrices: list[Matrix] = []
     for one in layers:
         kept = quantised(one)
-        if kept is None and one.weight.dtype != x.dtype:
+        if kept is None and (one.weight.dtype != x.dtype or x.numel() > MOST_ROWS * x.shape[-1]):
             return None
         matrices.append(one.weight.detach() if kept is None else kept.panels)
     if unsupported_reason(x, matrices) is not None:
@@ -91,28 +110,26 @@ def quantise(layer: nn.Linear, weights: str) -> None:
     kept = QuantizedLinear(
         cast(Linear, layer), quantize_clipped(layer.weight.detach(), *weight_kind(weights))
     )
-    layer.__dict__[QUANTISED] = kept, layer.weight._version
+    layer.__dict__[QUANTISED] = Rounded(kept, layer.weight, layer.weight._version)
 
 
 def quantised(layer: nn.Linear) -> QuantizedLinear | None:
     """What `quantise` has put beside a layer.
 
     Raises ConfigError in training mode, and where the layer's own weights have changed since."""
-    found = layer.__dict__.get(QUANTISED)
+    found: Rounded | None = layer.__dict__.get(QUANTISED)
     if found is None:
         return None
-    kept: QuantizedLinear = found[0]
-    version = found[1]
     if layer.training:
         raise ConfigError(
             "a model that was accelerated with weights of 8 or 4 bits is not trained; restore(model), train, and "
             "accelerate it again"
         )
-    if layer.weight._version != version:
+    if not found.is_of(layer.weight):
         raise ConfigError(
             "weights have changed after they were quantised; restore(model) and accelerate(model, weights=...) again"
         )
-    return kept
+    return found.layer
 
 
 def _hooked(module: nn.Module) -> bool:
