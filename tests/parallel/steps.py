@@ -27,7 +27,9 @@ PATTERNS: dict[str, Sequence[Pattern]] = {
 def model_of(name: str, ntk: bool = False) -> Decoder | Encoder:
     """Two layers of two grouped heads, in float64; "global" is an encoder."""
     both, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
-    fields: dict[str, Any] = {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if both else {}
+    fields: dict[str, Any] = (
+        {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if both else {}
+    )
     if ntk:
         fields["positions"] = Rotary(1e4, pairing="halves", scaling=DynamicNTK(4.0, 64))
     spec = ModelSpec.of_depth(

@@ -105,8 +105,8 @@ class _Ring:
 
     def _travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, KeyValues | None]]:
         """(hop, what is read in it, if anything), from hop 0, the rank's own keys."""
-        at, keys = 0, KeyValues(k, v, self.tokens)
-        arrived: KeyValues | None = keys
+        at = 0
+        arrived: KeyValues | None = KeyValues(k, v, self.tokens)
         for hop in self.plan.hops:
             arrive = self._fetch(hop, k, v)
             yield at, arrived
