@@ -6,7 +6,7 @@ Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -113,9 +113,9 @@ def attend_keys(
         if repeated is not None:
             return repeated(q, keys[0])
     call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
-    if len(call.pattern.heads) > 1:
-        return _by_pattern(call, backend, lse)
-    return select.run(call, backend, lse, key)
+    if len(call.pattern.heads) == 1:
+        return select.run(call, backend, lse, key)
+    return by_pattern(call, lambda some: select.run(some, backend, lse))
 
 
 def attention_weights(
@@ -165,8 +165,11 @@ def _numbers(count: int) -> Tokens:
         return Tokens.range(count, device="cpu")
 
 
-def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
-    """One run per distinct pattern: heads that share one run together."""
+def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
+    """`run` of the call; where heads have patterns of their own, once per distinct one: heads that share one run
+    together."""
+    if len(call.pattern.heads) == 1:
+        return run(call)
     device, group = call.q.device, call.heads.group
     parts: list[Partial] = []
     runs = _alike(call.pattern.heads, group)
@@ -183,7 +186,7 @@ def _by_pattern(call: Call, backend: str, lse: bool) -> Partial:
             keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
             head_ids=which,
         )
-        parts.append(select.run(some, backend, lse))
+        parts.append(run(some))
     order = [h for heads, _ in runs for h in heads]
     back = sorted(range(len(order)), key=order.__getitem__)
     out, sums = torch.cat([p.out for p in parts], 1), torch.cat([p.lse for p in parts], 1)

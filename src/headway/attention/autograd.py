@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.attention.backends.base import Backend, Backward
+from headway.attention.backends.base import Backend, Backward, Gradients
 from headway.attention.call import Call
 from headway.attention.key_values import KeyValues
 from headway.errors import BackendError
@@ -32,6 +32,27 @@ def run(backend: Backend, call: Call, lse: bool) -> Partial:
     asked = _Asked(backend, backend.backward, call)
     out, sums = _Attention.apply(asked, call.q, *tensors)  # type: ignore[no-untyped-call]
     return Partial(out, sums)
+
+
+def gradients(backend: Backend, call: Call, merged: Partial, d_out: Tensor, d_lse: Tensor) -> Gradients:
+    """What the one set of keys of `call` contributes to the gradients of a result that was merged from several sets.
+
+    A backend's own backward needs the merged (out, lse) alone. For the others, with w = exp(lse_i - lse), the partial
+    of this set is given the gradients w dOut and w (rowsum(dOut * (out_i - out)) + dlse) of the merge.
+    """
+    if backend.backward is not None:
+        return backend.backward(call, merged.out, merged.lse, d_out, d_lse)
+    (keys,) = call.keys
+    given = (call.q, keys.k, keys.v, *call.parameters)
+    q, k, v, *parameters = leaves = [t.detach().requires_grad_() for t in given]
+    with torch.enable_grad():
+        on = replace(call, q=q, keys=(KeyValues(k, v, keys.tokens),))
+        part = backend.forward(on.with_parameters(parameters), True)
+    weight = torch.exp(part.lse.detach() - merged.lse).masked_fill(part.lse == float("-inf"), 0.0)
+    d = weight.unsqueeze(-1) * d_out
+    d_sum = (d * (part.out.detach() - merged.out)).sum(-1) + weight * d_lse
+    made = torch.autograd.grad((part.out, part.lse), leaves, (d, d_sum), materialize_grads=True)
+    return Gradients(made[0], [made[1]], [made[2]], list(made[3:]))
 
 
 def no_second_derivative(backend: str) -> BackendError:
@@ -80,7 +101,5 @@ class _Attention(torch.autograd.Function):
         q, out, lse, *tensors = ctx.saved_tensors
         made = asked.backward(asked.of(q, tuple(tensors)), out, lse, d_out, d_lse)
         given = [q, *tensors]
-        gradients = [made.q, *made.k, *made.v, *made.parameters]
-        return None, *(
-            g.to(t.dtype) if t.requires_grad else None for g, t in zip(gradients, given, strict=True)
-        )
+        found = [made.q, *made.k, *made.v, *made.parameters]
+        return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(found, given, strict=True))

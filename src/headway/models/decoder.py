@@ -13,6 +13,7 @@ from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
+from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
 
@@ -45,6 +46,7 @@ class Decoder(nn.Module):
         logits_for: Tensor | slice | None = None,
         targets: Tensor | None = None,
         label_smoothing: float | None = None,
+        context: ContextParallel | None = None,
     ) -> Tensor | Losses:
         """Logits of the token that follows each slot; given the tokens that do follow, their summed loss.
 
@@ -58,6 +60,8 @@ class Decoder(nn.Module):
             targets: [B, T] the token that follows each slot, `IGNORE_INDEX` (-100) where none is trained.
             label_smoothing: share of each target that all tokens have evenly; with one given, 0 included,
                 `Losses.each` is differentiable (`chunked_cross_entropy`).
+            context: rows whose tokens are sharded over ranks; ids and targets are `context.take` of theirs. Every rank
+                calls it, and the losses and gradients of all are to be summed.
         Returns:
             [B, N, V], or [number of True, V] for a mask; with targets `Losses`, without ever holding all logits.
         Raises:
@@ -70,7 +74,7 @@ class Decoder(nn.Module):
             raise ConfigError(
                 "label_smoothing smooths targets, and none are given; give targets=, or drop it"
             )
-        hidden = self.hidden(ids, tokens=tokens, cache=cache)
+        hidden = self.hidden(ids, tokens=tokens, cache=cache, context=context)
         if targets is not None:
             x = scaled(hidden, self.spec.logit_scale)
             return output_cross_entropy(
@@ -79,12 +83,21 @@ class Decoder(nn.Module):
         return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
 
     def hidden(
-        self, ids: Tensor, *, tokens: Tokens | None = None, cache: DecoderCache | None = None
+        self,
+        ids: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        cache: DecoderCache | None = None,
+        context: ContextParallel | None = None,
     ) -> Tensor:
         """The states [B, T, M] that logits are computed from; arguments as in `forward`."""
-        tokens = checked_tokens(self.spec, ids, tokens, cache)
+        tokens = checked_tokens(self.spec, ids, tokens, cache, context)
         hidden: Tensor = self.model(
-            ids, tokens, cache=cache, gradient_checkpointing=self.gradient_checkpointing
+            ids,
+            tokens,
+            cache=cache,
+            gradient_checkpointing=self.gradient_checkpointing,
+            context=context,
         )
         return hidden
 

@@ -21,6 +21,7 @@ from headway.nn import (
     named_activation,
     output_cross_entropy,
 )
+from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
 
@@ -55,6 +56,7 @@ class Encoder(nn.Module):
         types: Tensor | None = None,
         logits_for: Tensor | slice | None = None,
         targets: Tensor | None = None,
+        context: ContextParallel | None = None,
     ) -> Tensor | Losses:
         """What the head gives: see `Head`; for a masked-lm head that is given targets, their summed loss.
 
@@ -65,14 +67,20 @@ class Encoder(nn.Module):
             logits_for: for heads with an output per token: the slots that are wanted, as in `Decoder.forward`.
             targets: [B, T] the token that stands in each slot, `IGNORE_INDEX` (-100) where none is trained. The head
                 is computed for the others alone, and hits are counted.
+            context: rows whose tokens are sharded over ranks, as in `Decoder.forward`.
         Raises:
             DataError: ids, types or targets that are not in their tables. ConfigError: tokens that do not fit ids, rows
             beyond the context limit, logits_for with a head that gives one output for a row, targets with a head
-            other than masked-lm.
+            other than masked-lm, a context with a head that gives one output for a row.
         """
-        tokens = checked_tokens(self.spec, ids, tokens)
+        if context is not None and self.spec.head.task in ("classify", "embed"):
+            raise ConfigError(
+                f"Encoder: Head({self.spec.head.task!r}) reads whole rows, and context parallel has a shard of them on "
+                "each rank; train this head without it"
+            )
+        tokens = checked_tokens(self.spec, ids, tokens, context=context)
         check_targets(ids, targets, logits_for)
-        hidden = self.hidden(ids, tokens=tokens, types=types)
+        hidden = self.hidden(ids, tokens=tokens, types=types, context=context)
         if targets is not None:
             return self.head.cross_entropy(hidden, targets)
         if logits_for is not None:
@@ -85,11 +93,22 @@ class Encoder(nn.Module):
         out: Tensor = self.head(hidden, tokens)
         return out
 
-    def hidden(self, ids: Tensor, *, tokens: Tokens | None = None, types: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        ids: Tensor,
+        *,
+        tokens: Tokens | None = None,
+        types: Tensor | None = None,
+        context: ContextParallel | None = None,
+    ) -> Tensor:
         """The last states [B, T, M]; arguments as in `forward`."""
-        tokens = checked_tokens(self.spec, ids, tokens)
+        tokens = checked_tokens(self.spec, ids, tokens, context=context)
         states: Tensor = self.model(
-            ids, tokens, types=types, gradient_checkpointing=self.gradient_checkpointing
+            ids,
+            tokens,
+            types=types,
+            gradient_checkpointing=self.gradient_checkpointing,
+            context=context,
         )
         return states
 

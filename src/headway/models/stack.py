@@ -34,6 +34,7 @@ from headway.nn import (
     check_ids,
     make_norm,
 )
+from headway.parallel import ContextParallel
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.tokens import Tokens
@@ -95,6 +96,7 @@ class TransformerStack(nn.Module):
         memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
         gradient_checkpointing: bool = False,
+        context: ContextParallel | None = None,
     ) -> Tensor:
         """The last states [B, T, M].
 
@@ -107,7 +109,9 @@ class TransformerStack(nn.Module):
             embedding: instead of this stack's own.
             gradient_checkpointing: in training and without a cache, keep only each block's input and compute the rest
                 again in the backward.
+            context: the rows that ids are this rank's shard of.
         """
+        whole = None if context is None else context.whole
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores() if self.scores.steps else ()
         redo = gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
@@ -115,10 +119,12 @@ class TransformerStack(nn.Module):
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
             if shared not in rotations:
-                rotations[shared] = block.self_attn.rotary(tokens, x_BTM.dtype)
+                rotations[shared] = block.self_attn.rotary(tokens, x_BTM.dtype, whole=whole)
             given: dict[str, Any] = {"tokens": tokens, "rotation": rotations[shared], "score": score}
             if memory is not None:
                 given["memory"] = memory[i]
+            if context is not None:
+                given["context"] = context
             if redo:
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
@@ -247,13 +253,20 @@ def _checked_types(types: Tensor | None, ids: Tensor, rows: int) -> Tensor:
 
 
 def checked_tokens(
-    spec: ModelSpec, ids: Tensor, tokens: Tokens | None, cache: DecoderCache | None = None
+    spec: ModelSpec,
+    ids: Tensor,
+    tokens: Tokens | None,
+    cache: DecoderCache | None = None,
+    context: ContextParallel | None = None,
 ) -> Tokens:
-    """The tokens of `ids`: unless given, every slot is one, numbered from 0 or from where `cache` ended.
+    """The tokens of `ids`: those of `context`; unless given, every slot is one, numbered from 0 or from where `cache`
+    ended.
 
     Raises DataError unless ids are whole numbers [B, T]; ConfigError unless tokens and cache are those of `ids`, and
     rows within the context limit."""
     check_ids(ids)
+    if context is not None:
+        tokens = context.own(tokens, cache)
     if tokens is None:
         count = ids.shape[1]
         tokens = Tokens.range(count, device=ids.device) if cache is None else cache.next_tokens(count)
@@ -271,9 +284,9 @@ def checked_tokens(
             f"the cache is for {len(cache)} layers and {cache.batch} rows, the call has "
             f"{spec.layers} layers and {ids.shape[0]} rows; make one with make_cache({ids.shape[0]})"
         )
-    limit = spec.context_limit
-    if limit is not None and tokens.index.numel():
-        longest = int(tokens.index.max()) + 1 if tokens.start is None else tokens.start + tokens.count
+    limit, rows = spec.context_limit, tokens if context is None else context.whole
+    if limit is not None and rows.index.numel():
+        longest = int(rows.index.max()) + 1 if rows.start is None else rows.start + rows.count
         if longest > limit:
             raise ConfigError(
                 f"a row of {longest} tokens is longer than this model can take ({limit}); shorten the input"

@@ -21,6 +21,7 @@ from headway.nn.mixers import Call, GlobalMixer, LinearMixer, Mixer, SoftmaxMixe
 from headway.nn.norms import RMSNorm
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.quantized import products
+from headway.parallel import ContextParallel
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score
@@ -143,6 +144,7 @@ class AttentionLayer(nn.Module):
         memory_tokens: Tokens | None = None,
         rotation: Rotation | None = None,
         score: Sequence[Score] = (),
+        context: ContextParallel | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M].
 
@@ -155,6 +157,7 @@ class AttentionLayer(nn.Module):
             memory_tokens: of memory; all of it unless given.
             rotation: `rotary(...)` of these tokens, when several layers share it.
             score: steps that several layers share, before this layer's own.
+            context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
         name = type(self).__name__
@@ -169,14 +172,16 @@ class AttentionLayer(nn.Module):
             raise ConfigError(
                 f"{name}: memory is there as a whole, so cross-attention takes no cache; drop cache="
             )
+        if context is not None:
+            tokens = context.own(tokens, cache, memory)
         if tokens is None:
             count = x_BTM.shape[1]
             tokens = Tokens.range(count, device=x_BTM.device) if cache is None else cache.next_tokens(count)
         if memory is not None:
             memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
         elif rotation is None and self.rotary.rotates:
-            rotation = self.rotary(tokens, x_BTM.dtype)
-        out_BHTE = self.mixer.attend(self, x_BTM, Call(tokens, cache, memory, rotation, score))
+            rotation = self.rotary(tokens, x_BTM.dtype, whole=None if context is None else context.whole)
+        out_BHTE = self.mixer.attend(self, x_BTM, Call(tokens, cache, memory, rotation, score, context))
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
         return self.drop_output(y_BTM) if self.training else y_BTM
 
@@ -242,8 +247,7 @@ class Attention(AttentionLayer):
     """Softmax attention over a declared pattern: `attend` between the projections of `AttentionLayer`.
 
     Args:
-        pattern: which keys each query may see.
-        scale, backend: as in `attend`; scale is D^-0.5 unless given.
+        pattern: which keys each query may see;  scale, backend: as in `attend`; scale is D^-0.5 unless given.
         others: as in `AttentionLayer`.
 
     (Vaswani et al. 2017, section 3.2.2.)
@@ -278,9 +282,7 @@ class LinearAttention(AttentionLayer):
     `LinearMixer`.
 
     Args:
-        linear: the similarity.
-        pattern: Causal() or Full().
-        form: as in `linear_attend`.
+        linear: the similarity;  pattern: Causal() or Full();  form: as in `linear_attend`.
         others: as in `AttentionLayer`; there are no weights that score or dropout could act on.
     """
 

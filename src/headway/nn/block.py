@@ -12,6 +12,7 @@ from headway.cache import LayerCache
 from headway.errors import ConfigError
 from headway.nn.attention import AttentionLayer
 from headway.nn.norms import normed_sum
+from headway.parallel import ContextParallel
 from headway.positions import Rotation
 from headway.scores import Score
 from headway.tokens import Tokens
@@ -76,20 +77,31 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
         score: Sequence[Score] = (),
         memory: KeyValues | None = None,
+        context: ContextParallel | None = None,
     ) -> Tensor:
         """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
 
+        if context is not None:
+            tokens = context.own(tokens, cache, memory)
+
+        def attend(x: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(
+                x, tokens=tokens, cache=cache, rotation=rotation, score=score, context=context
+            )
+            return attended
+
         pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
         if self.order in ("parallel", "joint"):
             normed = first(x_BTM)
-            attended = self.self_attn(normed, tokens=tokens, cache=cache, rotation=rotation, score=score)
-            mixed: Tensor = x_BTM + attended + self._feed_forward(normed if last is None else last(x_BTM))
+            mixed: Tensor = (
+                x_BTM + attend(normed) + self._feed_forward(normed if last is None else last(x_BTM))
+            )
             return mixed
         x = first(x_BTM) if pre else x_BTM
-        y = self.self_attn(x, tokens=tokens, cache=cache, rotation=rotation, score=score)
+        y = attend(x)
         if self.cross_attn is not None:
             across = self.cross_attention_layernorm
             assert across is not None

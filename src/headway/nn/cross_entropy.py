@@ -141,7 +141,7 @@ def fused_cross_entropy(
     """
     flat, count = _checked(targets, len(weight))
     total, each, found = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(len(flat), -1),
+        hidden.reshape(len(flat), hidden.shape[-1]),
         weight,
         bias,
         flat,
@@ -176,7 +176,7 @@ def chunked_cross_entropy(
     Args and errors as in `fused_cross_entropy`; `vocab` is V.
     """
     flat, count = _checked(targets, vocab)
-    x, step = hidden.reshape(len(flat), -1), rows or chunk_rows(vocab)
+    x, step = hidden.reshape(len(flat), hidden.shape[-1]), rows or chunk_rows(vocab)
     redo = torch.is_grad_enabled()
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
     for start in range(0, max(len(flat), 1), step):

@@ -29,6 +29,7 @@ from headway.attention.linear_attention import (
 from headway.cache import KVCache, LayerCache, LinearAttentionCache
 from headway.errors import ConfigError
 from headway.nn.positions import RotaryEmbedding, Scores, rotated, token_lengths
+from headway.parallel import ContextParallel
 from headway.patterns import Full, GlobalQueries, Pattern
 from headway.patterns.primitives import Kind
 from headway.patterns.program import without
@@ -45,6 +46,7 @@ class Call(NamedTuple):
     memory: KeyValues | None
     rotation: Rotation | None
     score: Sequence[Score]
+    context: ContextParallel | None = None
 
 
 class Projections(Protocol):
@@ -119,15 +121,28 @@ class SoftmaxMixer(Mixer):
 
     def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
         """`attend` with the scores and the dropout of a layer."""
-        own = layer.score() if layer.score.steps else ()
+        score = (*call.score, *(layer.score() if layer.score.steps else ()))
+        dropout = layer.dropout if layer.training else 0.0
+        if call.context is not None:
+            part = call.context.attend(
+                q,
+                keys.k,
+                keys.v,
+                self.pattern,
+                score=score,
+                scale=self.scale,
+                dropout=dropout,
+                backend=self.backend,
+            )
+            return part.out.to(q.dtype)
         return attend_keys(
             q,
             call.tokens,
             [keys],
             self.pattern,
-            score=(*call.score, *own),
+            score=score,
             scale=self.scale,
-            dropout=layer.dropout if layer.training else 0.0,
+            dropout=dropout,
             backend=self.backend,
             lse=False,
         ).out
@@ -152,6 +167,11 @@ class GlobalMixer(SoftmaxMixer):
             raise ConfigError(
                 "GlobalAttention: global queries see later tokens and need keys of their own, so there is no cache and "
                 "no memory here; drop cache= and memory="
+            )
+        if call.context is not None:
+            raise ConfigError(
+                "GlobalAttention: global queries have projections of their own, which context parallel does not "
+                "gather from other ranks; train this model without it"
             )
         tokens, rotation = call.tokens, call.rotation
         out_BHTE = self.local.attend(layer, x_BTM, call)
@@ -234,8 +254,13 @@ class LinearMixer(Mixer):
             )
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        tokens, cache, memory, rotation, score = call
+        tokens, cache, memory, rotation, score, context = call
         forbid_weights(score, 0.0)
+        if context is not None:
+            raise ConfigError(
+                "LinearAttention: its sums over keys are not added up over the ranks of context parallel; train this "
+                "model without it"
+            )
         if cache is not None:
             self._check_cache(cache, layer.rotary.positions)
         if memory is not None:

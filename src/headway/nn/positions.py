@@ -56,16 +56,23 @@ class RotaryEmbedding(nn.Module):
         nothing rotates."""
         return self.positions.trained_frequencies(self.head_dim, self.frequency_offset)
 
-    def forward(self, tokens: Tokens, dtype: torch.dtype, length: Tensor | None = None) -> Rotation | None:
+    def forward(
+        self,
+        tokens: Tokens,
+        dtype: torch.dtype,
+        length: Tensor | None = None,
+        whole: Tokens | None = None,
+    ) -> Rotation | None:
         """The rotation of these tokens for queries and keys (values too, if it says so) of `dtype`.
 
         Where frequencies depend on the length, it is that of each token's own row (or packed document), or the one
-        that is given, [B|1, T]. Positions of empty slots are not looked at."""
+        that is given, [B|1, T]; `whole` are the tokens of whole rows, where these are a shard of them. Positions of
+        empty slots are not looked at."""
         if not self.rotates:
             return None
         at = torch.where(tokens.valid, tokens.positions, 0)
         if length is None and self.positions.length_dependent:
-            length = token_lengths(tokens)
+            length = token_lengths(tokens, whole)
         return self.positions.rotation(at, self.head_dim, dtype, length, self.frequency_offset)
 
     def extra_repr(self) -> str:
@@ -83,19 +90,21 @@ def rotated(rotation: Rotation, *xs: Tensor) -> list[Tensor]:
     return rotate(xs, rotation.cos, rotation.sin, pairing)
 
 
-def token_lengths(tokens: Tokens) -> Tensor:
+def token_lengths(tokens: Tokens, whole: Tokens | None = None) -> Tensor:
     """How many tokens the row (or the packed document) of each slot has up to here: int64 [B|1, T], or [B|1, 1] where
     each row is one document.
 
-    That is the largest index of the document plus one, so a chunk that continues a cache counts the past."""
-    index = tokens.index
+    That is the largest index of the document plus one, so a chunk that continues a cache counts the past. `whole` are
+    the tokens of whole rows, where these are a shard of them."""
+    whole = tokens if whole is None else whole
+    index = whole.index
     if tokens.document is None:
         last = index.amax(1, keepdim=True) if index.shape[1] else index.new_zeros(index.shape[0], 1)
         return last + 1
-    document = torch.where(tokens.valid, tokens.document, -1) + 1
+    document, wanted = (torch.where(t.valid, t.documents, -1) + 1 for t in (whole, tokens))
     most = index.new_full((index.shape[0], int(document.max()) + 1), -1)
     most = most.scatter_reduce(1, document, index, "amax")
-    return most.gather(1, document) + 1
+    return most.gather(1, wanted) + 1
 
 
 class Scores(nn.Module):

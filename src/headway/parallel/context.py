@@ -1,0 +1,119 @@
+"""What a model is given when the tokens of its rows are sharded over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from headway.attention import KeyValues
+from headway.attention.attend import by_pattern
+from headway.attention.call import validate
+from headway.errors import ConfigError
+from headway.parallel import ring
+from headway.parallel.exchange import Exchange
+from headway.parallel.layout import ShardLayout
+from headway.parallel.plan import ContextPlan
+from headway.partial import Partial
+from headway.patterns import Pattern
+from headway.scores import Score, steps_of
+from headway.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ContextParallel:
+    """Rows whose tokens are sharded over the ranks of an exchange.
+
+    Attention over the keys of all ranks is the merge of its partials over each rank's (docs/algebra.md), so every rank
+    computes its own queries, as if it had the rows alone. Positions and patterns are those of the whole rows, because
+    tokens say them. The loss and every gradient of a parameter are sums over ranks.
+
+        context = ContextParallel(tokens, layout, DistributedExchange())
+        losses = model(context.take(ids), context=context, targets=context.take(targets))
+
+    Args:
+        whole: the tokens of the whole rows; every rank has them.
+        layout: which slots each rank has.
+        exchange: how keys get to other ranks.
+
+    Raises ConfigError for a layout of other rows, or for another number of ranks.
+    """
+
+    whole: Tokens
+    layout: ShardLayout
+    exchange: Exchange
+    _plans: dict[Pattern, ContextPlan] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.layout.ranks != self.exchange.ranks:
+            raise ConfigError(
+                f"ContextParallel: the layout is for {self.layout.ranks} ranks, the exchange has {self.exchange.ranks}"
+            )
+        _ = self.shards  # raises here, not in the first layer
+
+    @cached_property
+    def shards(self) -> tuple[Tokens, ...]:
+        """The tokens of each rank."""
+        return self.layout.shards(self.whole)
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens of this rank."""
+        return self.shards[self.exchange.rank]
+
+    def own(self, tokens: Tokens | None, *beside: object) -> Tokens:
+        """The tokens of this rank, which a call may repeat. ConfigError for others, and for a cache or an encoder's
+        states `beside` them."""
+        if any(given is not None for given in beside):
+            raise ConfigError(
+                "context parallel has no cache and no encoder's states: it shards the rows of a forward over ranks; "
+                "drop context=, or cache= and memory="
+            )
+        if tokens is not None and tokens is not self.tokens:
+            raise ConfigError("context= has the tokens of its rows; drop tokens=")
+        return self.tokens
+
+    def take(self, t: Tensor, dim: int = 1) -> Tensor:
+        """This rank's slots of a tensor that has those of whole rows along `dim`."""
+        return self.layout.take(t, self.exchange.rank, dim)
+
+    def plan(self, pattern: Pattern) -> ContextPlan:
+        """Hops, bytes and work under a pattern that all heads share."""
+        if pattern not in self._plans:
+            self._plans[pattern] = ContextPlan.of(pattern, self.shards)
+        return self._plans[pattern]
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pattern: Pattern,
+        *,
+        score: Score | Sequence[Score] = (),
+        scale: float | None = None,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> Partial:
+        """`attend_keys` of this rank's q [B, H, T, D] over the keys of all ranks, of which k [B, K, T, D] and
+        v [B, K, T, E] are this rank's. Arguments as there; all ranks call it alike.
+
+        out [B, H, T, E] and lse [B, H, T] are float32 for every dtype of q but float64, and differentiable.
+
+        Raises:
+            ConfigError: dropout of weights, or scores tied to slots, both of which one process would number otherwise.
+            PatternError, BackendError: as `attend_keys`.
+        """
+        steps = steps_of(score)
+        tied = [type(step).__name__ for step in steps if step.by_slot]
+        if dropout or tied:
+            what = f"dropout={dropout} of attention weights" if dropout else f"the score {tied[0]}"
+            raise ConfigError(
+                f"context parallel: {what} is tied to the slots of one process; "
+                + ("set attention_dropout=0" if dropout else "use a score that is computed from positions")
+            )
+        own = KeyValues(k, v, self.tokens)
+        call = validate(q, self.tokens, [own], pattern, None, steps, scale, 0.0, None)
+        return by_pattern(call, lambda some: ring.run(some, self.plan(some.pattern), self.exchange, backend))

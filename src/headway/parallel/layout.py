@@ -1,0 +1,103 @@
+"""Which slots of a row each rank has, and which layout is chosen for the patterns of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headway.choice import Choice
+from headway.errors import ConfigError
+from headway.parallel.plan import ContextPlan
+from headway.patterns import Pattern
+from headway.tokens import Tokens
+
+GAIN = 1.1
+"""How much less the busiest rank must compute before the zig-zag, which sends more under windows, is chosen."""
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """`runs[r]`: the slots (begin, end) of a row of `count` that rank r has, in its order. Every slot has one rank."""
+
+    count: int
+    runs: tuple[tuple[tuple[int, int], ...], ...]
+
+    @staticmethod
+    def contiguous(count: int, ranks: int) -> ShardLayout:
+        """Rank r has chunk r of R. Windows then reach into neighbours alone."""
+        return _of_chunks(count, [[r] for r in range(ranks)])
+
+    @staticmethod
+    def zigzag(count: int, ranks: int) -> ShardLayout:
+        """Rank r has chunks r and 2 R - 1 - r of 2 R. Under Causal() every rank then computes equally many pairs.
+        (Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.3.2.)"""
+        return _of_chunks(count, [[r, 2 * ranks - 1 - r] for r in range(ranks)])
+
+    @property
+    def ranks(self) -> int:
+        return len(self.runs)
+
+    def take(self, t: Tensor, rank: int, dim: int = 1) -> Tensor:
+        """The slots of a rank, of a tensor that has all of them along `dim`."""
+        return torch.cat([t.narrow(dim, begin, end - begin) for begin, end in self.runs[rank]], dim)
+
+    def join(self, parts: Sequence[Tensor], dim: int = 1) -> Tensor:
+        """What `take` took apart, rank after rank, in the order of slots."""
+        pieces = [
+            (begin, piece)
+            for part, runs in zip(parts, self.runs, strict=True)
+            for (begin, _), piece in zip(runs, part.split([e - b for b, e in runs], dim), strict=True)
+        ]
+        return torch.cat([piece for _, piece in sorted(pieces, key=lambda pair: pair[0])], dim)
+
+    def shards(self, tokens: Tokens) -> tuple[Tokens, ...]:
+        """The tokens of each rank."""
+        if tokens.count != self.count:
+            raise ConfigError(
+                f"ShardLayout: rows of {self.count} slots, but tokens describe {tokens.count}; "
+                "make a layout for these rows"
+            )
+        return tuple(Tokens.cat([tokens.slice(*run) for run in runs]) for runs in self.runs)
+
+
+def _of_chunks(count: int, owned: Sequence[Sequence[int]]) -> ShardLayout:
+    chunks = sum(map(len, owned))
+    if not 0 < chunks <= count:
+        raise ConfigError(
+            f"ShardLayout: a row of {count} slots cannot be cut into {chunks} chunks for {len(owned)} ranks; "
+            "use fewer ranks, or longer rows"
+        )
+    edges = [count * chunk // chunks for chunk in range(chunks + 1)]
+    return ShardLayout(count, tuple(tuple((edges[c], edges[c + 1]) for c in own) for own in owned))
+
+
+def choose_layout(patterns: Sequence[Pattern], tokens: Tokens, ranks: int) -> tuple[ShardLayout, Choice]:
+    """The layout of these rows for layers of these patterns, and why: contiguous, unless the zig-zag takes work from
+    the busiest rank."""
+    plain = ShardLayout.contiguous(tokens.count, ranks)
+    even = ShardLayout.zigzag(tokens.count, ranks) if tokens.count >= 2 * ranks else plain
+    (work, read), (even_work, even_read) = (_cost(layout, patterns, tokens) for layout in (plain, even))
+    contiguous, zigzag = _said(work, read), _said(even_work, even_read)
+    if max(even_work) * GAIN < max(work):
+        return even, Choice("zigzag", zigzag, rejected=(("contiguous", contiguous),))
+    return plain, Choice("contiguous", contiguous, rejected=(("zigzag", zigzag),))
+
+
+def _cost(layout: ShardLayout, patterns: Sequence[Pattern], tokens: Tokens) -> tuple[list[float], int]:
+    """Pairs that each rank computes in all layers and a mean head, and keys that are read from other ranks."""
+    shards, work, read = layout.shards(tokens), [0.0] * layout.ranks, 0.0
+    for pattern, layers in Counter(patterns).items():
+        for head in pattern.heads:
+            plan, share = ContextPlan.of(head, shards), layers / len(pattern.heads)
+            work = [before + share * plan.pairs(rank) for rank, before in enumerate(work)]
+            read += share * sum(map(plan.keys_read, range(layout.ranks)))
+    return work, round(read)
+
+
+def _said(work: Sequence[float], read: int) -> str:
+    busy = max(work) * len(work) / max(1.0, sum(work))
+    return f"its busiest rank computes {busy:.2f} times the mean, and {read} keys are read from other ranks"

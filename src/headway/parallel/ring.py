@@ -1,0 +1,197 @@
+"""Attention of one rank over its own keys and those that it reads from others, forward and backward.
+
+Legend: B rows, H query heads, K kv heads, T queries, S keys, D per head of q and k, E of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.attention import Backend, Gradients, KeyValues
+from headway.attention.autograd import gradients
+from headway.attention.call import Call
+from headway.attention.select import select
+from headway.errors import BackendError
+from headway.parallel.exchange import Exchange
+from headway.parallel.plan import ContextPlan
+from headway.partial import Partial
+
+
+def run(call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> Partial:
+    """The partial of this rank's queries over the keys of all ranks; `call` has this rank's keys, its one set.
+
+    out and lse are float32 (float64 for float64 inputs), whatever q is: sets are computed and merged in it, and rounded
+    by who asks. Every rank must call it, and in the backward every rank must come by.
+    """
+    ring = _Ring(call, plan, exchange, backend)
+    (own,) = call.keys
+    given = (call.q, own.k, own.v, *call.parameters)
+    if not call.needs_grad:
+        return ring.forward(*given)
+    out, lse = _Function.apply(ring, *given)  # type: ignore[no-untyped-call]
+    return Partial(out, lse)
+
+
+class _Ring:
+    """A call without its tensors, which autograd alone holds, and how it gets at the others' keys.
+
+    The next hop's keys travel while those of the last are used.
+    """
+
+    def __init__(self, call: Call, plan: ContextPlan, exchange: Exchange, backend: str) -> None:
+        none = call.q.new_empty(0)
+        self.tokens, self.differentiable = call.keys[0].tokens, call.needs_grad
+        self.call = replace(call, q=none, keys=())
+        self.plan, self.exchange, self.backend = plan, exchange, backend
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Partial:
+        """Own keys, then those of each hop, merged."""
+        merged: Partial | None = None
+        for _, keys in self._travel(k, v):
+            if keys is not None:
+                call = self._over(q, keys, parameters)
+                part = self._select(call).forward(call, True)
+                merged = part if merged is None else merged.merge(part)
+        assert merged is not None, "a rank has keys of its own"
+        return merged
+
+    def backward(
+        self,
+        merged: Partial,
+        d_out: Tensor,
+        d_lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *parameters: Tensor,
+    ) -> Gradients:
+        """The same hops; the gradients of keys and values travel home, and are added there in the order of hops."""
+        dtype = merged.lse.dtype
+        dq, dk, dv = (torch.zeros(t.shape, dtype=dtype, device=t.device) for t in (q, k, v))
+        sums = [torch.zeros_like(p) for p in parameters]
+        arrive: Callable[[], None] = lambda: None  # noqa: E731
+        for hop, keys in self._travel(k, v):
+            found: tuple[Tensor, Tensor] | None = None
+            if keys is not None:
+                call = self._over(q, keys, parameters)
+                made = gradients(self._select(call), call, merged, d_out, d_lse)
+                found = made.k[0].to(dtype), made.v[0].to(dtype)
+                dq += made.q
+                for total, grad in zip(sums, made.parameters, strict=True):
+                    total += grad
+            arrive()
+            arrive = self._send_home(hop, found, dk, dv)
+        arrive()
+        return Gradients(dq, [dk], [dv], sums)
+
+    def _over(self, q: Tensor, keys: KeyValues, parameters: Sequence[Tensor]) -> Call:
+        """The call on one set of keys, in the dtype of partials."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q = q.detach().to(dtype).requires_grad_(self.differentiable)
+        keys = keys.map(lambda t: t.to(dtype))
+        call = self.call.with_parameters(parameters) if self.call.score else self.call
+        return replace(call, q=q, keys=(keys,))
+
+    def _select(self, call: Call) -> Backend:
+        with torch.set_grad_enabled(self.differentiable):
+            return select(call, self.backend, True)
+
+    # -- what travels ------------------------------------------------------------------------------------------
+
+    def _travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, KeyValues | None]]:
+        """(hop, what is read in it, if anything), from hop 0, the rank's own keys."""
+        at = 0
+        arrived: KeyValues | None = KeyValues(k, v, self.tokens)
+        for hop in self.plan.hops:
+            arrive = self._fetch(hop, k, v)
+            yield at, arrived
+            at, arrived = hop, arrive()
+        yield at, arrived
+
+    def _peers(self, hop: int) -> tuple[int, int]:
+        """Who reads from this rank in a hop, and from whom it reads."""
+        rank, ranks = self.exchange.rank, self.exchange.ranks
+        return (rank + hop) % ranks, (rank - hop) % ranks
+
+    def _fetch(self, hop: int, k: Tensor, v: Tensor) -> Callable[[], KeyValues | None]:
+        rank = self.exchange.rank
+        reader, owner = self._peers(hop)
+        asked, read = self.plan.reads[reader][rank].slots, self.plan.reads[rank][owner]
+        sent = _packed(k[:, :, asked], v[:, :, asked]) if asked.numel() else None
+        room = _room(k, v, read.count)
+        wait = self.exchange.start(sent, reader, room, owner)
+
+        def arrive() -> KeyValues | None:
+            wait()
+            return None if room is None else KeyValues(*_unpacked(room, k, v), read.tokens)
+
+        return arrive
+
+    def _send_home(
+        self, hop: int, found: tuple[Tensor, Tensor] | None, dk: Tensor, dv: Tensor
+    ) -> Callable[[], None]:
+        """Gradients of the keys that this rank read in a hop, to their owner; what is returned adds those of its own
+        keys that others read, to dk and dv."""
+        rank = self.exchange.rank
+        reader, owner = self._peers(hop)
+        asked = self.plan.reads[reader][rank].slots
+        if hop == 0:
+            assert found is not None
+            dk += found[0]
+            dv += found[1]
+            return lambda: None
+        room = _room(dk, dv, asked.shape[0])
+        wait = self.exchange.start(None if found is None else _packed(*found), owner, room, reader)
+
+        def arrive() -> None:
+            wait()
+            if room is not None:
+                for total, grad in zip((dk, dv), _unpacked(room, dk, dv), strict=True):
+                    total[:, :, asked] += grad
+
+        return arrive
+
+
+def _packed(k: Tensor, v: Tensor) -> Tensor:
+    """One message of two tensors."""
+    return torch.cat([k.flatten(), v.flatten()])
+
+
+def _room(k: Tensor, v: Tensor, count: int) -> Tensor | None:
+    """Where a message of so many slots of k and v is received; None for none."""
+    numbers = sum(t.shape[0] * t.shape[1] * count * t.shape[3] for t in (k, v))
+    return k.new_empty(numbers) if numbers else None
+
+
+def _unpacked(message: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """`_packed` back, by the rows, heads and widths of k and v."""
+    (rows, heads, _, width), others = k.shape, v.shape[3]
+    count = message.numel() // (rows * heads * (width + others))
+    first, second = message.split([rows * heads * count * width, rows * heads * count * others])
+    return first.view(rows, heads, count, width), second.view(rows, heads, count, others)
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ring: _Ring, *given: Tensor) -> tuple[Tensor, Tensor]:
+        part = ring.forward(*given)
+        ctx.ring = ring
+        ctx.save_for_backward(part.out, part.lse, *given)
+        return part.out, part.lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise BackendError(
+                "second derivatives of attention: none under context parallel; take them in one process, with "
+                'backend="dense"'
+            )
+        out, lse, *given = ctx.saved_tensors
+        made = ctx.ring.backward(Partial(out, lse), *grads, *given)
+        found = (made.q, *made.k, *made.v, *made.parameters)
+        return None, *(g.to(t.dtype) if t.requires_grad else None for g, t in zip(found, given, strict=True))

@@ -1,0 +1,72 @@
+"""Ranks as threads of one process: what runs on several processes, with no process group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TypeVar
+
+from torch import Tensor
+
+from headway.parallel.exchange import Exchange
+
+Result = TypeVar("Result")
+Mail = defaultdict[tuple[int, int], SimpleQueue[Tensor | None]]
+
+
+def simulate(ranks: int, run: Callable[[Exchange], Result]) -> list[Result]:
+    """`run(exchange)` on every rank, each a thread of its own; the results by rank.
+
+    Where one raises, the others end when they wait for it, and its error is raised. Gradients are best taken by
+    `torch.autograd.grad`: parameters that ranks share would be added to by all.
+    """
+    mail: Mail = defaultdict(SimpleQueue)
+    pairs = [(source, to) for source in range(ranks) for to in range(ranks)]
+    for pair in pairs:
+        mail[pair] = SimpleQueue()
+
+    def one(rank: int) -> Result:
+        try:
+            return run(_Threads(rank, ranks, mail))
+        except BaseException:
+            for pair in pairs:
+                mail[pair].put(None)
+            raise
+
+    with ThreadPoolExecutor(ranks) as pool:
+        errors, results = [], []
+        for future in [pool.submit(one, rank) for rank in range(ranks)]:
+            error = future.exception()
+            if error is None:
+                results.append(future.result())
+            else:
+                errors.append(error)
+    if errors:
+        raise next((error for error in errors if not isinstance(error, _PeerFailed)), errors[0])
+    return results
+
+
+class _PeerFailed(Exception):
+    pass
+
+
+class _Threads(Exchange):
+    def __init__(self, rank: int, ranks: int, mail: Mail) -> None:
+        self.rank, self.ranks, self.mail = rank, ranks, mail
+
+    def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
+        if sent is not None:
+            self.mail[self.rank, to].put(sent)
+
+        def wait() -> None:
+            if received is None:
+                return
+            arrived = self.mail[source, self.rank].get()
+            if arrived is None:
+                raise _PeerFailed
+            assert arrived.shape == received.shape, "ranks do not agree on what travels"
+            received.copy_(arrived)
+
+        return wait

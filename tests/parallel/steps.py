@@ -1,0 +1,68 @@
+"""A training step of a small model by one process and by a rank, for processes and for threads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.models import Decoder, Encoder, Head, ModelSpec, build
+from headway.nn import IGNORE_INDEX, Losses
+from headway.parallel import ContextParallel, Exchange, choose_layout
+from headway.patterns import Causal, Full, Global, Pattern, Sink, Window
+from headway.positions import DynamicNTK, Rotary
+from headway.tokens import Tokens
+
+VOCAB, COUNT = 31, 200
+
+PATTERNS: dict[str, Sequence[Pattern]] = {
+    "full": [Causal(), Causal()],
+    "window": [Window.last(33), Window.last(20)],
+    "sink": [Window.last(33) | (Causal() & Sink(4)), Causal()],
+    "dilated": [Window.last(20, step=3), Window.last(9)],
+    "global": [Window.around(16) | Global(), Full()],
+}
+
+
+def model_of(name: str, ntk: bool = False) -> Decoder | Encoder:
+    """Two layers of two grouped heads, in float64; "global" is an encoder."""
+    both, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
+    fields: dict[str, Any] = (
+        {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if both else {}
+    )
+    if ntk:
+        fields["positions"] = Rotary(1e4, pairing="halves", scaling=DynamicNTK(4.0, 64))
+    spec = ModelSpec.of_depth(
+        2, VOCAB, context=COUNT, patterns=PATTERNS[name], group=None if both else 2, width=16, head_dim=8, hidden=24,
+        init_std=0.3, **fields,
+    )  # fmt: skip
+    model = build(spec, seed=0).double()
+    assert isinstance(model, Decoder | Encoder)
+    return model
+
+
+def rows(name: str) -> tuple[Tensor, Tensor, Tokens]:
+    """ids, targets of which some are not trained (one rank of two or four has none), and tokens: packed documents, or
+    global tokens."""
+    random = torch.Generator().manual_seed(5)
+    ids = torch.randint(VOCAB, (2, COUNT), generator=random)
+    targets = torch.randint(VOCAB, (2, COUNT), generator=random)
+    targets[:, 50:100] = IGNORE_INDEX
+    targets[torch.rand(2, COUNT, generator=random) < 0.3] = IGNORE_INDEX
+    tokens = Tokens.packed([[70, 120], [200]], COUNT)
+    return ids, targets, tokens.with_global([0, 31]) if name == "global" else tokens
+
+
+def step(model: Decoder | Encoder, name: str, exchange: Exchange | None = None) -> list[Tensor]:
+    """The loss per trained token, and the gradient of every parameter; those of a rank are to be summed over ranks."""
+    ids, targets, tokens = rows(name)
+    trained = int((targets != IGNORE_INDEX).sum())
+    if exchange is None:
+        losses = model(ids, tokens=tokens, targets=targets)
+    else:
+        layout, _ = choose_layout(model.spec.patterns, tokens, exchange.ranks)
+        context = ContextParallel(tokens, layout, exchange)
+        losses = model(context.take(ids), context=context, targets=context.take(targets))
+    assert isinstance(losses, Losses)
+    loss = losses.total / trained
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)]
