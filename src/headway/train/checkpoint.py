@@ -13,7 +13,9 @@ A checkpoint is written as one: it is there as a whole or not at all.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -201,7 +203,7 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     usual = {
         name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
     }  # as in JSON
-    then = usual | record["config"]
+    then = moved_along(usual | record["config"], now)
     if then["task"] != now["task"]:
         raise ConfigError(
             f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
@@ -215,6 +217,19 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
             "settings of the run (config.yaml in its folder)"
         )
     return list(said.values())
+
+
+def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run whose folder has moved: a model or moments at the same place relative to the folder as those
+    of `now` are these."""
+
+    def beside(settings: Mapping[str, Any], name: str) -> str | None:
+        return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None
+
+    return {
+        **then,
+        **{name: now[name] for name in ("model", "moments") if name in then and beside(then, name) == beside(now, name)},
+    }
 
 
 def checkpoints(out: Path) -> list[Path]:
