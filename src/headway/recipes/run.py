@@ -23,7 +23,8 @@ from headway.train.checkpoint import CONFIG, FINAL, OPTIMIZER, checkpoints, move
 from headway.train.config import TrainConfig
 from headway.train.config_io import read_yaml
 from headway.train.lock import LOCK, locked
-from headway.train.run import train, with_task
+from headway.train.run import train
+from headway.train.start import with_task
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
 REPORT = "report"
@@ -99,7 +100,10 @@ def _stage(
     model = _begins_with(recipe, stage, seed)
     kept = folder / MOMENTS if stage.moments == "keep" else None
     config = stage.config(folder, seed, model, kept)
-    settings = {"settings": config.model_dump(mode="json"), "surgery": [list(item) for item in stage.surgery]}
+    settings: dict[str, Any] = {
+        "settings": config.model_dump(mode="json"),
+        "surgery": [list(item) for item in stage.surgery],
+    }
     if (folder / DONE).exists():
         record = read_json(folder / DONE)
         then = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
@@ -119,9 +123,7 @@ def _stage(
             folder.mkdir(parents=True, exist_ok=True)
             kept.unlink(missing_ok=True)
             last = checkpoints(before)[-1] / OPTIMIZER
-            write_safetensors(
-                kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery)
-            )
+            write_safetensors(kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery))
     config = with_task(config)
     train(config, resume="auto", quiet=quiet)
     found = measures(folder, config, recipe.decode)

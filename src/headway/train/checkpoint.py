@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,15 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     return list(said.values())
 
 
+def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
+    """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
+    states = [load_folder(path).tensors for path in paths]
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+
+
 def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run whose folder has moved: a model or moments at the same place relative to the folder as those
     of `now` are these."""
@@ -226,10 +236,10 @@ def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
     def beside(settings: Mapping[str, Any], name: str) -> str | None:
         return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None
 
-    return {
-        **then,
-        **{name: now[name] for name in ("model", "moments") if name in then and beside(then, name) == beside(now, name)},
-    }
+    names = [
+        name for name in ("model", "moments") if name in then and beside(then, name) == beside(now, name)
+    ]
+    return {**then, **{name: now[name] for name in names}}
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -241,6 +251,13 @@ def checkpoints(out: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """N of `checkpoint-N`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def how_to_go_on(out: Path, step: int) -> str:
+    """What to do with a run that stopped because something could not be written."""
+    there, own = checkpoints(out), shlex.quote(str(out / CONFIG))
+    how = f"go on from {there[-1]}: headway train --config {own} --resume auto" if there else "begin anew"
+    return f"The run stopped at step {step}; when that is mended, {how}"
 
 
 def where_to_begin(config: TrainConfig, resume: str) -> Path | None:

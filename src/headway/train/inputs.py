@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,12 @@ def prepare(
     if config.validation_share:
         return tokenizer, train, file("validation", config.data, _pieces(config, held_out=True))
     return tokenizer, train, None
+
+
+def forget_inputs(folder: Path) -> None:
+    """Remove what was made of the data in a run's folder."""
+    for made in ("data", "tokenizer"):
+        shutil.rmtree(folder / made, ignore_errors=True)
 
 
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:
