@@ -1,20 +1,69 @@
-"""Numbers as people read them."""
+"""Numbers as text and as JSON."""
 
+import json
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.report import duration, operations
+from headway.cli._shared import print_json
+from headway.report import cell, duration, operations, plain, size, table
 
 SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "\u00b5s": 1e-6, "ns": 1e-9}
 
 
+@dataclass(frozen=True)
+class Point:
+    x: float
+    where: Path
+
+
+def test_a_table_aligns_numbers_right_and_words_left() -> None:
+    text = table(("name", "count"), [("ring", 12), ("growing", 1234567)], indent="")
+    assert text.splitlines() == [
+        "name         count",
+        "-------  ---------",
+        "ring            12",
+        "growing  1 234 567",
+    ]
+
+
+def test_cells_are_short_and_true() -> None:
+    given = [0.0, 1234.5, 0.00001234, 5, True, None, "x", float("inf"), -2.5e9]
+    assert [cell(v) for v in given] == ["0", "1234", "1.23e-05", "5", "yes", "", "x", "inf", "-2.50e+09"]
+
+
+def test_sizes_have_units() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536 << 10, 3 << 30, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.00 KiB",
+        "1.50 MiB",
+        "3.00 GiB",
+        "5.00 TiB",
+    ]
+
+
+def test_json_understands_what_reports_hold(capsys) -> None:  # type: ignore[no-untyped-def]
+    value = {
+        "p": Point(float("nan"), Path("a/b")),
+        1: (np.float32(0.5), torch.tensor(3), {2}),
+        "inf": float("inf"),
+    }
+    assert plain(value) == {"p": {"x": None, "where": "a/b"}, "1": [0.5, 3, [2]], "inf": None}
+    print_json(value)
+    assert json.loads(capsys.readouterr().out) == plain(value)
+
+
 def test_durations_and_operations_have_units() -> None:
-    given = [13860.0, 725.0, 59.4, 4.2, 0.035, 2.5e-5, 3e-8, 180000.0, 3600.0]
+    asked = [13860.0, 725.0, 59.4, 4.2, 0.035, 2.5e-5, 3e-8, 180000.0, 3600.0]
     wanted = ["3 h 51 min", "12 min 5 s", "59.4 s", "4.2 s", "35 ms", "25 \u00b5s", "30 ns", "2 d 2 h", "1 h"]
-    assert [duration(seconds) for seconds in given] == wanted
+    assert [duration(seconds) for seconds in asked] == wanted
     assert [operations(n) for n in (12.0, 999.0, 999.9, 2.8e15, 3.14e9, 4e18, 0)] == [
         "12 FLOP", "999 FLOP", "1 kFLOP", "2.8 PFLOP", "3.14 GFLOP", "4 EFLOP", "0 FLOP",
     ]  # fmt: skip
