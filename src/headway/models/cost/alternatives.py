@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from headway.models.cost.report import Report
+from headway.models.quantize import KINDS
 
 Again = Callable[..., Report]
 """The plan of the same model on the same machine, with some keyword arguments of `plan` replaced."""
@@ -20,9 +21,9 @@ def what_fits(found: Report, again: Again) -> Iterator[tuple[str, Report]]:
     tries: dict[str, dict[str, object]] = {
         "--kv-cache-dtype int8": int8,
         "--batch 1": {} if found.batch == 1 else {"batch": 1},
-        "--weights int8": {"quantized": (8, None)},
-        "--weights int4": {"quantized": (4, 32)},
-        f"--weights int4{kv}": {"quantized": (4, 32), **int8} if int8 else {},
+        "--weights int8": {"quantized": KINDS["int8"]},
+        "--weights int4": {"quantized": KINDS["int4"]},
+        f"--weights int4{kv}": {"quantized": KINDS["int4"], **int8} if int8 else {},
     }
     for option, changed in tries.items():
         if changed and (other := again(**changed)).fits:
