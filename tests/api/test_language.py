@@ -300,7 +300,7 @@ def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_prompt_is_named(lm: LanguageModel) -> None:
-    for prompt, said in ((5, "got 5 of type int"), (b"text", "of type bytes"), (2.5, "got 2.5")):
+    for prompt, said in ((5, "got 5 of type int"), (b"text", "got b'text' of type bytes"), (2.5, "got 2.5")):
         with pytest.raises(DataError, match=f"a prompt is a text, token ids, or a list of either; {said}"):
             lm.generate(prompt, max_new_tokens=1)  # type: ignore[call-overload]
     ids = torch.tensor([3, 4, 5])
@@ -315,7 +315,7 @@ def test_nothing_of_a_model_remains_beside_one_that_is_saved_over_it(
     """Its shards, its pickles, another format of its tokenizer; what is no part of a model stays."""
     lm.save(tmp_path / "m")
     before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
-    with pytest.raises(CheckpointError, match=r"m exists; .* a folder with a model of model_type 'llama'"):
+    with pytest.raises(CheckpointError, match=r"m exists; .* a folder with a model of model_type"):
         lm.save(tmp_path / "m")
     assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
     old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "merges.txt",

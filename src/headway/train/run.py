@@ -40,7 +40,7 @@ from headway.train.inputs import forget_inputs
 from headway.train.lock import locked
 from headway.train.metrics import CURVE, METRICS, MetricsLog, Reporter, clock, draw_curve, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-from headway.train.start import check_room, seeded, with_task
+from headway.train.start import announce, check_room, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.trackers import Trackers, check_trackers
@@ -78,6 +78,7 @@ def train(
         start = where_to_begin(config, resume)
         if start is None:
             forget_inputs(out)  # of a run that never came to its first checkpoint
+        announce(config, quiet=quiet)
         try:
             task = find_task(str(config.task))(config, out, start, dtype)
             check_room(config, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,14 @@ def seeded(seed: int, threads: int | None) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def announce(config: TrainConfig, *, quiet: bool) -> None:
+    """Say on stderr what takes its time before the first step: a tokenizer may be trained, texts are encoded."""
+    given = config.model_dump()
+    if not quiet:
+        what = given.get("data") or given.get("source") or "its data"
+        print(f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True)
 
 
 def check_room(config: TrainConfig, task: Task[Any]) -> None:
