@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,21 @@ def prepare(
     return tokenizer, train, None
 
 
-def forget_inputs(folder: Path) -> None:
-    """Remove what was made of the data in a run's folder."""
-    for made in ("data", "tokenizer"):
-        shutil.rmtree(folder / made, ignore_errors=True)
+@contextmanager
+def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
+    """While open, a run that has no checkpoint to `start` from makes tokenizer and token files in its folder: those of
+    an earlier one that never came to its first checkpoint go first, and its own where it is refused."""
+
+    def remove() -> None:
+        for made in ("data", "tokenizer") if start is None else ():
+            shutil.rmtree(folder / made, ignore_errors=True)
+
+    remove()
+    try:
+        yield
+    except BaseException:
+        remove()
+        raise
 
 
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:

@@ -36,7 +36,7 @@ from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.deadline import Deadline
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import forget_inputs
+from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import CURVE, METRICS, MetricsLog, Reporter, clock, draw_curve, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
@@ -76,17 +76,11 @@ def train(
     dtype = DTYPES[precision.what]
     with locked(out) as remark, seeded(config.seed, config.threads):
         start = where_to_begin(config, resume)
-        if start is None:
-            forget_inputs(out)  # of a run that never came to its first checkpoint
         announce(config, quiet=quiet)
-        try:
+        with made_inputs(out, start):
             task = find_task(str(config.task))(config, out, start, dtype)
             check_room(config, task)
             called = [*task.callbacks(), *callbacks]
-        except BaseException:
-            if start is None:
-                forget_inputs(out)
-            raise
         with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
             for note in (*([] if remark is None else [remark]), *task.remarks):
                 reporter.note(note)
