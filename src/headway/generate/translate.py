@@ -65,7 +65,9 @@ def translate(
             )
     if prefixes is not None and len(prefixes) != len(ids):
         raise DataError(f"translate: {len(prefixes)} prefixes for {len(ids)} sources; give one for each")
-    each = config if prefixes is None else [replace(config, prefix=tuple(own)) for own in prefixes]
+    each: GenerationConfig | list[GenerationConfig] = config
+    if prefixes is not None:
+        each = [replace(config, prefix=tuple(own)) for own in prefixes]
     asked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
     use_cache, stored = config.use_cache, kv_dtype(config.kv_cache_dtype)
 
