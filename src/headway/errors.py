@@ -53,3 +53,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`' (did you mean "rms_norm_eps"?)'` when a known name is close to `name`, else the empty string."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f' (did you mean "{close[0]}"?)' if close else ""
+
+
+UNSUPPORTED = {
+    "mixtures of experts": (
+        "mixtral",
+        "moe",
+        "dbrx",
+        "deepseek",
+        "switch_transformers",
+        "grok",
+        "jetmoe",
+        "arctic",
+    ),
+    "state-space and recurrent layers": ("mamba", "jamba", "rwkv", "xlstm", "recurrent_gemma"),
+}
+"""What is not there at all, and parts of the names of models that have it."""
+
+
+def unknown_model(name: str, known: Iterable[str]) -> str:
+    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`."""
+    for what, parts in UNSUPPORTED.items():
+        if any(part in name.lower().replace("-", "_") for part in parts):
+            return f": {what} are not supported"
+    return did_you_mean(name, known)

@@ -65,3 +65,28 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: 35.0 ms, 4.20 s, 12 min 5 s, 3 h 51 min, 2 d 4 h."""
+    for unit, size_of in (("s", 1.0), ("ms", 1e-3), ("\u00b5s", 1e-6)):
+        if seconds >= size_of and seconds < 59.995:
+            return f"{seconds / size_of:.3g} {unit}"
+    if seconds < 1e-6:
+        return f"{seconds / 1e-9:.3g} ns"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    large = next(i for i, (_, size_of) in enumerate(units) if round(seconds) >= size_of)
+    (name, first), (other, second) = units[large : large + 2]
+    whole = round(seconds / second)
+    return f"{whole * second // first} {name}" + (
+        f" {rest} {other}" if (rest := whole % (first // second)) else ""
+    )
+
+
+def operations(count: float) -> str:
+    """FLOP with a prefix: 512 FLOP, 3.25 GFLOP, 2.80 PFLOP."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {prefix}FLOP"
+        count /= 1000
+    return f"{count:.3g} EFLOP"

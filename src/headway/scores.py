@@ -71,7 +71,15 @@ def check_heads(step: Score, heads: int) -> None:
 
 def steps_of(score: Score | Sequence[Score]) -> tuple[Score, ...]:
     """What `score=` was given, a step or several in order, as a tuple."""
-    return (score,) if isinstance(score, Score) else tuple(score)
+    if isinstance(score, Score):
+        return (score,)
+    steps = tuple(score) if isinstance(score, Sequence) else (score,)
+    for step in steps:
+        if not isinstance(step, Score):
+            is_class = isinstance(step, type)
+            got = f"the class {step.__name__}; give a value of it" if is_class else f"a {type(step).__name__}"
+            raise PatternError(f"score: each step is a Score such as SoftCap(30.0), got {got}")
+    return steps
 
 
 @dataclass(frozen=True)

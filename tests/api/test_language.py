@@ -297,3 +297,32 @@ def test_generation_config_is_kept(folder: Path, tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "m" / "generation_config.json").read_text())
     assert (kept["eos_token_id"], kept["top_k"]) == ([1, 2], 7)
     assert headway.load(tmp_path / "m").eos == (1, 2)
+
+
+def test_what_is_no_prompt_is_named(lm: LanguageModel) -> None:
+    for prompt, said in ((5, "got 5 of type int"), (b"text", "got b'text' of type bytes"), (2.5, "got 2.5")):
+        with pytest.raises(DataError, match=f"a prompt is a text, token ids, or a list of either; {said}"):
+            lm.generate(prompt, max_new_tokens=1)  # type: ignore[call-overload]
+    ids = torch.tensor([3, 4, 5])
+    expected = lm.generate(ids, max_new_tokens=3).ids
+    assert lm.generate(ids.numpy(), max_new_tokens=3).ids == expected
+    assert lm.generate([ids, ids.numpy()], max_new_tokens=3)[1].ids == expected
+
+
+def test_nothing_of_a_model_remains_beside_one_that_is_saved_over_it(
+    lm: LanguageModel, tmp_path: Path
+) -> None:
+    """Its shards, its pickles, another format of its tokenizer; what is no part of a model stays."""
+    lm.save(tmp_path / "m")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    with pytest.raises(CheckpointError, match=r"m exists; .* a folder with a model of model_type"):
+        lm.save(tmp_path / "m")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
+    old = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "merges.txt",
+           "vocab.json", "encoder.json", "vocab.bpe", "adapter_config.json", "adapter_model.safetensors",
+           "model.gguf", "preprocessor_config.json", "tokenizer.model"]  # fmt: skip
+    for name in [*old, "notes.txt", "metrics.jsonl"]:
+        (tmp_path / "m" / name).write_text("old")
+    lm.save(tmp_path / "m", overwrite=True)
+    after = {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()}
+    assert after == {**before, "notes.txt": b"old", "metrics.jsonl": b"old"}

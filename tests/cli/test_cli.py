@@ -147,10 +147,10 @@ def test_help_of_a_command_is_its_docstring_on_stdout(
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    line = f"{sys.executable} -m headway show 'Causal()' --tokens 400 | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert done.stdout == "Causal()\n"
-    assert done.stderr == ""
+    for command, first in (("show 'Causal()' --tokens 400", "Causal()"), ("models", "Families")):
+        line = f"{sys.executable} -m headway {command} | head -1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == (f"{first}\n", "")
 
 
 @pytest.fixture

@@ -1,10 +1,16 @@
 """`headway eval`: a text or tasks, one of them."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from headway.checkpoints.saving import save_folder
 from headway.cli import run
+from headway.models import ModelSpec, build
+from headway.text import train_bpe
 
 
 @pytest.mark.parametrize(
@@ -26,3 +32,43 @@ def test_what_eval_cannot_do_is_said_before_a_model_is_read(
     monkeypatch.delattr("headway.integrations.lm_eval", raising=False)
     assert run(["eval", "no-such-folder", *options]) == 1
     assert message in capsys.readouterr().err
+
+
+WORDS = "one two three four five six seven " * 60
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of 32 tokens and a text, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_bpe([WORDS], 280)
+    spec = ModelSpec.of_depth(1, tokenizer.vocab_size, width=16, heads=2, kv_heads=1, trained_context=32)
+    save_folder("m", build(spec, seed=0).eval(), tokenizer=tokenizer)
+    Path("text.txt").write_text(WORDS, encoding="utf-8")
+    return Path("m")
+
+
+def test_rows_beyond_the_trained_length_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for context, beyond in (("32", False), ("48", True)):
+        arguments = ["eval", str(model), "--data", "text.txt", "--dtype", "fp32", "--context", context]
+        assert run([*arguments, "--limit", "40"]) == 0
+        out, err = capsys.readouterr()
+        assert ("rows of 48 tokens are longer than the 32 that this model was trained on" in err) == beyond
+        assert f"evaluating 40 tokens in rows of {context} ..." in err
+        assert re.search(r"tokens +40\n", out)
+
+
+def test_weights_that_are_no_numbers_are_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from headway.checkpoints.restore import load_model
+
+    broken = load_model(model)
+    with torch.no_grad():
+        broken.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+    save_folder("broken", broken, tokenizer=train_bpe([WORDS], 280))
+    assert run(["eval", "broken", "--data", "text.txt", "--dtype", "fp32"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (
+        "the loss on this text is nan: these weights are not finite: model.layers.0.mlp.down_proj.weight"
+        in err
+    )

@@ -233,7 +233,25 @@ def test_a_turn_that_fails_is_forgotten(folder: str, capsys: pytest.CaptureFixtu
 
 def test_a_model_that_cannot_talk(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", bare]) == 1
-    assert f"continue a text with: headway generate {bare}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "talk all the same with --plain or --template NAME" in said
+    assert f"continue a text with: headway generate {bare}" in said
+
+
+def test_a_model_without_a_template_talks_all_the_same(bare: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--plain is one text of lines, each reply up to the end of its line; --template is a template of its own."""
+    lm = headway.load(bare)
+    first = lm.generate("hello\n", max_new_tokens=6, stop=["\n"]).text
+    second = lm.generate(f"hello\n{first}\nand?\n", max_new_tokens=6, stop=["\n"]).text
+    out, _ = chat(bare, "hello\nand?\n", "--plain", capsys=capsys)
+    assert out == f"{first}\n{second}\n"
+    assert lm.tokenizer is not None
+    lm.tokenizer = lm.tokenizer.with_chat_template("chatml")
+    expected = lm.chat([{"role": "user", "content": "hello"}], max_new_tokens=6).text
+    out, _ = chat(bare, "hello\n", "--template", "chatml", capsys=capsys)
+    assert out == f"{expected}\n"
+    assert run(["chat", bare, "--plain", "--template", "chatml"]) == 1
+    assert "leave out one of --plain and --template" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -227,3 +227,34 @@ def test_broken_weights_name_the_step() -> None:
     model.lm_head.bias.data.fill_(float("nan"))
     with pytest.raises(HeadwayError, match="request 0 at step 0 are not numbers"):
         translate(model, [[1, 2]], generation={"decoder_start_token_id": 8})
+
+
+@pytest.mark.parametrize("beams", [None, Beams(3, length_penalty=0.0, with_greedy=False)], ids=str)
+def test_a_prefix_is_what_targets_begin_with(
+    pair: tuple[Any, Any, dict[str, Any]], beams: Beams | None
+) -> None:
+    """Theirs are decoder_input_ids: the same ids behind them, each source with a prefix of its own."""
+    theirs, ours, generation = pair
+    if (
+        "forced_bos_token_id" in generation
+    ):  # which transformers drops where the decoder is given more than its start
+        generation = {**generation, "forced_bos_token_id": None}
+    prefixes = [[11], [2, 30], [9, 9, 9], []]
+    config = GenerationConfig(max_new_tokens=12, beams=beams)
+    found = translate(ours, SOURCES, config, generation=generation, prefixes=prefixes)
+    width = 1 if beams is None else beams.width
+    for source, prefix, one in zip(SOURCES, prefixes, found, strict=True):
+        begun = torch.tensor([[START, *prefix]])
+        with torch.inference_mode():
+            out = theirs.generate(
+                input_ids=torch.tensor([source]), decoder_input_ids=begun, max_new_tokens=12 - len(prefix),
+                num_beams=width, length_penalty=0.0, forced_bos_token_id=None,
+            )  # fmt: skip
+        row = out[0, 1:].tolist()
+        wanted = row[: row.index(EOS, len(prefix)) + 1] if EOS in row[len(prefix) :] else row
+        assert one.ids[: len(prefix)] == prefix
+        assert one.ids == wanted
+    with pytest.raises(DataError, match="3 prefixes for 4 sources; give one for each"):
+        translate(ours, SOURCES, config, generation=generation, prefixes=prefixes[:3])
+    with pytest.raises(ConfigError, match="prefix: token id 40 is outside the model's vocabulary of 40"):
+        translate(ours, SOURCES, config, generation=generation, prefixes=[[V]] * 4)

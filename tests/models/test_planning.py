@@ -1,6 +1,8 @@
 """`headway plan`: the report adds up, says what would run, and says so when it cannot."""
 
 import json
+import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +175,7 @@ def test_linear_attention_is_planned_without_backends() -> None:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype: BOX))
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda dtype, again=False: BOX))
 
 
 @pytest.mark.usefixtures("_quick")
@@ -224,6 +226,44 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["context"] == 4096
     assert found["fits"] is False
     assert found["layers"][0]["cache"]["what"] == "growing"
+
+
+@pytest.mark.usefixtures("_quick")
+def test_what_would_fit_is_named_where_a_model_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option, typed as it is printed, makes it fit, and needs what was said."""
+    asked = ["plan", "llama-2-13b", "--context", "4096", "--batch", "8"]
+    assert run(asked) == 0
+    out = capsys.readouterr().out
+    options = re.findall(r"(?m)^    (--[a-z].*?) {2,}(\S+ \S+)$", out)
+    assert "it does NOT fit" in out
+    assert "--batch 1" in [option for option, _ in options]
+    assert options[-1][0].startswith("--context ")
+    for option, needed in options:
+        assert run([*asked, *option.split()]) == 0
+        assert f"it fits: {needed} of 32.00 GiB" in capsys.readouterr().out
+
+
+def test_roofs_are_kept_for_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest of a day counts; another day, dtype or number of threads is measured anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    speeds = iter(range(1, 99))
+    monkeypatch.setattr("headway.hardware.read_bandwidth", lambda: 1.0 * next(speeds))
+    monkeypatch.setattr("headway.hardware.gemm_peak", lambda dtype: 100.0 - next(speeds))
+    assert not Machine.measured_today(torch.float32)
+    first = Machine.here(torch.float32)
+    assert (first.bandwidth, first.peak) == (1.0, 98.0)
+    assert Machine.here(torch.float32).bandwidth == 1.0
+    assert not Machine.measured_today(torch.bfloat16)
+    again = Machine.here(torch.float32, again=True)
+    assert (again.bandwidth, again.peak) == (3.0, 98.0)
+    kept = tmp_path / "headway" / "roofs.json"
+    kept.write_text(kept.read_text().replace(str(date.today()), "2001-01-01"))
+    assert not Machine.measured_today(torch.float32)
+    kept.write_text("no json")
+    assert Machine.here(torch.float32).bandwidth == 5.0
+    kept.unlink()
+    kept.mkdir()  # cannot be written
+    assert Machine.here(torch.float32).bandwidth == 7.0
 
 
 @pytest.mark.usefixtures("_quick")

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from headway.checkpoints import spec_from_config
+from headway.errors import ConfigError
 from headway.models import FAMILIES, Decoder, Encoder, ModelSpec, build, catalog
 from headway.patterns import Causal, Full, PerHead, Window
 from headway.positions import Learned, NoPositions, Rotary
@@ -181,3 +183,13 @@ def test_parameter_names_are_those_of_transformers() -> None:
 def test_the_meta_device_holds_nothing() -> None:
     model = build(catalog.spec("llama-1-65b"), device="meta")
     assert all(p.is_meta for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v3", "mixtral-8x7b"])
+def test_what_is_another_kind_of_model_is_no_typo(name: str) -> None:
+    for find in (ModelSpec.of, catalog.spec, lambda n: spec_from_config({"model_type": n})):
+        with pytest.raises(ConfigError, match="mixtures of experts are not supported") as refused:
+            find(name)
+        assert "did you mean" not in str(refused.value)
+    with pytest.raises(ConfigError, match="'phi3' is not a family that headway knows; known are"):
+        spec_from_config({"model_type": "phi3"})

@@ -16,6 +16,7 @@ from headway.recipes.surgery import moments_after
 from headway.storage.tensors import open_tensors
 from headway.surgery import pool_heads
 from headway.train.checkpoint import OPTIMIZER, checkpoints
+from headway.train.lock import locked
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch
 
 Make = Callable[..., Recipe]
@@ -134,3 +135,49 @@ def test_a_claim_is_seen_when_every_seed_shows_it() -> None:
     assert Claim.read("at", "a.val_accuracy@128 > 0.5 * -a.y", ["a"]).holds(
         {"a": {"val_accuracy@128": 0.1, "y": 2}}
     )
+
+
+CHAIN = [
+    {"name": "base"},
+    {"name": "lora", "adapter": "lora", "rank": 2, "steps": 2},
+    {"name": "next", "steps": 2, "moments": "keep"},
+]
+
+
+@pytest.mark.parametrize("seeds", [[0, 1], [0]])
+def test_a_folder_that_moved_goes_on_where_it_was_stopped(
+    make: Make, tmp_path: Path, seeds: list[int]
+) -> None:
+    """Killed in its last stage, whose model and moments lie in the folder; what is done is not done again."""
+    whole, killed = make("whole", CHAIN, seeds=seeds), make("killed", CHAIN, seeds=seeds)
+    run_recipe(whole, quiet=True)
+    run = killed_at_micro_batch(killed, 8 + 4 + 3, run_recipe)  # type: ignore[arg-type]
+    assert in_a_child(run) == -signal.SIGKILL
+    (tmp_path / "killed").rename(tmp_path / "moved")
+    moved = make("moved", CHAIN, seeds=seeds)
+    done = moved.stage_folder(moved.stages[1], 0) / "final" / "adapter_model.safetensors"
+    before = done.stat()
+    run_recipe(moved, resume="auto", quiet=True)
+    assert done.stat() == before
+    for s in whole.stages:
+        assert_same_bits(str(moved.stage_folder(s, 0)), str(whole.stage_folder(s, 0)))
+
+
+def test_a_recipe_takes_more_seeds_and_fewer(make: Make) -> None:
+    one = run_recipe(make("out", CHAIN[:2]), quiet=True)
+    with pytest.raises(ConfigError, match="is done, with other settings"):
+        run_recipe(make("out", CHAIN[:2], lr=1e-4), resume="auto", quiet=True)
+    two = run_recipe(make("out", CHAIN, seeds=[0, 1]), resume="auto", quiet=True)
+    assert two.measures(0)["lora"] == one.measures(0)["lora"]
+    assert two.measures(1)["lora"]["loss"] != one.measures(0)["lora"]["loss"]
+    again = run_recipe(make("out", CHAIN, seed=1), resume="auto", quiet=True)
+    assert again.measures(0) == two.measures(1)
+
+
+def test_a_second_start_of_a_recipe_says_who_runs_it(make: Make, tmp_path: Path) -> None:
+    recipe = make("out", [{"name": "one"}])
+    with locked(recipe.out):
+        for resume in ("never", "auto"):
+            with pytest.raises(ConfigError, match="out is in use by process"):
+                run_recipe(recipe, resume=resume, quiet=True)
+    assert not recipe.out.exists()

@@ -1,5 +1,6 @@
 """Tokenizers as people have them: ids, pairs and token types of `transformers`, from their files and from ours."""
 
+import shutil
 from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from headway.errors import DataError
 from headway.text import Tokenizer
 from tests.text.folders import READ_BY_BOTH, SAVED_BY_US, SLOW, TEXTS, put
 
@@ -230,3 +232,20 @@ def test_beside_a_model_s_config_too(kind: str, model: str, root: Path) -> None:
         same(ours, theirs, text, "b")
         assert again.encode(text, "b") == ours.encode(text, "b")
     assert (again.mask, again.pad, again.bos, again.eos) == (ours.mask, ours.pad, ours.bos, ours.eos)
+
+
+def test_gpt2_is_read_from_the_files_of_its_authors(tmp_path: Path) -> None:
+    put(tmp_path / "named", "gpt2")
+    (tmp_path / "own").mkdir()
+    for ours, theirs in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
+        shutil.copyfile(tmp_path / "named" / ours, tmp_path / "own" / theirs)
+    read, own = (Tokenizer.load(tmp_path / name) for name in ("named", "own"))
+    assert own.fingerprint == read.fingerprint
+    assert [own.encode(text) for text in TEXTS] == [read.encode(text) for text in TEXTS]
+    (tmp_path / "own" / "vocab.bpe").unlink()
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        Tokenizer.load(tmp_path / "own")
+    with pytest.raises(
+        DataError, match=r"vocab\.bpe, with the rules that make its pieces, is not in the folder"
+    ):
+        Tokenizer.load(tmp_path / "own" / "encoder.json")

@@ -69,8 +69,15 @@ def test_positions_add_up_and_a_limit_reads_less(tmp_path: Path) -> None:
     assert sum(b.tokens for b in found.positions) == found.tokens
     assert sum(b.nats for b in found.positions) == pytest.approx(found.nats)
     less = evaluate(model, Rows(file, 40), limit=50)
-    assert less.tokens == 80
-    assert less.text_bytes == round(found.text_bytes * 80 / found.tokens)
+    assert less.tokens == 50
+    assert less.text_bytes == round(found.text_bytes * 50 / found.tokens)
+    seen: list[tuple[int, int]] = []
+    longer = Rows(file, 40_000)
+    few = evaluate(model, longer, limit=50, progress=lambda done, total: seen.append((done, total)))
+    assert (few.tokens, seen) == (50, [(1, 1)])
+    assert few.nats == pytest.approx(evaluate(model, Rows(file, 50), limit=50).nats, rel=1e-6)
+    everything = evaluate(model, Rows(file, 40), limit=10**6)
+    assert (everything.nats, everything.text_bytes) == (found.nats, found.text_bytes)
 
 
 def test_nothing_to_predict_is_an_error(tmp_path: Path) -> None:

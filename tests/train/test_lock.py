@@ -136,6 +136,9 @@ def test_a_refused_run_leaves_no_folder(settings: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
         train(settings(out=str(tmp_path / "a" / "b"), data="nowhere"), quiet=True)
     assert not (tmp_path / "a").exists()
+    with pytest.raises(ConfigError, match="sample prompt"):  # when its data is encoded
+        train(settings(out=str(tmp_path / "a" / "b"), sample_prompts=["one"], sample_tokens=99), quiet=True)
+    assert not (tmp_path / "a").exists()
 
 
 def test_locks_that_come_and_go_are_held_by_one_at_a_time(tmp_path: Path) -> None:

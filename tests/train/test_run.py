@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from headway.checkpoints.restore import load_model
 from headway.data import Piece, Rows, TokenFile
 from headway.errors import CheckpointError, ConfigError, DataError
 from headway.models import cost
 from headway.patterns import Causal, Window
+from headway.storage import disk
 from headway.text import Tokenizer
 from headway.train import (
     Callback,
@@ -28,11 +30,13 @@ from headway.train import (
 )
 from headway.train.callbacks import stop_request
 from headway.train.checkpoint import checkpoints
+from headway.train.deadline import Deadline
 from headway.train.dry_run import describe_run
 from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
 from headway.train.optimizer import learning_rate
 from tests.faults import watch
+from tests.train.test_resume import assert_same_bits
 
 Make = Callable[..., TextConfig]
 HOME_MADE = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns"))
@@ -113,12 +117,79 @@ def test_training_goes_on_from_a_folder(settings: Make, tmp_path: Path) -> None:
 
 
 def test_the_clock_can_end_a_run(settings: Make, steady_clock: None) -> None:
-    config = settings(steps=None, max_seconds=0.3)
+    """And what is still to be done behind the last step, evaluation and checkpoint, is within its time."""
+    config = settings(steps=None, max_seconds=2.0, validation_share=0.5, lr_floor=0.25)
     result = train(config, quiet=True)
-    last = [r for r in read_metrics(result.metrics) if "loss" in r][-1]
-    assert result.steps >= 1
-    assert result.seconds >= 0.3
-    assert last["lr"] <= config.lr
+    steps = [r for r in read_metrics(result.metrics) if "loss" in r]
+    assert len(steps) == result.steps > 8
+    assert steps[-1]["seconds"] < 2.0 - 0.04
+    assert result.seconds <= 2.0
+    assert steps[-1]["lr"] == pytest.approx(0.25 * config.lr, rel=0.1)
+
+
+def test_a_deadline_leaves_time_for_what_is_behind_the_last_step() -> None:
+    deadline = Deadline(90.0, held_steps=60)
+    deadline.save_seconds = 1.0
+    assert deadline.behind == 4.0
+    deadline.count(0.5)
+    deadline.count(1.5)
+    assert deadline.behind == 0.5 * 60 * 1.0 + 4.0
+    assert not deadline.is_over(55.9)
+    assert deadline.is_over(56.0)
+    assert deadline.scheduled(28.0) == 45.0
+    assert deadline.scheduled(70.0) == 90.0
+    assert deadline.left(50.0) == 40.0
+    assert deadline.steps_in_all(10, 50.0) == 16.0
+    assert Deadline(None, 5.0).scheduled(7.0) == 7.0
+    assert not Deadline(None, 5.0).is_over(1e9)
+
+
+def test_a_disk_without_room_is_seen_before_anything_is_trained(
+    settings: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is asked for is what a run writes, but for headers, settings and tokenizer."""
+    config = settings(save_every=1, steps=4, keep_last=2, validation_share=0.2)
+    asked: list[int] = []
+    monkeypatch.setattr(disk, "free", lambda path: asked.append(1) or 0)
+    with pytest.raises(
+        ConfigError, match=r"this run writes (\S+) KiB \(3 checkpoints of (\S+) KiB"
+    ) as refused:
+        train(config, quiet=True)
+    assert asked
+    assert not Path(config.out).exists()
+    monkeypatch.undo()
+    train(config, quiet=True)
+    last = checkpoints(Path(config.out))[-1]
+    wrote = sum(p.stat().st_size for p in last.glob("*.safetensors"))
+    said = float(re.findall(r"checkpoints of (\S+) KiB", str(refused.value))[0]) * 1024
+    assert said == pytest.approx(wrote, rel=0.15)
+
+
+@pytest.mark.parametrize("at", ["checkpoint-4", "final"])
+def test_a_disk_that_is_full_later_leaves_a_checkpoint_to_go_on_from(settings: Make, at: str) -> None:
+    whole, config = settings(out=settings().out + "-whole", save_every=2), settings(save_every=2)
+    train(whole, quiet=True)
+    full = watch(lambda operation, path, data: 20 if f".{at}." in str(path) and data else None)
+    kept = "checkpoint-2" if at == "checkpoint-4" else "checkpoint-6"
+    asked = rf"No space left .* stopped at step {4 if kept[-1] == '2' else 6}; .* go on from \S*{kept}: headway train"
+    with full, pytest.raises(CheckpointError, match=asked):
+        train(config, quiet=True)
+    train(config, resume="auto", quiet=True)
+    assert_same_bits(config.out, whole.out)
+
+
+def test_the_curve_shows_every_held_out_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one far above and one far below what training came to; a point that is not a number is none."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
+    held = {0: 11.0, 50: 0.25, 99: 9.0, 100: None}
+    records = [{"step": i, "loss": 5.0 - i / 25} for i in range(1, 101)]
+    draw_curve([*records, *({"step": i, "val_loss": v} for i, v in held.items())], tmp_path / "x.png", "")
+    (axes,) = drawn[0].axes
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    (points,) = [line.get_xydata() for line in axes.lines if line.get_label() == "held out"]
+    assert points.tolist() == [[0.0, 11.0], [50.0, 0.25], [99.0, 9.0]]
+    assert all(left <= x <= right and low <= y <= high for x, y in points)
 
 
 def test_callbacks_are_called_by_seconds_and_at_the_end(settings: Make) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor
@@ -267,7 +267,11 @@ class LanguageModel(Pretrained[Decoder, Tokenizer]):
             return ([prompt] if one else prompt), one
         if isinstance(prompt, str):
             return [self.need_tokenizer().encode(prompt, eos=False, special=special)], True
-        prompts = list(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | Mapping):
+            raise DataError(
+                f"a prompt is a text, token ids, or a list of either; got {prompt!r} of type {type(prompt).__name__}"
+            )
+        prompts = [one.tolist() if hasattr(one, "tolist") else one for one in prompt]
         if prompts and isinstance(prompts[0], str):
             return self.need_tokenizer().encode_batch(prompts, eos=False, special=special), False
         if prompts and isinstance(prompts[0], int):

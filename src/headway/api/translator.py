@@ -21,6 +21,7 @@ class Search(TypedDict, total=False):
     beams: unfinished texts that continue at once; 1 is greedy.   n_best: hypotheses that are returned, at most `beams`.
     length_penalty, early_stopping, with_greedy: see `Beams`.
     no_repeat_ngram, min_new_tokens, max_new_tokens, use_cache, kv_cache_dtype: see `GenerationConfig`.
+    prefix: text that every translation begins with, or one for each text; the search goes on from it.
     batch_size: texts at once; it changes no text.
     """
 
@@ -34,6 +35,7 @@ class Search(TypedDict, total=False):
     max_new_tokens: int | None
     use_cache: bool
     kv_cache_dtype: str
+    prefix: str | Sequence[str]
     batch_size: int
 
 
@@ -87,13 +89,26 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
         config = GenerationConfig(
             **{**given, "beams": Beams(given.get("beams", 4), **search)}, forbidden=unused
         )
-        sources = tokenizer.encode_batch(texts)
+        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(given.pop("prefix", ""), len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=self.generation,
-            tokenizer=tokenizer, requests=numbers, batch_size=size,
+            prefixes=[prefixes[i] for i in numbers] if any(prefixes) else None, tokenizer=tokenizer,
+            requests=numbers, batch_size=size,
         )  # fmt: skip
         return sorted(found, key=lambda one: one.request)
+
+    def _prefixes(self, given: str | Sequence[str], count: int) -> list[list[int]]:
+        """Ids of what each of `count` targets begins with."""
+        texts = [given] * count if isinstance(given, str) else list(given)
+        if len(texts) != count:
+            raise DataError(
+                f"translate: {len(texts)} prefixes for {count} texts; give one for each, or one for all"
+            )
+        tokenizer = self.need_tokenizer()
+        if isinstance(tokenizer, MarianTokenizer):
+            return [tokenizer.encode(text, side="target", eos=False) if text else [] for text in texts]
+        return [tokenizer.encode(text, bos=False, eos=False) if text else [] for text in texts]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headway.attention import call_cache, select
 from headway.attention.backends import dense
-from headway.attention.call import Call, check_axes, validate
+from headway.attention.call import Call, check_axes, check_pattern, validate
 from headway.attention.key_values import KeyValues
 from headway.errors import PatternError
 from headway.heads import Heads
@@ -139,8 +139,10 @@ def _numbered(
     q: Tensor, k: Tensor, pattern: Pattern, q_tokens: Tokens | None, k_tokens: Tokens | None
 ) -> tuple[Tokens, Tokens]:
     """Tokens numbered from 0 on both sides where none are given."""
-    if q.dim() != 4 or k.dim() != 4:
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor)) or q.dim() != 4 or k.dim() != 4:
         check_axes("attend", q, k)
+    if not isinstance(pattern, Pattern):
+        check_pattern("attend", pattern)
     if q_tokens is None and k_tokens is None and q.shape[2] != k.shape[2] and pattern != _FULL:
         raise PatternError(
             f"attend: {q.shape[2]} queries and {k.shape[2]} keys under {pattern}: say which tokens they are "

@@ -130,10 +130,7 @@ def validate(
     seed: int | None,
 ) -> Call:
     """The call, or an error that says what was given and what is needed."""
-    if not isinstance(pattern, Pattern):
-        raise PatternError(
-            f"attend: pattern must be a Pattern such as Causal() or parse({pattern!r}), got {type(pattern).__name__}"
-        )
+    check_pattern("attend", pattern)
     if not keys:
         raise PatternError("attend_keys: at least one set of KeyValues is needed (it may hold no keys)")
     heads = check_sides("attend", q, q_tokens, keys)
@@ -162,9 +159,32 @@ def validate(
     return call
 
 
+def check_pattern(what: str, pattern: object) -> None:
+    """PatternError for what is no pattern, and what to give instead."""
+    if isinstance(pattern, Pattern):
+        return
+    if isinstance(pattern, type) and issubclass(pattern, Pattern):
+        instead = f"the class {pattern.__name__}; give a value of it, {pattern.__name__}(...)"
+    elif hasattr(pattern, "shape"):
+        instead = (
+            f"a {type(pattern).__name__} of shape {tuple(pattern.shape)}; a mask goes beside a pattern: keep=mask, "
+            "bool [B|1, H|1, T|1, S|1], True where a key may be seen"
+        )
+    elif isinstance(pattern, str):
+        instead = f"a str; parse({pattern!r}) makes a pattern of it"
+    else:
+        instead = f"{pattern!r} of type {type(pattern).__name__}"
+    raise PatternError(f"{what}: the pattern is a Pattern such as Causal(), got {instead}")
+
+
 def check_axes(what: str, *tensors: Tensor) -> None:
-    """PatternError for a tensor that is not [batch, heads, slots, width]."""
+    """PatternError for what is no tensor [batch, heads, slots, width]."""
     for t in tensors:
+        if not isinstance(t, Tensor):
+            raise PatternError(
+                f"{what}: q, k and v are torch tensors [batch, heads, slots, width], got {type(t).__name__}; "
+                "torch.as_tensor(x) makes one of an array"
+            )
         if t.dim() != 4:
             shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
             raise PatternError(f"{what}: q, k and v are [batch, heads, slots, width]; got {shapes}")

@@ -32,6 +32,7 @@ START = "decoder_start_token_id"  # transformers reads it from either file
 OF_TARGETS = ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 TOKENIZER_FILES = re.compile(
     r"(tokenizer.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|(target_)?vocab\..*|merges\.txt|"
+    r"encoder\.json|"
     r"spiece\.model|(source|target)\.spm)$"
 )
 

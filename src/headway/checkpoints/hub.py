@@ -13,7 +13,16 @@ from headway.errors import CheckpointError, HubError
 from headway.models import cost
 
 # Files of a model: configs, weights, tokenizers; without pickles, which can run code where they are read by others.
-MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.spm", "vocab.txt", "merges.txt"]
+MODEL_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.model",
+    "*.spm",
+    "vocab.txt",
+    "merges.txt",
+    "vocab.bpe",
+]
 PICKLES = ["*.bin", "*.pth"]
 CARD = "README.md"
 

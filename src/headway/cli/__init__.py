@@ -90,9 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BrokenPipeError:  # the reader went away (`headway show ... | head -3`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+    except BrokenPipeError:
+        _silence()
     sys.exit(code)
 
 
@@ -120,13 +119,19 @@ def run(argv: Sequence[str]) -> int:
     except HeadwayError as error:
         report_error(str(error))
         return 1
-    except BrokenPipeError:
-        return 1
+    except BrokenPipeError:  # the reader has what it wants (`headway show ... | head -3`)
+        _silence()
+        return 0
     except OSError as error:
         report_error(
             f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         )
         return 1
+
+
+def _silence() -> None:
+    """What is still to be printed has no reader."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def commands() -> dict[str, Command]:

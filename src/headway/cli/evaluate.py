@@ -1,11 +1,13 @@
 """`headway eval MODEL --data TEXT | --harness TASKS`: how well a model predicts a text, or does tasks."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headway.cli._progress import progress
 from headway.cli._shared import (
     AdapterOption,
     BackendOption,
@@ -18,11 +20,12 @@ from headway.cli._shared import (
     print_report,
     set_threads,
 )
-from headway.errors import ConfigError
+from headway.errors import CheckpointError, ConfigError
 from headway.report import table
 
 if TYPE_CHECKING:
     from headway.checkpoints.folder import Folder
+    from headway.models import Model
 
 
 def command(
@@ -182,6 +185,7 @@ def _records(
         )
     for remark in remarks:
         note(remark)
+    _check_finite(found.loss, model, str(source.path))
     report = {
         "model": str(source.path),
         "data": data,
@@ -195,6 +199,20 @@ def _records(
         (name.replace("_", " "), value) for name, value in report.items() if name not in ("model", "data")
     ]
     print_report(report, table(("what", "value"), facts), json)
+
+
+def _check_finite(loss: float, model: "Model", source: str) -> None:
+    """Raise CheckpointError for a loss that is no number, naming the weights that are none."""
+    if math.isfinite(loss):
+        return
+    broken = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+    why = (
+        f"these weights are not finite: {', '.join(broken[:3])}{more}"
+        if broken
+        else "its weights are finite, its activations overflow; try --dtype fp32"
+    )
+    raise CheckpointError(f"{source}: the loss on this text is {loss}: {why}")
 
 
 def _text(
@@ -230,7 +248,15 @@ def _text(
     ):
         settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
         rows_of = task.rows(text.file, settings, text.tokenizer, spec)
-        found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool)
+        read = len(rows_of) * length if limit is None else min(limit, len(rows_of) * length)
+        with progress(f"evaluating {read} tokens in rows of {length}") as advance:
+            found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool, progress=advance)
+    _check_finite(found.loss, found_model, str(source.path))
+    if length > spec.trained_context:
+        note(
+            f"rows of {length} tokens are longer than the {spec.trained_context} that this model was trained on: what "
+            "it predicts beyond them is in the loss; leave --context out for the rows that it knows"
+        )
     report = {
         "model": str(source.path),
         "data": data,

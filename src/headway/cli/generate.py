@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headway.api import LanguageModel, Options
     from headway.generate import Beams, Generation
 
+PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content ~ '\n' }}{% endfor %}"
 HELP = "/reset forgets the conversation, /quit (or Ctrl-D) ends it, Ctrl-C cuts a reply short"
 
 
@@ -210,15 +211,35 @@ def chat(
     run: SamplingRun,
     system: Annotated[str | None, typer.Option("--system", help="what the model is told first")] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy")] = 0.8,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--template", help="alpaca | chatml | llama2 | vicuna, or a file of Jinja [default: its own]"
+        ),
+    ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="no template, for a model that was not trained to talk: lines of one text"
+        ),
+    ] = False,
 ) -> None:
     """Talk with a model. Replies go to stdout, one per line that is read; remarks go to stderr."""
+    if plain and template is not None:
+        raise ConfigError("--plain is a talk without a template; leave out one of --plain and --template")
     lm = run.load(task="causal-lm")
+    if template is not None or plain:
+        lm.tokenizer = lm.need_tokenizer().with_chat_template(PLAIN if plain else template)
     if lm.tokenizer is None or lm.tokenizer.chat_template is None:
         raise DataError(
             f"{run.model}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): this "
-            f"model was not trained to talk; continue a text with: headway generate {run.model}"
+            "model was not trained to talk; talk all the same with --plain or --template NAME, or continue a text "
+            f"with: headway generate {run.model}"
         )
-    talk(lm, system, run.options(temperature=temperature))
+    options = run.options(temperature=temperature)
+    if plain:
+        options["stop"] = [*options["stop"], "\n"]
+    talk(lm, system, options)
 
 
 def talk(lm: "LanguageModel", system: str | None, options: "Options") -> None:

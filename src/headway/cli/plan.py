@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headway.cli._shared import JsonOption, KvCacheOption, ThreadsOption, note, print_report, set_threads
-from headway.report import size, table
+from headway.report import duration, operations, size, table
 
 if TYPE_CHECKING:
+    import torch
+
     from headway.choice import Choice
     from headway.models import ModelSpec
-    from headway.models.cost import LayerPlan, Report
+    from headway.models.cost import LayerPlan, Machine, Report
 
 
 def command(
@@ -36,12 +38,17 @@ def command(
         str | None,
         typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="measure this machine again; else what was measured today counts"),
+    ] = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
     from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
+    from headway.models.cost.alternatives import what_fits
     from headway.models.cost.planning import DTYPES, plan
     from headway.models.quantize import weight_kind
     from headway.patterns import parse
@@ -62,18 +69,29 @@ def command(
         quantized = weight_kind(weights)
     if patterns is not None:
         spec = spec.with_patterns([parse(part) for part in patterns.split(";")])
-    note("measuring this machine's memory and matrix product ...")
-    report = plan(
-        spec,
-        model=model,
-        context=spec.trained_context if context is None else context,
-        batch=batch,
-        source=source,
-        dtype=DTYPES[dtype],
-        kv_dtype=stored,
-        quantized=quantized,
-    )
-    print_report(report, to_text(report, spec), json)
+    asked: dict[str, Any] = {
+        "model": model,
+        "context": spec.trained_context if context is None else context,
+        "batch": batch,
+        "source": source,
+        "dtype": DTYPES[dtype],
+        "kv_dtype": stored,
+        "quantized": quantized,
+        "machine": _machine(DTYPES[dtype], measure),
+    }
+    report = plan(spec, **asked)
+    would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
+    found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
+    print_report(found, to_text(report, spec, would), json)
+
+
+def _machine(dtype: "torch.dtype", again: bool) -> "Machine":
+    """This machine, with the roofs that were measured today unless they are to be measured `again`."""
+    from headway.models.cost import Machine
+
+    if again or not Machine.measured_today(dtype):
+        note("measuring this machine's memory and matrix product ...")
+    return Machine.here(dtype, again=again)
 
 
 def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
@@ -98,8 +116,8 @@ def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
     return catalog.spec(model), None
 
 
-def to_text(report: "Report", spec: "ModelSpec") -> str:
-    """The report for a terminal."""
+def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Report"]] = ()) -> str:
+    """The report for a terminal; `would` fit where it does not."""
     heads = f"{spec.layout.kind}, {spec.heads} query heads on {spec.kv_heads} kv heads of {spec.head_dim}"
     machine, per = report.machine, report.weights / report.parameter_count
     kv = "" if report.kv_dtype == report.dtype else f", keys and values in {report.kv_dtype},"
@@ -147,7 +165,7 @@ def to_text(report: "Report", spec: "ModelSpec") -> str:
                 ("... of an adapter of rank 16", size(report.adapted)),
             ],
         ),
-        f"  {'it fits' if report.fits else 'it does NOT fit'}: {size(report.needed)} of {size(machine.memory)}",
+        _verdict(report, would),
         _work(report),
         "\n".join(f"  note: {line}" for line in report.notes),
     ]
@@ -181,18 +199,31 @@ def _what(choice: "Choice | None") -> str:
     return "sums" if choice is None else choice.what
 
 
+def _verdict(report: "Report", would: Sequence[tuple[str, "Report"]]) -> str:
+    """Whether it fits, and what would."""
+    room = size(report.machine.memory)
+    if report.fits:
+        return f"  it fits: {size(report.needed)} of {room}"
+    lines = [f"  it does NOT fit: {size(report.needed)} of {room}; what would:"]
+    lines += [f"    {option:<40}{size(other.needed)}" for option, other in would]
+    return "\n".join(
+        lines if would else [lines[0].replace("; what would:", ", and neither would fewer bits")]
+    )
+
+
 def _work(report: "Report") -> str:
     """The first pass; and one more token, where there are such steps."""
     whole = {"decoder": "prompt", "encoder": "whole rows", "encoder-decoder": "source"}[report.kind]
-    rows = [(whole, "", report.prefill_flops / 1e9, report.prefill_seconds)]
+    rows = [(whole, "", operations(report.prefill_flops), duration(report.prefill_seconds))]
     last = ""
     if report.moved is not None and report.step_flops is not None and report.step_seconds is not None:
-        rows.append(("one token per row", size(report.moved), report.step_flops / 1e9, report.step_seconds))
+        step = operations(report.step_flops), duration(report.step_seconds)
+        rows.append(("one token per row", size(report.moved), *step))
         last = (
             f"\n\n  at best {report.tokens_per_second:.4g} tokens/s over {report.batch} rows; one token is bound by "
             + ("memory: bytes / bandwidth" if report.bound == "memory" else "compute: FLOPs / peak")
         )
-    return table(("work", "bytes", "GFLOP", "seconds at best"), rows) + last
+    return table(("work", "bytes", "operations", "time at best"), rows) + last
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

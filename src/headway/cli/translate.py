@@ -33,6 +33,9 @@ def command(
         Path | None,
         typer.Option("--reference", help="right translations, one a line: BLEU is printed instead of texts"),
     ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="text that every translation begins with, and goes on from")
+    ] = "",
     out: Annotated[Path | None, typer.Option("--out", help="write the translations to this file")] = None,
 ) -> None:
     """Translate texts with an encoder-decoder. Translations go to stdout, one a line, what it took to stderr."""
@@ -50,7 +53,7 @@ def command(
     begun = time.perf_counter()
     found = translator.translate(
         given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
-        batch_size=run.batch_size,
+        prefix=prefix, batch_size=run.batch_size,
     )  # fmt: skip
     seconds = time.perf_counter() - begun
     best = [one.text for one in found]

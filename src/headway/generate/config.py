@@ -73,6 +73,7 @@ class GenerationConfig:
     no_repeat_ngram: no n tokens in a row occur twice in prompt and text (0: they may).
     forced_first, forced_last: this id is the first new token, or the last one when `max_new_tokens` is reached; it
         is certain then, so that its log probability is 0.
+    prefix: these ids are the first new tokens, behind `forced_first`; certain, too.
     beyond_context: allow more tokens than the model was trained on.
     use_cache: False computes every step from the whole text: slow, the same text. For checking.
     kv_cache_dtype: what the cache stores: "auto" (keys and values as the model makes them) or "int8" (rounded: a
@@ -91,6 +92,7 @@ class GenerationConfig:
     no_repeat_ngram: int = 0
     forced_first: int | None = None
     forced_last: int | None = None
+    prefix: Sequence[int] = ()
     beyond_context: bool = False
     use_cache: bool = True
     kv_cache_dtype: str = "auto"

@@ -1,6 +1,6 @@
 """Which tokens may come next, and at what price.
 
-    repetition penalty -> forbidden -> no repeated n-gram -> no early end -> forced first and last token
+    repetition penalty -> forbidden -> no repeated n-gram -> no early end -> forced first tokens and last one
 
 Legend: R rows, V vocab.
 """
@@ -63,7 +63,8 @@ def forced_token(text: Text, config: GenerationConfig) -> int | None:
     """The only token that may come next, if there is but one."""
     if config.forced_last is not None and len(text.ids) == text.request.max_new_tokens - 1:
         return config.forced_last
-    return config.forced_first if not text.ids else None
+    first = [*(() if config.forced_first is None else (config.forced_first,)), *config.prefix]
+    return first[len(text.ids)] if len(text.ids) < len(first) else None
 
 
 def banned_tokens(text: Text, config: GenerationConfig) -> set[int]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from headway.cache import kv_dtype
-from headway.errors import ConfigError
+from headway.errors import ConfigError, DataError
 from headway.generate.config import GenerationConfig
 from headway.generate.loop import complete
 from headway.generate.requests import Request, check_prompts, context_limit, make_requests
@@ -29,6 +29,7 @@ def translate(
     config: GenerationConfig | None = None,
     *,
     generation: Mapping[str, Any],
+    prefixes: Sequence[Sequence[int]] | None = None,
     tokenizer: Tokenizer | MarianTokenizer | None = None,
     requests: Sequence[int] | None = None,
     batch_size: int | None = None,
@@ -44,6 +45,7 @@ def translate(
             decoder_start_token_id (one id, required: what targets begin with), eos_token_id, forced_bos_token_id and
             forced_eos_token_id (`forced_first` and `forced_last` of `GenerationConfig`), pad_token_id and bad_words_ids
             of one id each, which are never chosen.
+        prefixes: of each source, ids that its target begins with and then goes on from.
         tokenizer: gives the targets' text; without one there is none.
         requests: numbers of the sources, which decide their noise; 0, 1, ... unless given.
         batch_size: at most so many sources at once (all unless given); it does not change any text.
@@ -61,7 +63,12 @@ def translate(
                 f"source {i} has {len(source)} tokens, and this model's encoder was made for {limit}; give a shorter "
                 "one, or cut it into sentences"
             )
-    asked = make_requests([[start]] * len(ids), config, model.spec, numbers=requests, sources=ids)
+    if prefixes is not None and len(prefixes) != len(ids):
+        raise DataError(f"translate: {len(prefixes)} prefixes for {len(ids)} sources; give one for each")
+    each: GenerationConfig | list[GenerationConfig] = config
+    if prefixes is not None:
+        each = [replace(config, prefix=tuple(own)) for own in prefixes]
+    asked = make_requests([[start]] * len(ids), each, model.spec, numbers=requests, sources=ids)
     use_cache, stored = config.use_cache, kv_dtype(config.kv_cache_dtype)
 
     def session(part: Sequence[Request]) -> Seq2SeqSession:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, unknown_model
 from headway.models import cost
 from headway.models.spec import ModelSpec
 from headway.patterns import Causal, Window
@@ -186,7 +186,7 @@ def spec(name: str) -> ModelSpec:
     fields = _CATALOG.get(name.lower())
     if fields is None:
         raise ConfigError(
-            f"the catalog has no model {name!r}{did_you_mean(name.lower(), _CATALOG)}; "
+            f"the catalog has no model {name!r}{unknown_model(name.lower(), _CATALOG)}; "
             f"it has {', '.join(_CATALOG)}"
         )
     rest = dict(fields)

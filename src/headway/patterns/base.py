@@ -211,7 +211,10 @@ class PerHead(_Joined):
 
 def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
     if not isinstance(b, Pattern):
-        return NotImplemented
+        got = (
+            f"the class {b.__name__}; give a value of it" if isinstance(b, type) else f"a {type(b).__name__}"
+        )
+        raise PatternError(f"{kind.sign} joins two patterns, and beside {a} stands {got}")
     if isinstance(a, PerHead) or isinstance(b, PerHead):
         count = len((a if isinstance(a, PerHead) else b).heads)
         left, right = (p.heads if isinstance(p, PerHead) else (p,) * count for p in (a, b))

@@ -13,6 +13,9 @@ from headway.patterns.primitives import Kind, Primitive
 from headway.patterns.tiles import Extent
 from headway.tokens import Tokens
 
+FARTHEST = 2**62
+"""The largest distance: positions are 64-bit integers."""
+
 
 @dataclass(frozen=True, repr=False)
 class Full(Pattern):
@@ -63,6 +66,11 @@ class Window(Pattern):
         if self.before < 0 or self.after < 0:
             raise PatternError(
                 f"Window: before and after count other positions, 0 or more; got {self.before}, {self.after}"
+            )
+        if max(self.before, self.after, 1) * self.step > FARTHEST:
+            raise PatternError(
+                f"Window: it reaches {max(self.before, self.after, 1) * self.step} positions far, and positions end at "
+                f"{FARTHEST}; for all that lies before a query write Causal()"
             )
         if self.step < 1:
             raise PatternError(f"Window: step must be at least 1 (1 is no dilation), got {self.step}")
@@ -134,8 +142,8 @@ class Sink(Pattern):
     count: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 0:
-            raise PatternError(f"Sink: a number of first tokens, 0 or more, got {self.count!r}")
+        if not isinstance(self.count, int) or isinstance(self.count, bool) or not 0 <= self.count <= FARTHEST:
+            raise PatternError(f"Sink: a number of first tokens, 0 to {FARTHEST}, got {self.count!r}")
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         sink = (k.index < self.count).unsqueeze(-2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
@@ -17,13 +19,17 @@ from headway.report import plain
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import FINAL, OPTIMIZER, checkpoints
+from headway.train.checkpoint import CONFIG, FINAL, OPTIMIZER, checkpoints, moved_along
 from headway.train.config import TrainConfig
-from headway.train.run import train, with_task
+from headway.train.config_io import read_yaml
+from headway.train.lock import LOCK, locked
+from headway.train.run import train
+from headway.train.start import with_task
 
 DONE, START, MOMENTS = "stage.json", "start", "moments.safetensors"
 REPORT = "report"
-OF_THE_MACHINE = {
+OF_THE_PLACE = {
+    "out",
     "threads",
     "workers",
     "gradient_checkpointing",
@@ -39,21 +45,41 @@ def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) ->
     """Run all stages for all seeds, and report; report.json, report.md and report.png in the recipe's folder keep it.
 
     resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
-    on, bit for bit as `headway train` does.
+    on, bit for bit as `headway train` does. The folder may have moved as a whole, and the recipe may have more seeds or
+    fewer than before.
 
-    Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already, and where a
-    stage that is done had other settings."""
+    Raises what `train` does; ConfigError for another `resume`, for a folder that holds a recipe already or that another
+    one uses, and where a stage that is done had other settings."""
     if resume not in ("never", "auto"):
         raise ConfigError(f"a recipe goes on with resume never or auto, got {resume!r}")
-    if resume == "never" and recipe.out.exists() and any(recipe.out.iterdir()):
-        raise ConfigError(
-            f"{recipe.out} is not empty; go on with --resume auto, or choose another folder with --out"
-        )
 
     def say(text: str) -> None:
         if not quiet:
             print(text, file=sys.stderr, flush=True)
 
+    with locked(recipe.out) as remark:
+        if resume == "never" and any(path.name != LOCK for path in recipe.out.iterdir()):
+            raise ConfigError(
+                f"{recipe.out} is not empty; go on with --resume auto, or choose another folder with --out"
+            )
+        if remark is not None:
+            say(remark)
+        _regroup(recipe)
+        return _run(recipe, say, quiet)
+
+
+def _regroup(recipe: Recipe) -> None:
+    """Stages of a seed go where they belong now, where they ran when the recipe had one seed, or several."""
+    for seed, stage in itertools.product(recipe.seeds, recipe.stages):
+        here = recipe.stage_folder(stage, seed)
+        for group in {recipe.out, recipe.out / f"seed-{seed}"} - {here.parent}:
+            there = group / here.name
+            if not here.exists() and (there / CONFIG).exists() and read_yaml(there / CONFIG)["seed"] == seed:
+                here.parent.mkdir(exist_ok=True)
+                there.rename(here)
+
+
+def _run(recipe: Recipe, say: Callable[[str], None], quiet: bool) -> RecipeReport:
     records = [
         [_stage(recipe, stage, seed, say=say, quiet=quiet) for stage in recipe.stages]
         for seed in recipe.seeds
@@ -70,32 +96,34 @@ def _stage(
     recipe: Recipe, stage: Stage, seed: int, *, say: Callable[[str], None], quiet: bool
 ) -> dict[str, Any]:
     """Run one stage, or read what it left; its record."""
-    folder = recipe.stage_folder(stage, seed)
-    came = next((s for s in recipe.stages if s.name == stage.source), None)
-    before = None if came is None else recipe.stage_folder(came, seed)
-    source = None if before is None else before / FINAL
-    changes = stage.surgery or (came is not None and came.settings.get("adapter") is not None)
-    model = folder / START if changes else source
+    folder, came = recipe.stage_folder(stage, seed), _source(recipe, stage)
+    model = _begins_with(recipe, stage, seed)
     kept = folder / MOMENTS if stage.moments == "keep" else None
     config = stage.config(folder, seed, model, kept)
-    settings = {"settings": config.model_dump(mode="json"), "surgery": [list(item) for item in stage.surgery]}
+    settings: dict[str, Any] = {
+        "settings": config.model_dump(mode="json"),
+        "surgery": [list(item) for item in stage.surgery],
+    }
     if (folder / DONE).exists():
         record = read_json(folder / DONE)
-        if _compared(record["run"], config) != _compared(settings, config):
+        then = {**record["run"], "settings": moved_along(record["run"]["settings"], settings["settings"])}
+        if _compared(then, config) != _compared(settings, config):
             raise ConfigError(
                 f"{folder} is done, with other settings than the recipe has now; choose another folder with --out"
             )
         return record
     about = f"seed {seed}, " if len(recipe.seeds) > 1 else ""
     say(f"--- {about}stage {recipe.stages.index(stage) + 1} of {len(recipe.stages)}: {stage.name}")
-    if source is not None and before is not None and not checkpoints(folder):
-        for line in write_model(source, folder / START, stage.surgery) if changes else ():
-            say(f"surgery: {line}")
+    if came is not None and not checkpoints(folder):
+        before, base = recipe.stage_folder(came, seed), _begins_with(recipe, came, seed)
+        if model == folder / START:
+            for line in write_model(before / FINAL, folder / START, stage.surgery, base):
+                say(f"surgery: {line}")
         if kept is not None:
             folder.mkdir(parents=True, exist_ok=True)
             kept.unlink(missing_ok=True)
             last = checkpoints(before)[-1] / OPTIMIZER
-            write_safetensors(kept, moments_after(last, opened(source)[0].spec, stage.surgery))
+            write_safetensors(kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery))
     config = with_task(config)
     train(config, resume="auto", quiet=quiet)
     found = measures(folder, config, recipe.decode)
@@ -104,8 +132,21 @@ def _stage(
     return record
 
 
+def _source(recipe: Recipe, stage: Stage) -> Stage | None:
+    return next((s for s in recipe.stages if s.name == stage.source), None)
+
+
+def _begins_with(recipe: Recipe, stage: Stage, seed: int) -> Path | None:
+    """The folder of the model that a stage begins with; None where its own settings name it, or nothing does."""
+    came = _source(recipe, stage)
+    if came is None:
+        return None
+    changes = stage.surgery or came.settings.get("adapter") is not None
+    return recipe.stage_folder(stage, seed) / START if changes else recipe.stage_folder(came, seed) / FINAL
+
+
 def _compared(run: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
     """What a stage that is done must have in common with the recipe; settings that were not there yet had defaults."""
     usual = {name: plain(field.default) for name, field in type(config).model_fields.items()}
     whole = {**usual, **run["settings"]}
-    return {**run, "settings": {name: value for name, value in whole.items() if name not in OF_THE_MACHINE}}
+    return {**run, "settings": {name: value for name, value in whole.items() if name not in OF_THE_PLACE}}

@@ -77,21 +77,24 @@ def operated(spec: ModelSpec, state: State, operations: tuple[tuple[str, Any], .
     return changed
 
 
-def opened(path: Path) -> tuple[Folder, State]:
-    """A trained model's folder and weights; of an adapter, those of its base with the adapter in them."""
+def opened(path: Path, base: Path | None = None) -> tuple[Folder, State]:
+    """A trained model's folder and weights; of an adapter, those of its base with the adapter in them: the model in the
+    folder `base`, or the one that the adapter names."""
     if not is_adapter(path):
         folder = load_folder(path)
         return folder, folder.tensors
-    base = load_folder(base_of(path))
-    state = merged_state(base.tensors, [load_adapter(path, base.spec)])
+    below = load_folder(base or base_of(path))
+    state = merged_state(below.tensors, [load_adapter(path, below.spec)])
     own = path / "generation_config.json"
-    generation = read_json(own) if own.exists() else base.generation
-    return replace(base, path=path, generation=generation), state
+    generation = read_json(own) if own.exists() else below.generation
+    return replace(below, path=path, generation=generation), state
 
 
-def write_model(source: Path, target: Path, operations: tuple[tuple[str, Any], ...]) -> list[str]:
-    """Write the model of `source`, operated on, at `target`; what changed, as lines of text."""
-    folder, weights = opened(source)
+def write_model(
+    source: Path, target: Path, operations: tuple[tuple[str, Any], ...], base: Path | None = None
+) -> list[str]:
+    """Write the model of `source`, operated on, at `target`; what changed, as lines of text. `base` as in `opened`."""
+    folder, weights = opened(source, base)
     spec, state = operated(folder.spec, weights, operations)
     write(folder, target, spec, state, lambda path: None, context=spec.trained_context, overwrite=True)
     return [f"{name}: {before} -> {after}" for name, before, after in changes(folder.spec, spec)]

@@ -81,6 +81,11 @@ def link(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
+def free(path: Path) -> int:
+    """Bytes that this user may still write on the disk of an existing path."""
+    return shutil.disk_usage(path).free
+
+
 def remove(path: Path) -> None:
     """Remove a file or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():

@@ -1,4 +1,5 @@
-"""Byte-level BPE: `vocab.json` with `merges.txt` (GPT-2, RoBERTa, StarCoder, Qwen2), and tiktoken's ranks."""
+"""Byte-level BPE: `vocab.json` with `merges.txt` (GPT-2, RoBERTa, StarCoder, Qwen2), `encoder.json` with `vocab.bpe`
+(as OpenAI published GPT-2), and tiktoken's ranks."""
 
 from __future__ import annotations
 
@@ -146,11 +147,20 @@ def read_merges(path: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, st
     return merges
 
 
+MERGES = {"encoder.json": "vocab.bpe"}
+"""Where the merges of a vocabulary are, unless in merges.txt."""
+
+
+def merges_of(vocabulary: Path) -> Path:
+    """The file of the merges beside a file of pieces."""
+    return vocabulary.with_name(MERGES.get(vocabulary.name, "merges.txt"))
+
+
 def read(file: Path, config: Mapping[str, Any], kind: str) -> tuple[Backend, dict[str, str | None]]:
-    """The `tokenizers` form of `vocab.json` and the `merges.txt` beside it, and its special tokens by role."""
-    merges = file.with_name("merges.txt")
+    """The `tokenizers` form of pieces and the merges beside them, and its special tokens by role."""
+    merges = merges_of(file)
     if not merges.is_file():
-        raise DataError(f"{file}: merges.txt, with the rules that make its pieces, is not in the folder")
+        raise DataError(f"{file}: {merges.name}, with the rules that make its pieces, is not in the folder")
     vocabulary = read_vocabulary(file)
     style = style_of(kind, vocabulary, file)
     backend = Backend(models.BPE(vocabulary, read_merges(merges, vocabulary)))

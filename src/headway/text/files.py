@@ -60,7 +60,8 @@ def first_file(folder: Path) -> Path | None:
     """The file that a folder's tokenizer is read from, or a GGUF file that holds one itself; None without one."""
     if folder.is_file():
         return folder if is_gguf(folder) and gguf.has_tokenizer(read_gguf(folder).metadata) else None
-    names = [n for n in READERS if n != "vocab.json" or (folder / "merges.txt").is_file()]
+    pieces = [name for name, reader in READERS.items() if reader is bytelevel.read]
+    names = [n for n in READERS if n not in pieces or bytelevel.merges_of(folder / n).is_file()]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
@@ -156,6 +157,7 @@ READERS: dict[str, Callable[[Path, dict[str, Any], str], tuple[Backend, Names]]]
     "tokenizer.bin": _llama2c,
     "vocab.txt": wordpiece.read,
     "vocab.json": bytelevel.read,
+    "encoder.json": bytelevel.read,
 }
 BY_SUFFIX = {".model": _sentencepiece, ".bin": _llama2c, ".txt": wordpiece.read}
 """By name, or else by suffix: (file, tokenizer_config.json, kind) -> its `tokenizers` form, special tokens by role."""

@@ -13,7 +13,10 @@ A checkpoint is written as one: it is there as a whole or not at all.
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -201,7 +204,7 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     usual = {
         name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
     }  # as in JSON
-    then = usual | record["config"]
+    then = moved_along(usual | record["config"], now)
     if then["task"] != now["task"]:
         raise ConfigError(
             f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
@@ -217,6 +220,28 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     return list(said.values())
 
 
+def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
+    """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
+    states = [load_folder(path).tensors for path in paths]
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+
+
+def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run whose folder has moved: a model or moments at the same place relative to the folder as those
+    of `now` are these."""
+
+    def beside(settings: Mapping[str, Any], name: str) -> str | None:
+        return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None
+
+    names = [
+        name for name in ("model", "moments") if name in then and beside(then, name) == beside(now, name)
+    ]
+    return {**then, **{name: now[name] for name in names}}
+
+
 def checkpoints(out: Path) -> list[Path]:
     """The training checkpoints of a run, oldest first; what a dying process left half-written is not one."""
     there = (p for p in out.glob("checkpoint-*") if NAME.fullmatch(p.name))
@@ -226,6 +251,13 @@ def checkpoints(out: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """N of `checkpoint-N`."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def how_to_go_on(out: Path, step: int) -> str:
+    """What to do with a run that stopped because something could not be written."""
+    there, own = checkpoints(out), shlex.quote(str(out / CONFIG))
+    how = f"go on from {there[-1]}: headway train --config {own} --resume auto" if there else "begin anew"
+    return f"The run stopped at step {step}; when that is mended, {how}"
 
 
 def where_to_begin(config: TrainConfig, resume: str) -> Path | None:

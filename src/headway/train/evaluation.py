@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -107,13 +107,15 @@ def evaluate(
     *,
     limit: int | None = None,
     pool: MicrobatchPool | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Predict the targets of `rows`: every token but the first of each document (`Rows`), or those that are masked
     (`MaskedRows`), under one mask for good.
 
     Rows do not overlap, so a prediction looks back on 1 to `rows.length` tokens: the number is an upper bound of
-    what a longer look back would give. With `limit`, only about the first `limit` tokens are read, and
-    the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time.
+    what a longer look back would give. With `limit`, only predictions from the first `limit` tokens count, and
+    the bytes are those of the whole file times the share of tokens. `pool` computes batches at the same time;
+    `progress(rows done, rows)` is called after each.
 
     Raises DataError when no token can be predicted.
     """
@@ -126,6 +128,8 @@ def evaluate(
     @torch.no_grad()
     def run(start: int) -> tuple[Tensor, Tensor, Tensor]:
         inputs, targets = rows.batch(range(start, min(start + per_batch, count)))
+        if limit is not None:
+            targets.view(-1)[max(0, limit - start * length) :] = IGNORE_INDEX
         found, wanted = model(**inputs, targets=targets), targets != IGNORE_INDEX
         hits = wanted if found.hits is None else found.hits
         return (
@@ -140,7 +144,9 @@ def evaluate(
     model.eval()
     begin = time.perf_counter()
     try:
-        for at, each, hits in pool.map(run, range(0, count, per_batch)):
+        starts = range(0, count, per_batch)
+        for start, (at, each, hits) in zip(starts, pool.map(run, starts), strict=True):
+            progress(min(start + per_batch, count), count)
             sums.index_add_(0, at, each)
             counts.index_add_(0, at, torch.ones_like(at))
             right.index_add_(0, at, hits)
@@ -150,8 +156,11 @@ def evaluate(
     tokens = int(counts.sum())
     if not tokens:
         why = "every document has a single token" if is_text else "none of so few is masked"
+        why += "" if limit is None else f", among the first {limit} tokens"
         raise DataError(f"{file.path}: no token to predict: {why}")
-    share = 1.0 if count == len(rows) else tokens / max(len(file) - file.documents, 1)
+    share = (
+        1.0 if limit is None or limit >= len(rows) * length else tokens / max(len(file) - file.documents, 1)
+    )
     return Evaluation(
         float(sums.sum()),
         tokens,

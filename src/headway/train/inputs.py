@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,23 @@ def prepare(
     if config.validation_share:
         return tokenizer, train, file("validation", config.data, _pieces(config, held_out=True))
     return tokenizer, train, None
+
+
+@contextmanager
+def made_inputs(folder: Path, start: Path | None) -> Iterator[None]:
+    """While open, a run that has no checkpoint to `start` from makes tokenizer and token files in its folder: those of
+    an earlier one that never came to its first checkpoint go first, and its own where it is refused."""
+
+    def remove() -> None:
+        for made in ("data", "tokenizer") if start is None else ():
+            shutil.rmtree(folder / made, ignore_errors=True)
+
+    remove()
+    try:
+        yield
+    except BaseException:
+        remove()
+        raise
 
 
 def given_tokenizer(config: RowsConfig) -> Tokenizer | None:

@@ -124,20 +124,22 @@ def draw_curve(records: list[dict[str, Any]], path: Path, title: str) -> None:
 
     unit = "bits_per_byte" if any(r.get("bits_per_byte") is not None for r in records) else "loss"
     steps = [(r["step"], r[unit]) for r in records if "step" in r and r.get(unit) is not None]
-    held = [(r["step"], r[f"val_{unit}"]) for r in records if "step" in r and f"val_{unit}" in r]
+    seen = f"val_{unit}"
+    held = [(r["step"], r[seen]) for r in records if "step" in r and r.get(seen) is not None]
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     if steps:
         at, values = map(list, zip(*steps, strict=True))
         axes.plot(at, values, color="#9ecae1", linewidth=0.8, label="training, each step")
         axes.plot(at, _smooth(values), color="#08519c", linewidth=1.8, label="training, running mean")
-        late = [*values[len(values) // 20 :], *(v for _, v in held)]  # the fall of the first steps may leave
-        axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     if held:
         color = "#d94801"
         axes.plot(*zip(*held, strict=True), "o-", color=color, markersize=5, label="held out")
         text = f"{held[-1][1]:.3f}"
         axes.annotate(text, held[-1], xytext=(-6, 8), textcoords="offset points", ha="right", color=color)
+    if steps:  # the fall of the first steps may leave; behind all that is drawn, since this ends autoscaling
+        late = [*values[len(values) // 20 :], *(v for _, v in held)]
+        axes.set_ylim(top=max(late) + 0.1 * (max(late) - min(late)) + 1e-3)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "loss, nats per token")
     axes.set_title(title, fontsize=11)

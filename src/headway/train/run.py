@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import math
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headway.checkpoints.folder import load_folder
-from headway.errors import ConfigError
+from headway.errors import CheckpointError
 from headway.models import cost
 from headway.report import cell
 from headway.storage import disk
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
-from headway.train.checkpoint import CONFIG, FINAL, State, checkpoints, save_final, step_of, where_to_begin
+from headway.train.checkpoint import (
+    CONFIG,
+    FINAL,
+    State,
+    checkpoints,
+    how_to_go_on,
+    save_final,
+    step_of,
+    take_mean,
+    where_to_begin,
+)
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
+from headway.train.deadline import Deadline
 from headway.train.evaluation import Evaluation
-from headway.train.inputs import model_spec
+from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import CURVE, METRICS, MetricsLog, Reporter, clock, draw_curve, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-from headway.train.tasks import find_task, text_task_of
+from headway.train.start import announce, check_room, seeded, with_task
+from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
-from headway.train.text_config import TextConfig
 from headway.train.trackers import Trackers, check_trackers
 from headway.train.trainer import Progress, Trainer
 
@@ -57,8 +65,10 @@ def train(
         quiet: no progress on stderr.
 
     Raises:
-        ConfigError, DataError, CheckpointError: before anything is trained. TrainingError: a loss or gradient that
-        is not finite. Interrupted: Ctrl-C or SIGTERM, after the running step was finished and saved.
+        ConfigError, DataError, CheckpointError: before anything is trained; a disk without room for what the run will
+        write is one reason. TrainingError: a loss or gradient that is not finite. CheckpointError: what could not be
+        written, and the checkpoint to go on from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
+        and saved.
     """
     config = with_task(config)
     check_trackers(config)
@@ -66,17 +76,21 @@ def train(
     dtype = DTYPES[precision.what]
     with locked(out) as remark, seeded(config.seed, config.threads):
         start = where_to_begin(config, resume)
-        if start is None:
-            for left in ("data", "tokenizer"):  # of a run that never came to its first checkpoint
-                shutil.rmtree(out / left, ignore_errors=True)
-        task = find_task(str(config.task))(config, out, start, dtype)
+        announce(config, quiet=quiet)
+        with made_inputs(out, start):
+            task = find_task(str(config.task))(config, out, start, dtype)
+            check_room(config, task)
+            called = [*task.callbacks(), *callbacks]
         with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
             for note in (*([] if remark is None else [remark]), *task.remarks):
                 reporter.note(note)
             reporter.note(f"{precision.what}: {precision.why}")
-            run = Run(config, task, start, dtype, [*task.callbacks(), *callbacks], reporter)
+            run = Run(config, task, start, dtype, called, reporter)
             with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
                 return run.go()
+
+
+SPEED_KNOWN = 8  # steps after which a run's speed is known
 
 
 class Run:
@@ -112,11 +126,12 @@ class Run:
             self.say(
                 f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros"
             )
+        self.deadline = Deadline(config.max_seconds, task.held_steps)
         self.trainer = Trainer(
             task,
             task.model,
             self.state.optimizer,
-            schedule=task.schedule,
+            schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
             dtype=dtype,
             pool=self.pool,
@@ -128,7 +143,15 @@ class Run:
         self.log = MetricsLog(self.out / METRICS, None if start is None else self.state.progress.step)
 
     def go(self) -> TrainResult:
-        """To the end. Raises Interrupted after a signal, when the running step is done and saved."""
+        """To the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError where
+        something could not be written."""
+        try:
+            return self.all_steps()
+        except (CheckpointError, OSError) as error:
+            raise CheckpointError(f"{error}. {how_to_go_on(self.out, self.state.progress.step)}") from error
+
+    def all_steps(self) -> TrainResult:
+        """Evaluation and checkpoint at the start, the steps, and both at the end."""
         if self.start is None:
             if self.config.eval_at_start:
                 with self.pool:
@@ -139,7 +162,10 @@ class Run:
             with stop_request(self.say) as stop:
                 last = self.is_over
                 while not last:
-                    record = self.record(self.trainer.step())
+                    stats = self.trainer.step()
+                    self.deadline.count(stats.seconds)
+                    self.look_ahead()
+                    record = self.record(stats)
                     self.log.write(record)
                     self.reporter.step(record)
                     last = self.is_over
@@ -156,17 +182,26 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether the last step is done, or the time is over."""
-        steps, seconds = self.task.steps, self.config.max_seconds
+        steps = self.task.steps
         if steps is not None and self.state.progress.step >= steps:
             return True
-        return seconds is not None and self.trainer.seconds >= seconds
+        return self.deadline.is_over(self.trainer.seconds)
+
+    def look_ahead(self) -> None:
+        """Say, once a run by the clock knows its speed, that it ends within its warm-up."""
+        done, warmup = self.state.progress.step, self.task.warmup
+        expected = self.deadline.steps_in_all(done, self.trainer.seconds)
+        if self.deadline.steps == SPEED_KNOWN and expected < warmup:
+            self.say(
+                f"warmup {warmup} steps: at this speed the run ends after about {expected:.0f}, within its warm-up; "
+                f"lower warmup (to {max(1, round(expected / 10))}, say), or give it more time"
+            )
 
     def record(self, stats: StepStats) -> dict[str, Any]:
         """A step's line of metrics.jsonl."""
-        progress, steps, limit = self.state.progress, self.task.steps, self.config.max_seconds
+        progress, steps = self.state.progress, self.task.steps
         epoch = self.task.epoch(progress.step)
         by_steps = math.inf if steps is None else (steps - progress.step) * stats.seconds
-        by_clock = math.inf if limit is None else max(0.0, limit - self.trainer.seconds)
         return {
             "step": progress.step,
             **({} if epoch is None else {"epoch": epoch}),
@@ -178,7 +213,7 @@ class Run:
             "grad_norm": stats.grad_norm,
             **self.task.metrics(stats),
             "seconds": self.trainer.seconds,
-            "eta_s": min(by_steps, by_clock),
+            "eta_s": min(by_steps, self.deadline.left(self.trainer.seconds)),
         }
 
     def between_steps(self, record: dict[str, Any], last: bool, stop: Callable[[], bool]) -> None:
@@ -218,22 +253,18 @@ class Run:
 
     def save(self) -> Path:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
-        self.state.progress.seconds = self.trainer.seconds
+        begun = self.state.progress.seconds = self.trainer.seconds
         path = self.out / f"checkpoint-{self.state.progress.step}"
         self.state.save(path)
         for old in checkpoints(self.out)[: -self.config.keep_last]:
             disk.remove(old)
+        self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
 
     def average(self) -> None:
-        """Take the mean of the last checkpoints as the model's weights, in float64, rounded once. (Vaswani et al. 2017,
-        section 6.1.)"""
+        """Take the mean of the last checkpoints as the model's weights."""
         kept = [path for path in checkpoints(self.out) if step_of(path) > 0][-self.config.average :]
-        states = [load_folder(path).tensors for path in kept]
-        with torch.no_grad():
-            for name, value in self.task.model.state_dict().items():
-                if value.is_floating_point():
-                    value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+        take_mean(self.task.model, kept)
         self.trainer.weights.refresh()
         self.say(f"the model is the mean of {', '.join(path.name for path in kept)}")
 
@@ -262,30 +293,3 @@ class Run:
             accuracy=record.get("accuracy"),
             unit=task.unit,
         )
-
-
-def with_task(config: TrainConfig) -> TrainConfig:
-    """The same settings with their `task`: the one that the model is for, unless it is given.
-
-    Raises ConfigError for settings of another task, and for a model that nothing trains."""
-    if config.task is None and isinstance(config, TextConfig):
-        return config.model_copy(update={"task": text_task_of(model_spec(config))})
-    kind = find_task(str(config.task)).settings
-    if not isinstance(config, kind):
-        raise ConfigError(
-            f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
-        )
-    return config
-
-
-@contextmanager
-def seeded(seed: int, threads: int | None) -> Iterator[None]:
-    """While open, torch draws from `seed` (dropout; a checkpoint brings its own state) on `threads` CPU threads."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            torch.set_num_threads(threads or before)
-            yield
-        finally:
-            torch.set_num_threads(before)

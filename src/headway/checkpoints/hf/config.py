@@ -20,7 +20,7 @@ from headway.checkpoints.hf.layouts import (
 )
 from headway.checkpoints.hf.upgrade import FORMAT, RENAMED_TENSORS
 from headway.checkpoints.hf.windows import last_keys
-from headway.errors import ConfigError, did_you_mean
+from headway.errors import ConfigError, unknown_model
 from headway.models import ModelSpec
 from headway.patterns import Causal, Pattern, Window
 from headway.positions import Rotary
@@ -88,7 +88,7 @@ def _layout(config: Mapping[str, Any]) -> Layout:
         name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
     if not isinstance(name, str) or name not in LAYOUTS:
         raise ConfigError(
-            f"config.json: model_type {name!r} is not a family that headway knows{did_you_mean(str(name), LAYOUTS)}; "
+            f"config.json: model_type {name!r} is not a family that headway knows{unknown_model(str(name), ())}; "
             f"known are {', '.join(LAYOUTS)}"
         )
     return LAYOUTS[name]

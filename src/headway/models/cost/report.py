@@ -11,6 +11,7 @@ import torch
 
 from headway import hardware
 from headway.choice import Choice
+from headway.models.cost import roofs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +25,19 @@ class Machine:
     native: bool = True
 
     @staticmethod
-    def here(dtype: torch.dtype) -> Machine:
-        """This machine, measured (a second or two)."""
+    def measured_today(dtype: torch.dtype) -> bool:
+        """Whether `here` has roofs without measuring."""
+        return roofs.kept(dtype) is not None
+
+    @staticmethod
+    def here(dtype: torch.dtype, *, again: bool = False) -> Machine:
+        """This machine, with the roofs that were measured today; with `again`, and where none were, measured now."""
+        found = (None if again else roofs.kept(dtype)) or roofs.measured(dtype)
         return Machine(
             name=hardware.cpu_name(),
             memory=hardware.memory_available(),
-            bandwidth=hardware.read_bandwidth(),
-            peak=hardware.gemm_peak(dtype),
+            bandwidth=found.bandwidth,
+            peak=found.peak,
             native=dtype != torch.bfloat16 or hardware.bf16_native(),
         )
 

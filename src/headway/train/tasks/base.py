@@ -110,6 +110,7 @@ class Task(Objective[M]):
         remarks: what is said when the run begins, of data that was not taken as it is, say.
         unit: what the loss is a mean over.
         base: the frozen model beside which an adapter is trained; None where the model itself is.
+        warmup: steps of a warm-up that is as long in runs of any length; 0 where it is a share of the run.
         workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
     """
 
@@ -123,6 +124,7 @@ class Task(Objective[M]):
     remarks: Sequence[str] = ()
     unit: str = "token"
     base: Base | None = None
+    warmup: int = 0
     workers: int = 1
     micro_batch: int | None = None
 
@@ -136,6 +138,11 @@ class Task(Objective[M]):
     @abstractmethod
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """Over the parameters of `model`."""
+
+    @property
+    def held_steps(self) -> float:
+        """How many steps read as much as a whole evaluation."""
+        return 0.0
 
     def callbacks(self) -> Sequence[Callback]:
         """Called before those of the caller."""

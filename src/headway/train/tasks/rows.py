@@ -89,11 +89,13 @@ class RowsTask(Task[Decoder | Encoder]):
     """Steps over rows. A kind of it makes model and rows, hands them to `begin`, and measures.
 
     Attributes:
-        config: the settings. train_rows: what is trained on. plan: which of them each step reads.
+        config: the settings. train_rows: what is trained on. plan: which of them each step reads. held_rows: what is
+            held out, if anything is.
     """
 
     config: RowsConfig
     train_rows: RowSource
+    held_rows: Any = None
     plan: Plan
 
     @classmethod
@@ -133,6 +135,11 @@ class RowsTask(Task[Decoder | Encoder]):
         self.plan = Plan.of(config, len(rows), self.workers)
         self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
         self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)
+
+    @property
+    def held_steps(self) -> float:
+        """See `Task`."""
+        return 0.0 if self.held_rows is None else len(self.held_rows) / self.config.rows_per_step
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """See `Task`: AdamW, or Muon for the matrices."""

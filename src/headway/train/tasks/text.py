@@ -48,6 +48,12 @@ class TextTask(RowsTask):
             self.check(other, spec)
             self.held_rows_of[length] = self.rows(validation, other, tokenizer, spec)
 
+    @property
+    def held_steps(self) -> float:
+        """See `Task`: rows of all lengths."""
+        others = sum(len(rows) * length for length, rows in self.held_rows_of.items())
+        return super().held_steps + others / self.config.context / self.config.rows_per_step
+
     @classmethod
     @abstractmethod
     def rows(

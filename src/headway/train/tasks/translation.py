@@ -112,6 +112,12 @@ class Translation(Task[EncoderDecoder]):
         self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
+        self.warmup = config.warmup
+
+    @property
+    def held_steps(self) -> float:
+        """See `Task`."""
+        return 0.0 if self.held is None else len(batches(self.held, self.config.batch_tokens, 0, 0))
 
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """See `Task`: Adam, without decay."""

@@ -33,10 +33,10 @@ MODULES = {
     "self_attn.qkv_proj": "attn.Wqkv",
 }
 ATTENTION = {
-    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys
+    # transformers has no others: it makes three equal parts of Wqkv, and adds ALiBi, and ignores these keys;
+    # alibi_bias_max, which it ignores too, is read: LLM Foundry trained by it
     "attn_type": ("multihead_attention",),
     "alibi": (True,),
-    "alibi_bias_max": (8,),
     "attn_pdrop": (0,),
     "clip_qkv": (None,),
     "prefix_lm": (False,),
@@ -52,7 +52,7 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
     attention = given.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise ConfigError(f'config.json: "attn_config" must be an object, got {attention!r}')
-    known = (*ATTENTION, "softmax_scale", *RUN, *HARMLESS)
+    known = (*ATTENTION, "alibi_bias_max", "softmax_scale", *RUN, *HARMLESS)
     for key, value in attention.items():
         if key not in known:
             raise ConfigError(f'config.json: unknown key "attn_config.{key}"{did_you_mean(key, known)}')
@@ -63,19 +63,27 @@ def _read(given: ConfigReader, kind: str) -> dict[str, Any]:
             )
     inner = ConfigReader(attention, {})
     scaled = inner.get("softmax_scale") is not None
+    largest = 8.0 if inner.get("alibi_bias_max") is None else inner.number("alibi_bias_max")
+    if not 0 < largest < math.inf:
+        raise ConfigError(
+            f'config.json: "attn_config.alibi_bias_max" must be a number above 0, got {largest}'
+        )
     return {
         "hidden": 4 * given.whole("d_model"),
-        "positions": _slopes(given.whole("n_heads")),
+        "positions": _slopes(given.whole("n_heads"), largest),
         "attention_scale": inner.number("softmax_scale") if scaled else None,
     }
 
 
-def _slopes(heads: int) -> LinearBias:
-    """The published slopes for a power of two of heads. Else those of the next power P, 2^(-8 (h + 1) / P), first every
-    second one (h = 1, 3, ...), then the others, as many as there are heads."""
+def _slopes(heads: int, largest: float) -> LinearBias:
+    """2^(-m (h + 1) / P) for P heads, a power of two, with m = `largest`: for m = 8 the published slopes. For other
+    numbers of heads those of the next power, first every second one (h = 1, 3, ...), then the others, as many as there
+    are heads. (LLM Foundry, `gen_slopes`.)"""
     power = 2 ** math.ceil(math.log2(heads))
-    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
-    return LinearBias() if power == heads else LinearBias(tuple([*slopes[1::2], *slopes[::2]][:heads]))
+    slopes = [2.0 ** (-largest * (h + 1) / power) for h in range(power)]
+    if power == heads:
+        return LinearBias() if largest == 8 else LinearBias(tuple(slopes))
+    return LinearBias(tuple([*slopes[1::2], *slopes[::2]][:heads]))
 
 
 MPT = Layout(

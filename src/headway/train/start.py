@@ -1,0 +1,80 @@
+"""Before a run: the task of its settings, torch's seed and threads, room on the disk."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.errors import ConfigError
+from headway.report import size
+from headway.storage import disk
+from headway.train.checkpoint import checkpoints
+from headway.train.config import TrainConfig
+from headway.train.inputs import model_spec
+from headway.train.tasks import find_task, text_task_of
+from headway.train.tasks.base import Task
+from headway.train.text_config import TextConfig
+
+
+def with_task(config: TrainConfig) -> TrainConfig:
+    """The same settings with their `task`: the one that the model is for, unless it is given.
+
+    Raises ConfigError for settings of another task, and for a model that nothing trains."""
+    if config.task is None and isinstance(config, TextConfig):
+        return config.model_copy(update={"task": text_task_of(model_spec(config))})
+    kind = find_task(str(config.task)).settings
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"task {config.task} has settings of the class {kind.__name__}, got {type(config).__name__}"
+        )
+    return config
+
+
+@contextmanager
+def seeded(seed: int, threads: int | None) -> Iterator[None]:
+    """While open, torch draws from `seed` (dropout; a checkpoint brings its own state) on `threads` CPU threads."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            torch.set_num_threads(threads or before)
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def announce(config: TrainConfig, *, quiet: bool) -> None:
+    """Say on stderr what takes its time before the first step: a tokenizer may be trained, texts are encoded."""
+    given = config.model_dump()
+    if not quiet:
+        what = given.get("data") or given.get("source") or "its data"
+        print(f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True)
+
+
+def check_room(config: TrainConfig, task: Task[Any]) -> None:
+    """Raise ConfigError where the disk has no room for the checkpoints of a run and for its model.
+
+    A checkpoint has the weights in float32, and with AdamW two moments for each that is trained: 12 bytes, of an
+    adapter of its own numbers alone. The oldest of `keep_last` goes when the next one is there."""
+    out, weights = Path(config.out), list(task.model.parameters())
+    own = [p for p in weights if p.requires_grad]
+    model = sum(p.nbytes for p in (weights if task.base is None else own))
+    one = model + 2 * sum(p.nbytes for p in own)
+    if config.save_every is None:
+        ever: float = 2
+    else:
+        ever = math.inf if task.steps is None else 2 + task.steps // config.save_every
+    count = max(0, int(min(config.keep_last + 1, ever)) - len(checkpoints(out)))
+    needed, free = count * one + model, disk.free(out)
+    if needed > free:
+        raise ConfigError(
+            f"{out}: this run writes {size(needed)} ({count} checkpoints of {size(one)} and its model), and the disk "
+            f"has {size(free)} free; make room, keep fewer checkpoints (--keep-last), or choose a folder on another "
+            "disk with --out"
+        )
