@@ -158,3 +158,26 @@ def test_the_peak_of_training_holds_what_no_moment_can_do_without() -> None:
         assert sum(plain.values()) >= 3 * w * n + sum(kept.values())
         assert sum(again.values()) <= sum(plain.values())
     assert sum(cost.training_bytes(LLAMA, 1).values()) < 16.1 * cost.parameter_count(LLAMA)
+
+
+def test_passes_side_by_side_and_one_after_the_other() -> None:
+    """Each worker has activations and gradients of its own; from the second pass on there is the sum; of an adapter
+    gradients and moments are its own."""
+    sizes: dict[str, Any] = {"passes": 8, "gradient_checkpointing": True}
+    n = cost.parameter_count(LLAMA)
+    for dtype, sums in ((F32, 0), (BF16, 4 * n)):
+        e = dtype.itemsize
+        one, two, four = (
+            sum(cost.training_bytes(LLAMA, 512, 2, dtype, workers=w, **sizes).values()) for w in (1, 2, 4)
+        )
+        alone = sum(cost.training_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing=True).values())
+        kept = cost.activation_bytes(LLAMA, 512, 2, dtype, gradient_checkpointing=True)
+        assert alone + sums <= one + e * n
+        assert one < two < four
+        assert four - two >= 2 * e * n
+        assert two - one >= kept["inputs"]
+    little = cost.training_bytes(LLAMA, 512, 2, BF16, adapter=1000)
+    assert little["parameters"] == 6000
+    assert little["optimizer"] == 8000
+    assert little["gradients"] <= 6000
+    assert sum(little.values()) > sum(cost.activation_bytes(LLAMA, 512, 2, BF16).values())
