@@ -12,7 +12,15 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
@@ -103,9 +111,10 @@ class TrainConfig(BaseModel):
         "it, else fp32. fp16 is refused on a CPU",
         group="Machine",
     )
-    gradient_checkpointing: bool = setting(
-        False,
-        "keep only each block's input and compute the block again in the backward pass",
+    gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
+        "none",
+        "what the backward pass computes again, from its input, instead of keeping it: whole blocks (also said as "
+        "true), or in each block one of its parts",
         group="Machine",
         on_resume="other bits",
     )
@@ -144,6 +153,11 @@ class TrainConfig(BaseModel):
     def contradictions(self) -> dict[str, bool]:
         """What would be wrong with values that each are right by themselves, and whether it is."""
         return {}
+
+    @field_validator("gradient_checkpointing", mode="before")
+    @classmethod
+    def _blocks(cls, given: Any) -> Any:
+        return {True: "block", False: "none"}[given] if isinstance(given, bool) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -52,13 +52,13 @@ def training_bytes(
         context, batch, dtype: as in `activation_bytes`, of one pass.
         passes: micro batches of a step. workers: how many of them run at the same time.
         adapter: how many numbers are trained beside frozen weights; all of the model's unless given.
-        options: those of `activation_bytes`; with `gradient_checkpointing`, blocks are there one at a time.
+        options: those of `activation_bytes`; what `gradient_checkpointing` names is there one layer at a time.
     """
     e, w = dtype.itemsize, max(dtype.itemsize, 4)
     n = parameter_count(spec) if adapter is None else adapter
-    redone = options.get("gradient_checkpointing", False)
+    redone = options.get("gradient_checkpointing") == "block"
     kept = activation_bytes(spec, context, batch, dtype, **options)
-    again: TrainingOptions = {**options, "gradient_checkpointing": True}
+    again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
     shapes = [(spec, context)]
