@@ -68,7 +68,7 @@ SHAPES = {
     "decoder, training": Shape(LLAMA, 512, 4),
     "decoder, training in bf16": Shape(LLAMA, 512, 8, BF16),
     "decoder, blocks again": Shape(LLAMA, 512, 4, redo="block"),
-    "decoder, feed-forwards again": Shape(LLAMA, 512, 4, redo="feed_forward"),
+    "decoder, hidden layers again": Shape(LLAMA, 512, 4, redo="feed_forward"),
     "decoder, attention again": Shape(LLAMA, 512, 4, redo="attention"),
     "encoder, training": Shape(BERT, 512, 4),
     "encoder, blocks again": Shape(BERT, 512, 4, redo="block"),
