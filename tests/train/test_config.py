@@ -96,8 +96,11 @@ def test_bad_sources_are_named(
         ("feed_forward", "feed_forward"),
     ],
 )
-def test_what_is_computed_again_has_a_name_and_was_a_truth_value_before(text: str, meant: str) -> None:
-    config = read_config(None, ["data=x", f"gradient_checkpointing={text}"])
+def test_what_is_computed_again_has_a_name_and_was_a_truth_value(
+    tmp_path: Path, text: str, meant: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"data: x\ngradient_checkpointing: {text}\n")
+    config = read_config(tmp_path / "run.yaml")
     assert config.gradient_checkpointing == meant
     assert meant in CHECKPOINTING
 

@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     ValidationError,
     field_serializer,
-    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -113,8 +112,8 @@ class TrainConfig(BaseModel):
     )
     gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
         "none",
-        "what the backward pass computes again, from its input, instead of keeping it: whole blocks (also said as "
-        "true), or in each block one of its parts",
+        "what the backward pass computes again, from its input, instead of keeping it: whole blocks, or in "
+        "each block one of its parts",
         group="Machine",
         on_resume="other bits",
     )
@@ -153,11 +152,6 @@ class TrainConfig(BaseModel):
     def contradictions(self) -> dict[str, bool]:
         """What would be wrong with values that each are right by themselves, and whether it is."""
         return {}
-
-    @field_validator("gradient_checkpointing", mode="before")
-    @classmethod
-    def _blocks(cls, given: Any) -> Any:
-        return {True: "block", False: "none"}[given] if isinstance(given, bool) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
