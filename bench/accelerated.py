@@ -121,7 +121,9 @@ def main() -> None:
     parser.add_argument("--only", choices=("decode", "train"), help="one of the two")
     parser.add_argument("--layers", type=int, default=8, help="of the model that decodes")
     parser.add_argument(
-        "--rounded", action="store_true", help="decode with weights of 8 and 4 bits, too; they take minutes to make"
+        "--rounded",
+        action="store_true",
+        help="decode with weights of 8 and 4 bits, too; they take minutes to make",
     )
     parser.add_argument("--rows", type=int, default=1, help="that are decoded")
     parser.add_argument("--tokens", type=int, default=16, help="of each turn")

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,13 @@ def test_a_training_step_is_that_of_transformers(kind: str, tmp_path: Path) -> N
         theirs = train.step(case, dtype, train.EAGER, tmp_path / "hf")()
         assert difference(theirs[0], loss) < train.APART[dtype] / 10
         assert difference(theirs[1], norm) < train.APART[dtype]
+        passes = replace(case, trains=False)
+        (alone,), (others,) = (
+            train.step(passes, dtype, side, tmp_path / "hf")() for side in (OURS, train.EAGER)
+        )
+        assert difference(alone, loss) < train.APART[dtype] / 10
+        assert difference(others, alone) < train.APART[dtype] / 10
+        assert passes.flops == case.flops / 3
 
 
 def test_products_of_a_step_count_the_head_for_targets_alone() -> None:

@@ -177,12 +177,12 @@ def test_four_times_the_length_is_sixteen_times_the_scores() -> None:
 
 def test_checkpointed_blocks_keep_one_block_and_the_inputs() -> None:
     spec = ModelSpec.of("llama", **{**GROUPED, "layers": 5}, patterns=Causal())
-    few = cost.activation_bytes(spec, 64, 2, gradient_checkpointing=True)
+    few = cost.activation_bytes(spec, 64, 2, gradient_checkpointing="block")
     one = cost.activation_bytes(ModelSpec.of("llama", **{**GROUPED, "layers": 1}), 64, 2)
     assert {k: v for k, v in few.items() if k != "inputs"} == one
     assert few["inputs"] == 5 * 2 * 64 * 48 * 4
     pair = ModelSpec.of_pair("bart", **{**SIZE, "layers": 4})
-    again, whole = (cost.activation_bytes(pair, 64, 2, gradient_checkpointing=g) for g in (True, False))
+    again, whole = (cost.activation_bytes(pair, 64, 2, gradient_checkpointing=g) for g in ("block", "none"))
     assert sum(again.values()) < sum(whole.values())
 
 

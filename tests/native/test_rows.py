@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headway.native import rows
 from headway.nn import fused
+from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
 from headway.nn.fused import (
     ACTIVATIONS,
     Norm,
@@ -103,6 +104,25 @@ def test_norms(use: Use, threads: None, level: str, dtype: torch.dtype, kind: No
         )
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norms_read_weights_by_their_strides(kind: Norm) -> None:
+    x, both = draw(3, 20, seed=0, dtype=torch.float32), draw(20, 2, seed=1, dtype=torch.float32)
+    norm = {"rms": rms_norm, "layer": lambda x, w, e, b: layer_norm(x, w, b, e)}[kind]
+    assert_as_the_formula(
+        lambda x, both: norm(x, both[:, 0], EPS, both[:, 1]),
+        lambda x, both: plain_norm(kind, x, both[:, 0], both[:, 1]),
+        [x, both],
+        kind,
+    )
+
+
+def test_what_the_kernels_do_not_take_is_broadcast_as_in_the_formula() -> None:
+    x, one = draw(3, 20, seed=0, dtype=torch.float32), torch.tensor([2.0])
+    assert torch.equal(rms_norm(x, one, EPS), plain_rms_norm(x, one, EPS))
+    assert torch.equal(add_norm("rms", x, x[:1], x[0], None, EPS)[1], x + x[:1])
+    assert torch.equal(gated(x, one, "silu"), plain_gated(x, one, "silu"))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", ACTIVATIONS)
@@ -154,6 +174,20 @@ def test_rotations(use: Use, threads: None, level: str, dtype: torch.dtype, pair
             assert_as_the_formula(lambda *xs: rotate(xs, cos, sin, partner), plain, some, what)  # noqa: B023
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [((4, 8), (4, 12)), ((4, 8), (5, 8)), ((3, 514),), ((1, 516), (1, 8))])
+def test_rotations_of_unequal_and_of_wide_heads(dtype: torch.dtype, sizes: tuple[tuple[int, int]]) -> None:
+    xs = [draw(2, 3, *size, seed=size[1], dtype=dtype) for size in sizes]
+    count = 1 if sizes[0][0] != sizes[-1][0] else sizes[0][0]
+    angle = draw(count, 4, seed=1, dtype=torch.float32).repeat(1, 2)
+    cos, sin = angle.cos(), torch.cat((-angle[:, :4].sin(), angle[:, 4:].sin()), -1)
+
+    def plain(*xs: Tensor) -> list[Tensor]:
+        return [plain_rotate(x, cos, sin, "halves") for x in xs]
+
+    assert_as_the_formula(lambda *xs: rotate(xs, cos, sin, "halves"), plain, xs, str(sizes))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) -> None:
@@ -174,6 +208,13 @@ def test_cross_entropy(use: Use, threads: None, level: str, dtype: torch.dtype) 
             assert torch.equal(hits, (whole.argmax(-1) == targets) & (targets != -100))
             assert torch.equal(rows.cross_entropy(made, b, targets, True), losses)
             assert bool(((made.double() - slope).abs() <= torch.finfo(dtype).eps * slope.abs() + 1e-6).all())
+
+
+def test_cross_entropy_reads_targets_and_bias_by_their_strides() -> None:
+    x, weight, bias = (draw(*n, seed=0, dtype=torch.float32) for n in ((4, 8), (6, 8), (6, 2)))
+    given = x, weight, torch.arange(8).view(4, 2)[:, 0] % 6
+    right = plain_cross_entropy(*given, bias[:, 0])
+    assert float(fused_cross_entropy(*given, bias=bias[:, 0]).total) == pytest.approx(float(right))
 
 
 def test_the_first_of_equal_logits_is_the_hit() -> None:

@@ -110,7 +110,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("how", [{"gradient_checkpointing": True}, {"workers": 2, "threads": 2}])
+@pytest.mark.parametrize("how", [{"gradient_checkpointing": "block"}, {"workers": 2, "threads": 2}])
 def test_blocks_computed_again_and_workers_side_by_side_give_the_same_adapter(
     how: dict[str, Any], beside: Make, tmp_path: Path
 ) -> None:

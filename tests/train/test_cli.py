@@ -103,7 +103,9 @@ def test_dry_run_writes_nothing(settings: Make, capsys: pytest.CaptureFixture[st
     assert "optimizer steps" in said
     assert not Path(config.out).exists()
     assert run(["train", *given, "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 6
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 6
+    assert found["memory"].keys() >= {"parameters", "optimizer", "gradients", "working"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
+from headway.nn.block import CHECKPOINTING
 from headway.train import TextConfig, config_yaml, read_config
 
 
@@ -83,6 +84,25 @@ def test_bad_sources_are_named(
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_config(path, overrides, flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("true", "block"),
+        ("false", "none"),
+        ("block", "block"),
+        ("none", "none"),
+        ("feed_forward", "feed_forward"),
+    ],
+)
+def test_what_is_computed_again_has_a_name_and_was_a_truth_value(
+    tmp_path: Path, text: str, meant: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"data: x\ngradient_checkpointing: {text}\n")
+    config = read_config(tmp_path / "run.yaml")
+    assert config.gradient_checkpointing == meant
+    assert meant in CHECKPOINTING
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

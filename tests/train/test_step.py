@@ -10,6 +10,7 @@ from torch import Tensor
 from headway.data import Batch, Rows, TokenFile, TokenFileWriter
 from headway.models import Decoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
+from headway.nn.block import Checkpointing
 from headway.patterns import Causal, Sink, Window
 from headway.tokens import Tokens
 from headway.train import TrainingError
@@ -63,7 +64,7 @@ def joined(batches: list[Batch], size: int) -> list[Batch]:
 
 
 def gradients(
-    batches: list[Batch], dtype: torch.dtype = torch.float32, redo: bool = False
+    batches: list[Batch], dtype: torch.dtype = torch.float32, redo: Checkpointing = "none"
 ) -> dict[str, Tensor]:
     weights = MasterWeights(model(), dtype)
     weights.compute.gradient_checkpointing = redo
@@ -100,7 +101,7 @@ def test_bf16_gradients_are_added_up_in_fp32() -> None:
 
 def test_checkpointed_blocks_give_the_same_gradients() -> None:
     rows = joined(ragged(8), 4)
-    kept, redone = gradients(rows), gradients(rows, redo=True)
+    kept, redone = gradients(rows), gradients(rows, redo="block")
     for name, grad in kept.items():
         torch.testing.assert_close(redone[name], grad, rtol=0, atol=1e-5 * float(grad.abs().max()) + 1e-9)
 
@@ -180,7 +181,7 @@ def test_clipping_bounds_the_norm_and_reports_it_before(tmp_path: Path) -> None:
 def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
     """What autograd saves is the inputs of the blocks (and the loss), not what is inside of them."""
 
-    def saved(redo: bool) -> int:
+    def saved(redo: Checkpointing) -> int:
         m = model()
         m.gradient_checkpointing = redo
         inputs = joined(ragged(8), 8)[0].inputs
@@ -195,4 +196,4 @@ def test_checkpointed_blocks_keep_less_for_the_backward() -> None:
         assert hidden.requires_grad
         return sum(sizes.values())
 
-    assert saved(redo=True) < 0.5 * saved(redo=False)
+    assert saved("block") < 0.5 * saved("none")

@@ -11,6 +11,7 @@ import torch
 from headway.data import Rows
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build, cost
+from headway.nn.block import Checkpointing
 from headway.train import TextConfig, train
 from headway.train.evaluation import evaluate
 from headway.train.inputs import prepare
@@ -40,9 +41,9 @@ def test_an_error_in_a_worker_is_raised() -> None:
         list(workers.map(lambda i: 1 // i, [1, 0]))
 
 
-@pytest.mark.parametrize("redo", [False, True])
+@pytest.mark.parametrize("redo", ["none", "block"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, redo: bool) -> None:
+def test_side_by_side_is_one_after_the_other_bit_for_bit(dtype: torch.dtype, redo: Checkpointing) -> None:
     """Also when the workers finish in the other order."""
     rows = joined(ragged(10), 2)
     found = []

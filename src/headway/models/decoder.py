@@ -13,6 +13,7 @@ from headway.errors import ConfigError, DataError
 from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
+from headway.nn.block import Checkpointing
 from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
@@ -26,14 +27,14 @@ class Decoder(nn.Module):
         backend: of attention, in every layer ("auto" chooses by layer and call).
 
     Attributes:
-        gradient_checkpointing: in training, keep only each block's input and compute the rest again in the
-            backward: less memory, one forward more.
+        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
+            "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
         super().__init__()
         self.spec = spec
-        self.gradient_checkpointing = False
+        self.gradient_checkpointing: Checkpointing = "none"
         self.model = TransformerStack(spec, backend)
         self.lm_head = make_output(spec, spec.width, self.model)
 

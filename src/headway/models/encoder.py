@@ -21,6 +21,7 @@ from headway.nn import (
     named_activation,
     output_cross_entropy,
 )
+from headway.nn.block import Checkpointing
 from headway.parallel import ContextParallel
 from headway.tokens import Tokens
 
@@ -36,7 +37,8 @@ class Encoder(nn.Module):
         backend: of attention, in every layer.
 
     Attributes:
-        gradient_checkpointing: in training, keep only each block's input and compute the rest again in the backward.
+        gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
+            "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
     """
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
@@ -44,7 +46,7 @@ class Encoder(nn.Module):
         if spec.causal or spec.encoder is not None:
             raise ConfigError("Encoder: this spec is a decoder's; build it with headway.models.build(spec)")
         self.spec = spec
-        self.gradient_checkpointing = False
+        self.gradient_checkpointing: Checkpointing = "none"
         self.model = TransformerStack(spec, backend)
         self.head = HeadLayer(spec, self.model)
 

@@ -34,6 +34,7 @@ from headway.nn import (
     check_ids,
     make_norm,
 )
+from headway.nn.block import CHECKPOINTING, Checkpointing
 from headway.parallel import ContextParallel
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
@@ -95,7 +96,7 @@ class TransformerStack(nn.Module):
         cache: DecoderCache | None = None,
         memory: Sequence[KeyValues] | None = None,
         embedding: TokenEmbedding | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
     ) -> Tensor:
         """The last states [B, T, M].
@@ -107,14 +108,21 @@ class TransformerStack(nn.Module):
             cache: past keys and values, one cache per layer.
             memory: keys and values of an encoder's states, one set per layer.
             embedding: instead of this stack's own.
-            gradient_checkpointing: in training and without a cache, keep only each block's input and compute the rest
-                again in the backward.
+            gradient_checkpointing: what the backward computes again, from its input, in training and without a cache:
+                "block", or in each block "attention" or "feed_forward".
             context: the rows that ids are this rank's shard of.
+
+        Raises ConfigError for another `gradient_checkpointing`.
         """
+        if gradient_checkpointing not in CHECKPOINTING:
+            raise ConfigError(
+                f"gradient_checkpointing is one of {', '.join(CHECKPOINTING)}, got {gradient_checkpointing!r}"
+            )
         whole = None if context is None else context.whole
         x_BTM = self.embed(ids, tokens, types, embedding)
         score = self.scores() if self.scores.steps else ()
-        redo = gradient_checkpointing and cache is None and self.training and torch.is_grad_enabled()
+        redoes = cache is None and self.training and torch.is_grad_enabled()
+        redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
@@ -125,10 +133,10 @@ class TransformerStack(nn.Module):
                 given["memory"] = memory[i]
             if context is not None:
                 given["context"] = context
-            if redo:
+            if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
-                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], **given)
+                x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **given)
         states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
         return self.drop(states) if self.spec.final_dropout else states
 

@@ -59,7 +59,7 @@ def norm(
     kind: str, x: Tensor, residual: Tensor | None, gain: Tensor | None, shift: Tensor | None, eps: float
 ) -> Normed:
     """The norm "rms" or "layer" of x + residual over the last axis."""
-    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    x, residual, gain, shift = x.contiguous(), _whole(residual), _whole(gain), _whole(shift)
     width = x.shape[-1]
     rows = x.numel() // max(width, 1)
     y = torch.empty_like(x)
@@ -85,7 +85,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of the sum (with `d_sum`, what arrives at it from elsewhere), and of gain and shift where they are
     asked for; `made.y` is not read."""
-    x, dy, d_sum = made.sum, dy.contiguous(), None if d_sum is None else d_sum.contiguous()
+    x, dy, d_sum, gain = made.sum, dy.contiguous(), _whole(d_sum), _whole(gain)
     width, dx = x.shape[-1], torch.empty_like(x)
     d_gain, d_shift = (
         x.new_empty(width, dtype=torch.float32) if asked else None for asked in (of_gain, of_shift)
@@ -125,6 +125,21 @@ def gate_backward(
     return d_gate, d_up
 
 
+def rotates(xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> bool:
+    """Whether `rotate` takes these in one pass: equal rows, tokens and heads' widths up to `interface.WIDEST`, and
+    angles for each token."""
+    batch, _, slots, dim = xs[0].shape
+    angles = cos.shape
+    return (
+        all((len(x), *x.shape[2:]) == (batch, slots, dim) for x in xs)
+        and len(xs) <= c.MOST_ROTATED
+        and angles == sin.shape
+        and angles[-1] <= dim <= c.WIDEST
+        and angles[-2] == slots
+        and (len(angles) == 2 or angles[0] in (1, batch))
+    )
+
+
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor, back: bool = False
 ) -> list[Tensor]:
@@ -152,6 +167,7 @@ def cross_entropy(
 ) -> Tensor:
     """-ln softmax(logits + bias)[target] of rows [N, V], float32 [N], 0 for targets below 0. With `gradient`, logits
     are overwritten with softmax - onehot; `hits`, bool [N], is filled where given."""
+    bias, targets = _whole(bias), targets.contiguous()
     losses = logits.new_empty(len(logits), dtype=torch.float32)
     struct = c.EntropyStruct(
         c.ABI, threads(), *logits.shape, c.TYPES[logits.dtype],
@@ -170,6 +186,10 @@ def _run(name: str, struct: ctypes.Structure) -> None:
 
 def _addresses(*tensors: Tensor | None) -> list[int | None]:
     return [None if t is None else t.data_ptr() for t in tensors]
+
+
+def _whole(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
 
 
 def _as(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:

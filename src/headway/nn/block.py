@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from headway.attention import KeyValues
 from headway.cache import LayerCache
@@ -19,6 +21,10 @@ from headway.tokens import Tokens
 
 Order = Literal["pre", "post", "parallel", "joint"]
 ORDERS: tuple[str, ...] = get_args(Order)
+Checkpointing = Literal["none", "block", "attention", "feed_forward"]
+"""What is computed again in the backward, from its input, instead of kept: nothing, whole blocks, or in each block one
+of its parts."""
+CHECKPOINTING: tuple[str, ...] = get_args(Checkpointing)
 
 
 class Block(nn.Module):
@@ -77,40 +83,36 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
         score: Sequence[Score] = (),
         memory: KeyValues | None = None,
+        checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`."""
+        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`.
+
+        `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
 
         if context is not None:
             tokens = context.own(tokens, cache, memory)
-
-        def attend(x: Tensor) -> Tensor:
-            attended: Tensor = self.self_attn(
-                x, tokens=tokens, cache=cache, rotation=rotation, score=score, context=context
-            )
-            return attended
-
+        attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
+        given = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score, "context": context}
         pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
         if self.order in ("parallel", "joint"):
             normed = first(x_BTM)
-            mixed: Tensor = (
-                x_BTM + attend(normed) + self._feed_forward(normed if last is None else last(x_BTM))
-            )
-            return mixed
+            attended = attend(self.self_attn, normed, **given)
+            return x_BTM + attended + feed(self._feed_forward, normed if last is None else last(x_BTM))
         x = first(x_BTM) if pre else x_BTM
-        y = attend(x)
+        y = attend(self.self_attn, x, **given)
         if self.cross_attn is not None:
             across = self.cross_attention_layernorm
             assert across is not None
             x, x_BTM = self._join(x_BTM, y, across if pre else first)
-            y = self.cross_attn(x, tokens=tokens, memory=memory)
+            y = attend(self.cross_attn, x, tokens=tokens, memory=memory)
             first = across
         assert last is not None
         x, x_BTM = self._join(x_BTM, y, last if pre else first)
-        y = self._feed_forward(x)
+        y = feed(self._feed_forward, x)
         return x_BTM + y if pre else normed_sum(last, x_BTM, y)[0]
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -125,3 +127,9 @@ class Block(nn.Module):
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"
+
+
+def _part(redo: bool, module: Callable[..., Tensor], x: Tensor, **given: Any) -> Tensor:
+    """module(x, **given); with `redo` x alone is kept for the backward, which computes the rest again."""
+    y: Tensor = checkpoint(module, x, use_reentrant=False, **given) if redo else module(x, **given)
+    return y

@@ -46,7 +46,7 @@ def add_norm(
     kind: Norm, x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """norm(x + y), and x + y, for tensors of one shape."""
-    if not rows.runs(x, y, weight, bias):
+    if not (x.shape == y.shape and _takes_norm(x, weight, bias) and rows.runs(x, y, weight, bias)):
         total = x + y
         return _norm(kind, total, weight, bias, eps), total
     if not _recorded(x, y, weight, bias):
@@ -59,7 +59,10 @@ def add_norm(
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """act(gate) * up, or act(gate) where there is no up; `act` is a name in `ACTIVATIONS`. Only gate and up are kept
     for the backward. (Shazeer 2020.)"""
-    if not rows.runs(gate, up) or (up is None and act == "relu"):  # whose result says its slope
+    one_shape = up is not None and up.shape == gate.shape
+    if not rows.runs(gate, up) or not (
+        one_shape or (up is None and act != "relu")
+    ):  # whose result says its slope
         return plain_gated(gate, up, act)
     if not _recorded(gate, up):
         return rows.gate(act, gate, up)
@@ -75,7 +78,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
         cos, sin: [T, d] or [B or 1, T, d]; the sine is negated for the first number of each pair.
         pairing: "halves" (i with i + d/2), "adjacent" (2i with 2i + 1), or each number's partner, int64 [d].
     """
-    if not rows.runs(*xs):
+    if not (rows.runs(*xs) and rows.rotates(xs, cos, sin)):
         return [plain_rotate(x, cos, sin, pairing) for x in xs]
     cos, sin = cos.float(), sin.float()
     if not _recorded(*xs):
@@ -111,7 +114,7 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> 
 
 
 def _norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    if not rows.runs(x, weight, bias):
+    if not (_takes_norm(x, weight, bias) and rows.runs(x, weight, bias)):
         return _plain_norm(kind, x, weight, bias, eps)
     if not _recorded(x, weight, bias):
         return rows.norm(kind, x, None, weight, bias, eps).y
@@ -124,6 +127,11 @@ def _plain_norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | Non
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     assert weight is not None
     return plain_rms_norm(x, weight, eps, bias)
+
+
+def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
+    """Whether weight and bias have a number for each column: others are broadcast, or raise."""
+    return all(v is None or v.shape == x.shape[-1:] for v in vectors)
 
 
 def _recorded(*tensors: Tensor | None) -> bool:

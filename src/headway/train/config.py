@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean
@@ -103,9 +110,10 @@ class TrainConfig(BaseModel):
         "it, else fp32. fp16 is refused on a CPU",
         group="Machine",
     )
-    gradient_checkpointing: bool = setting(
-        False,
-        "keep only each block's input and compute the block again in the backward pass",
+    gradient_checkpointing: Literal["none", "block", "attention", "feed_forward"] = setting(
+        "none",
+        "what the backward pass computes again, from its input, instead of keeping it: whole blocks, or in "
+        "each block one of its parts",
         group="Machine",
         on_resume="other bits",
     )

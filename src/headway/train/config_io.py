@@ -13,6 +13,7 @@ from headway.train.config import TrainConfig, extra
 from headway.train.tasks import settings_of, tasks_with
 
 STAGES, SMALL = "stages", "small"  # keys of a recipe's file, and of any file: not of settings
+BLOCKS = {True: "block", False: "none"}
 OBJECTIVES = {"next-token": "causal-lm", "masked-lm": "masked-lm"}
 
 
@@ -90,10 +91,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def upgraded_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file as today's; those that have a `task` are already.
+    """Settings of a file as today's.
 
-    headway 0.1 had `objective`, next-token or masked-lm, where `task` is now; a translation had no such key, but
-    `source`."""
+    `gradient_checkpointing` was whether blocks were computed again. headway 0.1 had `objective`, next-token or
+    masked-lm, where `task` is now; a translation had no such key, but `source`."""
+    again = values.get("gradient_checkpointing")
+    if isinstance(again, bool):
+        values = {**values, "gradient_checkpointing": BLOCKS[again]}
     if "task" in values:
         return dict(values)
     if "source" in values:

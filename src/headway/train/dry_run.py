@@ -98,6 +98,18 @@ def describe_run(config: TrainConfig) -> DryRun:
     trained = trained_parameters(config, spec)
     workers = choose_workers(config, spec, trained * dtype.itemsize)
     plan = Plan.of(config, max(1, rows), int(workers.what))
+    passes = -(-plan.rows_per_step // plan.micro_batch)
+    frozen = 0 if lora is None else cost.frozen_bytes(spec, dtype, nf4=config.base is not None)
+    trains = cost.training_bytes(
+        spec,
+        config.context,
+        plan.micro_batch,
+        dtype,
+        passes=passes,
+        workers=int(workers.what),
+        adapter=None if lora is None else trained,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
     names = {"matrices (decay)": groups.matrices, "embeddings": groups.embeddings, "vectors": groups.vectors}
     return DryRun(
         spec=spec,
@@ -107,11 +119,11 @@ def describe_run(config: TrainConfig) -> DryRun:
         tokens_exact=exact,
         rows=rows,
         rows_per_step=plan.rows_per_step,
-        micro_batches=-(-plan.rows_per_step // plan.micro_batch),
+        micro_batches=passes,
         steps=plan.steps,
         train_flops_per_token=cost.train_flops(spec, config.context),
         workers=workers,
-        memory=_memory(config, spec, dtype, plan.micro_batch, int(workers.what)),
+        memory=({"frozen weights": frozen} if frozen else {}) | trains,
         memory_available=memory_available(),
     )
 
@@ -128,23 +140,3 @@ def _tokens(config: TextConfig) -> tuple[int, bool]:
     files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
     size_bytes = sum(p.stat().st_size for p in files) * (1.0 - config.validation_share)
     return max(2, int(size_bytes / BYTES_PER_TOKEN)), False
-
-
-def _memory(
-    config: TextConfig, spec: ModelSpec, dtype: torch.dtype, rows: int, workers: int
-) -> dict[str, int]:
-    """Bytes by cause, with `workers` passes of `rows` rows side by side (`cost.activation_bytes`)."""
-    n, low = trained_parameters(config, spec), dtype.itemsize
-    frozen = 0 if config.adapter is None else cost.frozen_bytes(spec, dtype, nf4=config.base is not None)
-    activations = cost.activation_bytes(
-        spec, config.context, rows, dtype, gradient_checkpointing=config.gradient_checkpointing
-    )
-    return {
-        **({"frozen weights": frozen} if frozen else {}),
-        "weights (fp32)": 4 * n,
-        "weights that compute": n * low if dtype != torch.float32 else 0,
-        "gradients of passes": workers * n * low,
-        "gradients (fp32)": 4 * n,
-        "optimizer": 8 * n,
-        "activations": workers * sum(activations.values()),
-    }

@@ -1,7 +1,9 @@
-"""The rows of `headway bench train`: a training step of a whole model, beside transformers.
+"""The rows of `headway bench train`: a training step of a whole model, beside transformers; of encoders a forward pass,
+too.
 
 A step is forward, loss, backward, clipping and AdamW over the same rows of random ids, from the same weights; its
-learning rate is so low that every step is the same step. Its limit is the product in registers.
+learning rate is so low that every step is the same step. A forward pass ends with the loss. The limit of both is the
+product in registers.
 
 Legend: B rows, T tokens of a row.
 """
@@ -55,12 +57,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Rows of a model that a step trains on."""
+    """Rows of a model that a step trains on, or a forward pass alone reads."""
 
     name: str
     spec: ModelSpec
     rows: int
     tokens: int
+    trains: bool = True
 
     @property
     def targets(self) -> int:
@@ -69,8 +72,8 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Products of a step: two of the backward for each of the forward; of the head for targets alone."""
-        return 3.0 * self.rows * prefill_flops(self.spec, self.tokens, self.targets)
+        """Products: of a step two of the backward for each of the forward; of the head for targets alone."""
+        return (3.0 if self.trains else 1.0) * self.rows * prefill_flops(self.spec, self.tokens, self.targets)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Ids and targets [B, T]: the next ids, or some of them."""
@@ -100,7 +103,9 @@ CASES = {
         Case(name="32m-8x512", spec=DECODERS["32m"], rows=8, tokens=512),
         Case(name="32m-1x4096", spec=DECODERS["32m"], rows=1, tokens=4096),
         Case(name="bert-base-8x512", spec=BERT, rows=8, tokens=512),
+        Case(name="bert-base-8x512-forward", spec=BERT, rows=8, tokens=512, trains=False),
         Case(name="longformer-base-1x4096", spec=LONGFORMER, rows=1, tokens=4096),
+        Case(name="longformer-base-1x4096-forward", spec=LONGFORMER, rows=1, tokens=4096, trains=False),
     )
 }
 
@@ -156,9 +161,10 @@ def _peak(case: Case, dtype: str, side: str, folder: Path) -> int:
 
 
 def step(case: Case, dtype: str, side: str, folder: Path) -> Side:
-    """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each."""
+    """A step of headway or of a peer, as a call that gives the loss and the norm of the gradient, [1, 1] each; of a
+    forward pass the loss alone."""
     if side == OURS:
-        return ours(case, dtype)
+        return ours(case, dtype) if case.trains else our_forward(case, dtype)
     return of_transformers(case, dtype, side, folder)
 
 
@@ -200,6 +206,19 @@ def ours(case: Case, dtype: str, workers: int | None = None) -> Side:
     return side
 
 
+def our_forward(case: Case, dtype: str) -> Side:
+    """A model of `dtype` as `headway.load` gives it, with the mean loss of its targets."""
+    model = build(case.spec, dtype=DTYPES[NAMES[dtype]], seed=0).eval()
+    ids, targets = case.batch()
+
+    @torch.no_grad()
+    def side() -> Sequence[Tensor]:
+        found = model(ids, targets=targets)
+        return (found.total.float().view(1, 1) / found.tokens,)
+
+    return side
+
+
 def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
     """The step of a training loop in torch around its model: fp32 weights, under autocast in bf16 ("transformers", as
     Trainer does with bf16=True), the same compiled, or all weights in bf16, which have no fp32 weights to be added to.
@@ -209,7 +228,7 @@ def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
     hf.utils.logging.disable_progress_bar()
     auto = hf.AutoModelForCausalLM if case.spec.causal else hf.AutoModelForMaskedLM
     weights = torch.bfloat16 if side == ALL_BF16 else torch.float32
-    model = auto.from_pretrained(folder, dtype=weights).train()
+    model = auto.from_pretrained(folder, dtype=weights).train(case.trains)
     run = torch.compile(model) if side == COMPILED else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
     ids, targets = case.batch()
@@ -217,8 +236,13 @@ def of_transformers(case: Case, dtype: str, side: str, folder: Path) -> Side:
     cast = dtype == "bfloat16" and weights == torch.float32
 
     def step() -> Sequence[Tensor]:
-        with torch.autocast("cpu", torch.bfloat16) if cast else nullcontext():
+        with (
+            torch.autocast("cpu", torch.bfloat16) if cast else nullcontext(),
+            torch.set_grad_enabled(case.trains),
+        ):
             loss = run(input_ids=ids, labels=labels).loss
+        if not case.trains:
+            return (loss.float().view(1, 1),)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -13,6 +13,7 @@ import torch
 
 from headway.errors import ConfigError
 from headway.models.spec import ModelSpec
+from headway.nn.block import Checkpointing
 from headway.nn.cross_entropy import chunk_rows
 
 Scores = Literal["recomputed", "stored"]
@@ -25,7 +26,7 @@ class TrainingOptions(TypedDict, total=False):
     source: int | None
     scores: Scores
     loss: Loss
-    gradient_checkpointing: bool
+    gradient_checkpointing: Checkpointing
 
 
 def activation_bytes(
@@ -37,7 +38,7 @@ def activation_bytes(
     source: int | None = None,
     scores: Scores = "recomputed",
     loss: Loss = "fused",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = "none",
 ) -> dict[str, int]:
     """What a forward pass keeps for the backward, in bytes, by cause.
 
@@ -67,8 +68,9 @@ def activation_bytes(
         scores         L (8 H n^2)  + L n^2          exp(scores) and weights, in float32; one mask; 4 H n^2 L more with
                        attention_dropout; and q, k, v in float32 whatever e is
 
-    All of an encoder beside a decoder stands under "encoder". With `gradient_checkpointing`, one block at a time is
-    computed again: of L layers one counts, and the others keep their input, L e M per token ("inputs"). Parameters,
+    All of an encoder beside a decoder stands under "encoder". What `gradient_checkpointing` names is computed again,
+    one layer at a time: of L layers one counts. A "block" keeps its input, L e M per token ("inputs"); that of
+    "attention" and "feed_forward" is the result of a norm, which is kept anyway. Parameters,
     gradients and optimizer come on top (`training_bytes`). The backend "banded" keeps one more copy of the output,
     e H D.
 
@@ -84,12 +86,12 @@ def activation_bytes(
         source = context if source is None else source
         below = _stack_bytes(spec.encoder, source, batch, e, scores, gradient_checkpointing)
         found["encoder"] = sum(below.values())
-        full = 1 if gradient_checkpointing else spec.layers
+        attended = 1 if gradient_checkpointing in ("block", "attention") else spec.layers
         d = spec.head_dim
         keys = 2 * e * d + spec.qk_norm * (e * d + 4)
         found["attention"] += spec.layers * batch * source * spec.kv_heads * keys
         if scores == "stored":
-            found["scores"] += full * _score_bytes(spec, context, source, batch)
+            found["scores"] += attended * _score_bytes(spec, context, source, batch)
     elif source is not None:
         raise ConfigError(
             f"activation_bytes: source={source} is of an encoder's rows, and this {spec.kind} has none"
@@ -99,11 +101,14 @@ def activation_bytes(
 
 
 def _stack_bytes(
-    spec: ModelSpec, context: int, batch: int, e: int, scores: Scores, gradient_checkpointing: bool
+    spec: ModelSpec, context: int, batch: int, e: int, scores: Scores, redo: Checkpointing
 ) -> Counter[str]:
     """What a stack keeps, its last states included, without the keys of an encoder's states."""
     m, h, d, tokens = spec.width, spec.heads, spec.head_dim, context * batch
-    full, cross, w = 1 if gradient_checkpointing else spec.layers, spec.encoder is not None, max(e, 4)
+    cross, w = spec.encoder is not None, max(e, 4)
+    full, attended, fed = (
+        1 if redo in ("block", part) else spec.layers for part in ("block", "attention", "feed_forward")
+    )
     sublayers = 2 + cross
     vectors = (h + spec.kv_heads) + cross * h
     norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
@@ -113,7 +118,7 @@ def _stack_bytes(
         norms += e * m + spec.final_norm * (_norm_bytes(spec, m, e) - e * m)
     else:
         norms += _norm_bytes(spec, m, e) if spec.final_norm else e * m
-    norms += full * spec.qk_norm * vectors * (e * d + 4)
+    norms += attended * spec.qk_norm * vectors * (e * d + 4)
     if spec.embedding_norm:
         norms += _norm_bytes(spec, spec.columns, e) - e * spec.columns
     norms += e * spec.columns * (spec.columns != m)
@@ -125,19 +130,21 @@ def _stack_bytes(
     else:
         attention = _linear_bytes(spec, e)
     attention += cross * ((w if stored else e) * d * h + e * d * h + 4 * h)
-    found["attention"] = tokens * full * attention
-    found["scores"] = full * _score_bytes(spec, context, context, batch) if stored else 0
+    found["attention"] = tokens * attended * attention
+    found["scores"] = attended * _score_bytes(spec, context, context, batch) if stored else 0
     relu, drops = spec.activation == "relu", bool(spec.activation_dropout)
     hidden = 3 + drops if spec.gated else 2 - relu + drops * (1 + relu)
-    found["feed-forward"] = tokens * full * hidden * e * spec.hidden
+    found["feed-forward"] = tokens * fed * hidden * e * spec.hidden
     if spec.dropout:
-        found["dropout"] = tokens * e * (m * (sublayers * full + spec.final_dropout) + spec.columns)
+        found["dropout"] = (
+            tokens * e * (m * ((1 + cross) * attended + fed + spec.final_dropout) + spec.columns)
+        )
     with torch.device("meta"):
         number = torch.float64 if w == 8 else torch.float32
         q = torch.empty(batch, h, context, d, dtype=number)
         k = q[:, : spec.kv_heads]
-    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in spec.layer_positions[:full])
-    if gradient_checkpointing:
+    found["positions"] = sum(p.saved_bytes(q, k, stored) for p in spec.layer_positions[:attended])
+    if redo == "block":
         found["inputs"] = tokens * spec.layers * e * m
     return found
 

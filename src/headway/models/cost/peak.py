@@ -24,9 +24,13 @@ def training_bytes(
     context: int,
     batch: int = 1,
     dtype: torch.dtype = torch.float32,
+    *,
+    passes: int = 1,
+    workers: int = 1,
+    adapter: int | None = None,
     **options: Unpack[TrainingOptions],
 ) -> dict[str, int]:
-    """Bytes that a training step holds at its peak, by cause: all `batch` rows in one pass, AdamW, weights in float32
+    """Bytes that a training step holds at its peak, by cause: `passes` of `batch` rows each, AdamW, weights in float32
     at least beside those that compute (`headway.train.microbatch_pool.MasterWeights`).
 
         parameters   w N, and e N where another dtype computes
@@ -40,13 +44,21 @@ def training_bytes(
                      not the embedding's
         the end      the gradients, w N; and e V E for a matrix that is embedding and output, which has two to add up
 
-    What a freed tensor leaves behind in the C library's heap comes on top: up to a fifth. `options` are those of
-    `activation_bytes`; with `gradient_checkpointing`, blocks are there one at a time.
+    With several `passes` the sum of their gradients, w N, is there from the second one on; `workers` passes side by
+    side each have activations and gradients of their own. Of an adapter, N are its numbers, and the frozen weights
+    come on top (`frozen_bytes`), as does what a freed tensor leaves behind in the C library's heap: up to a fifth.
+
+    Args:
+        context, batch, dtype: as in `activation_bytes`, of one pass.
+        passes: micro batches of a step. workers: how many of them run at the same time.
+        adapter: how many numbers are trained beside frozen weights; all of the model's unless given.
+        options: those of `activation_bytes`; what `gradient_checkpointing` names is there one layer at a time.
     """
-    e, w, n = dtype.itemsize, max(dtype.itemsize, 4), parameter_count(spec)
-    redone = options.get("gradient_checkpointing", False)
+    e, w = dtype.itemsize, max(dtype.itemsize, 4)
+    n = parameter_count(spec) if adapter is None else adapter
+    redone = options.get("gradient_checkpointing") == "block"
     kept = activation_bytes(spec, context, batch, dtype, **options)
-    again: TrainingOptions = {**options, "gradient_checkpointing": True}
+    again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
     shapes = [(spec, context)]
@@ -54,13 +66,22 @@ def training_bytes(
         source = options.get("source")
         shapes.append((spec.encoder, context if source is None else source))
     block = max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in shapes)
-    gradients, table = e * n, e * spec.vocab * spec.columns
+    table = e * spec.vocab * spec.columns if adapter is None else 0
+    added = w * n if passes > workers else 0
+    beside = workers - (
+        w == e and added > 0
+    )  # gradients beside what is added up: in float32 the first are the sum
     above = {name: one[name] if name == "head" else 0 for name in one}
+    end = w * n + (workers - (added == 0)) * e * n if w > e else workers * e * n + spec.tied * table
     moments = [
-        (0, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
-        (0, kept, block),
-        (gradients - (0 if spec.tied else table), one, block),
-        (w * n if w > e else gradients + spec.tied * table, above, 0),
+        (added, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
+        (added, kept, block),
+        (added + beside * (e * n - (0 if spec.tied else table)), one, block),
+        (end, above, 0),
+    ]
+    moments = [
+        (most, {name: workers * size for name, size in held.items()}, workers * working)
+        for most, held, working in moments
     ]
     most, held, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
     return {

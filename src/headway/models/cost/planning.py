@@ -30,6 +30,7 @@ from headway.models.cost.report import LayerPlan, Machine, Report
 from headway.models.cost.weights import parameter_count, parameters, weight_bytes, weight_bytes_read
 from headway.models.spec import ModelSpec
 from headway.nn import Lora
+from headway.nn.block import Checkpointing
 from headway.patterns import Pattern
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,11 +88,12 @@ def plan(
     weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
     working = max(first_pass_bytes(*row, batch, dtype) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
+    ways: tuple[Checkpointing, ...] = ("none", "block")
     training, checkpointed = (
         training_bytes(
             spec, context, batch, dtype, source=source, scores=scores, gradient_checkpointing=again
         )
-        for again in (False, True)
+        for again in ways
     )
     first = 1 if spec.encoder is not None else context
     logits = first if spec.kind == "encoder" and spec.head.task not in ("classify", "embed") else 1
