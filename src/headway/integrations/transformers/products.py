@@ -33,7 +33,7 @@ class Rounded:
     """Weights of 8 or 4 bits beside those of a layer, and which they were made of."""
 
     layer: QuantizedLinear
-    weight: nn.Parameter
+    weight: Tensor
     version: int
 
     def is_of(self, weight: Tensor) -> bool:
