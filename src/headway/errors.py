@@ -72,8 +72,13 @@ UNSUPPORTED = {
 
 
 def unknown_model(name: str, known: Iterable[str]) -> str:
-    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`."""
+    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`, of names with the
+    same digits: "phi3" is another model than "phi"."""
     for what, parts in UNSUPPORTED.items():
         if any(part in name.lower().replace("-", "_") for part in parts):
             return f": {what} are not supported"
-    return did_you_mean(name, known)
+    return did_you_mean(name, (one for one in known if _digits(one) == _digits(name)))
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))

@@ -301,7 +301,10 @@ def test_bad_tensors(change, text: str) -> None:  # type: ignore[no-untyped-def]
 def test_bad_arguments() -> None:
     q, k, v = qkv()
     for arguments, text in (
-        ({"pattern": "Causal()"}, r"pattern must be a Pattern such as Causal\(\) or parse\('Causal\(\)'\)"),
+        (
+            {"pattern": "Causal()"},
+            r"the pattern is a Pattern such as Causal\(\), got a str; parse\('Causal\(\)'\)",
+        ),
         ({"dropout": 1.0}, "dropout is a probability from 0 to below 1, got 1.0"),
         ({"scale": float("nan")}, "scale must be finite, got nan"),
         ({"scale": float("inf")}, "scale must be finite, got inf"),

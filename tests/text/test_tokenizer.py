@@ -180,7 +180,7 @@ def test_files_that_are_not_tokenizers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder"):
         Tokenizer.load(tmp_path / "nowhere")
     with pytest.raises(
-        DataError, match=r"no tokenizer.json, .*vocab.json in this folder \(it holds: nothing"
+        DataError, match=r"no tokenizer.json, .*encoder.json in this folder \(it holds: nothing"
     ):
         Tokenizer.load(tmp_path)
     file = tmp_path / "tokenizer.json"

@@ -232,9 +232,7 @@ def test_a_dry_run_counts_what_is_trained(beside: Make, base: Path) -> None:
     assert sum(plan.groups.values()) == plan.groups["matrices (decay)"] == trained
     assert plan.memory["frozen weights"] == 2 * cost.parameter_count(spec)
     assert plan.memory["optimizer"] == 8 * trained
-    assert plan.memory["gradients (fp32)"] + plan.memory["optimizer"] == cost.trained_bytes(
-        spec, Lora(rank=4)
-    )
+    assert plan.memory["gradients"] <= 2 * (cost.trained_bytes(spec, Lora(rank=4)) - 8 * trained)
     quantized = describe_run(beside(dtype="bf16", base="nf4"))
     assert quantized.memory["frozen weights"] < plan.memory["frozen weights"]
 

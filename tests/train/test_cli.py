@@ -43,7 +43,7 @@ def test_help_has_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert run(["train", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "--context TOKENS length of a training row [default: 512]" in said
-    assert "--gradient-checkpointing / --no-gradient-checkpointing" in said
+    assert "(none | block | attention | feed_forward)" in said
     assert "(adamw | muon) [default: adamw]" in said
 
 

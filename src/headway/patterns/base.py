@@ -211,9 +211,7 @@ class PerHead(_Joined):
 
 def _combine(kind: type[And] | type[Or], a: Pattern, b: Pattern) -> Pattern:
     if not isinstance(b, Pattern):
-        got = (
-            f"the class {b.__name__}; give a value of it" if isinstance(b, type) else f"a {type(b).__name__}"
-        )
+        got = f"the class {b.__name__}; give a value of it" if isinstance(b, type) else repr(b)
         raise PatternError(f"{kind.sign} joins two patterns, and beside {a} stands {got}")
     if isinstance(a, PerHead) or isinstance(b, PerHead):
         count = len((a if isinstance(a, PerHead) else b).heads)

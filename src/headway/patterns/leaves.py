@@ -143,7 +143,9 @@ class Sink(Pattern):
 
     def __post_init__(self) -> None:
         if not isinstance(self.count, int) or isinstance(self.count, bool) or not 0 <= self.count <= FARTHEST:
-            raise PatternError(f"Sink: a number of first tokens, 0 to {FARTHEST}, got {self.count!r}")
+            raise PatternError(
+                f"Sink: a number of first tokens, 0 or more and at most 2**62, got {self.count!r}"
+            )
 
     def allows(self, q: Tokens, k: Tokens) -> Tensor:
         sink = (k.index < self.count).unsqueeze(-2)

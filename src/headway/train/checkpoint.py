@@ -237,7 +237,9 @@ def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, An
         return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None
 
     names = [
-        name for name in ("model", "moments") if name in then and beside(then, name) == beside(now, name)
+        name
+        for name in ("model", "moments")
+        if name in then and name in now and beside(then, name) == beside(now, name)
     ]
     return {**then, **{name: now[name] for name in names}}
 

@@ -88,7 +88,7 @@ def _layout(config: Mapping[str, Any]) -> Layout:
         name = next((n for n, one in LAYOUTS.items() for c in one.architectures if classes == [c]), None)
     if not isinstance(name, str) or name not in LAYOUTS:
         raise ConfigError(
-            f"config.json: model_type {name!r} is not a family that headway knows{unknown_model(str(name), ())}; "
+            f"config.json: model_type {name!r} is not a family that headway knows{unknown_model(str(name), LAYOUTS)}; "
             f"known are {', '.join(LAYOUTS)}"
         )
     return LAYOUTS[name]
