@@ -72,8 +72,8 @@ UNSUPPORTED = {
 
 
 def unknown_model(name: str, known: Iterable[str]) -> str:
-    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`, of names with the
-    same digits: "phi3" is another model than "phi"."""
+    """`": mixtures of experts are not supported"` for the name of such a model, else as `did_you_mean`, of names with
+    the same digits: "phi3" is another model than "phi"."""
     for what, parts in UNSUPPORTED.items():
         if any(part in name.lower().replace("-", "_") for part in parts):
             return f": {what} are not supported"
