@@ -12,6 +12,8 @@ import torch
 from headway.native import build
 from tests.mutants import __main__ as mutants
 
+REPOSITORY = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+"""Where a copy of conftest.py finds `tests`."""
 CASES = """
 import pytest
 def test_passes(): pass
@@ -60,7 +62,8 @@ def test_slow_tests_and_skips_are_decided_on_the_command_line(
     (tmp_path / "test_cases.py").write_text(CASES)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     command = [sys.executable, "-m", "pytest", "-q", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": REPOSITORY}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert closing in done.stdout
     assert ("skipped, which --no-skips forbids: Skipped: no data" in done.stdout) == bool(options)
 
@@ -74,7 +77,8 @@ def test_a_stale_native_library_is_said_once_and_before_any_test(
     shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
     (tmp_path / "test_cases.py").write_text("def test_passes(): pass\n")
     (tmp_path / build.file_name("portable")).write_bytes(b"headway-source-hash:0123456789abcdef\0")
-    environment = {**os.environ, "HEADWAY_NATIVE": wanted, "HEADWAY_NATIVE_DIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": REPOSITORY, "HEADWAY_NATIVE": wanted}
+    environment["HEADWAY_NATIVE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "pytest", "-q"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == code, done.stdout + done.stderr

@@ -207,6 +207,8 @@ def test_ctrl_c_from_outside_is_exit_code_130(text: Path, tmp_path: Path) -> Non
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Where tests run in the background, processes ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
