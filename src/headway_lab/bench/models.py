@@ -62,7 +62,7 @@ class Written:
 
     def ours(self, weights: str) -> Decoder:
         """In headway; weights of 8 and 4 bits have the codes and scales of the GGUF file (`headway quantize` looks for
-        better ones of as many bytes, which takes minutes). The output layer's, too."""
+        better ones of as many bytes, which takes minutes). The output layer's, too; embeddings are rounded likewise."""
         model = load_model(self.folder / "hf")
         if weights != "bf16":
             kind = WEIGHTS[weights]
@@ -70,6 +70,8 @@ class Written:
             replace_linear(
                 model, lambda _, one: QuantizedLinear(one, codes(quantize(one.matrix, kind), kind))
             )
+            table = model.model.embedding
+            table.data = codes(quantize(table, kind), kind).dequantize(table.dtype)
         return model
 
     def transformers(self) -> Any:
