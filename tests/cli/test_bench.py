@@ -115,7 +115,7 @@ def test_stopped_it_prints_what_it_has(
 def test_another_result_is_an_error_after_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [row(1), row(2, "sdpa is left out: its output differ from ours by 1e-1")]
+    rows = [row(1), row(2, "sdpa is left out: its output differs from ours by 1e-1")]
     monkeypatch.setattr("headway_lab.bench.attention.attention", lambda *_: iter(rows))
     assert run(["bench", "attention"]) == 1
     out, err = capsys.readouterr()

@@ -1,7 +1,6 @@
 """Decoding equals the full forward, a row of a batch equals the row alone, a packed row its documents."""
 
 from itertools import pairwise
-from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.errors import ConfigError
-from headway.models import Decoder, ModelSpec, build, cost
-from headway.nn.block import Checkpointing
+from headway.models import Decoder, ModelSpec, build
 from headway.patterns import Causal, GlobalKeys, Pattern, Sink, Window
 from headway.positions import (
     DynamicNTK,
@@ -245,52 +242,6 @@ def test_logits_for_selects_slots() -> None:
 def test_wrong_logits_for_is_refused(which: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model_of(ALTERNATING)(ids_of(2), logits_for=which)
-
-
-@pytest.mark.parametrize("order", ["pre", "post", "parallel"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_checkpointed_blocks_give_the_same_gradients(dropout: float, order: Any) -> None:
-    spec = ModelSpec.of_depth(2, VOCAB, context=64, attention_dropout=dropout, dropout=dropout, order=order)
-    model = build(spec, seed=0)
-    found = []
-    for again in get_args(Checkpointing):
-        model.gradient_checkpointing = again
-        model.zero_grad()
-        torch.manual_seed(5)
-        model(ids_of(2)).pow(2).sum().backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert len(found[0]) == len(list(model.parameters()))
-    for plain, *others in zip(*found, strict=True):
-        assert all(torch.equal(plain, other) for other in others)
-
-
-def test_checkpointed_blocks_keep_less() -> None:
-    model = build(ModelSpec.of_depth(4, VOCAB, context=64), seed=0)
-    kept = {}
-    for again in get_args(Checkpointing):
-        model.gradient_checkpointing = again
-        storages: dict[int, int] = {}
-
-        def count(t: Tensor, into: dict[int, int] = storages) -> Tensor:
-            into[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-            model.hidden(ids_of(2))
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        kept[again] = sum(n for at, n in storages.items() if at not in own)
-    assert kept["block"] * 5 < kept["none"]
-    assert kept["block"] < min(kept["attention"], kept["feed_forward"])
-    for part, cause in (("attention", "attention"), ("feed_forward", "feed-forward")):
-        said = cost.activation_bytes(model.spec, ids_of(2).shape[1], 2, loss="fused")[cause]
-        assert kept["none"] - kept[part] == pytest.approx(said, rel=0.1)
-
-
-def test_another_part_to_be_computed_again_is_refused() -> None:
-    model = build(ModelSpec.of_depth(2, VOCAB, context=64), seed=0)
-    model.gradient_checkpointing = True  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="one of none, block, attention, feed_forward, got True"):
-        model(ids_of(2))
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB, 10 * VOCAB])

@@ -13,6 +13,7 @@ from headway.attention import select
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.cli import run
 from headway.cli.plan import _ranges
+from headway.errors import ConfigError
 from headway.models import ModelSpec, build, catalog, cost
 from headway.models.cost.planning import Machine, Report, plan
 from headway.patterns import Causal, Window
@@ -112,12 +113,21 @@ def test_the_backends_named_are_the_backends_run(context: int, monkeypatch: pyte
 def test_what_does_not_fit_is_said() -> None:
     report = report_of(catalog.spec("llama-2-70b"))
     assert not report.fits
-    tight = report_of(
-        catalog.spec("llama-2-7b"), machine=Machine(name="b", memory=17 << 30, bandwidth=1e9, peak=1e9)
-    )
-    assert not tight.fits
-    chunks = [n for n in tight.notes if "in chunks of at most" in n]
-    assert len(chunks) == 1
+    tight = Machine(name="b", memory=17 << 30, bandwidth=1e9, peak=1e9)
+    whole = report_of(catalog.spec("llama-2-7b"), machine=tight)
+    chunks = report_of(catalog.spec("llama-2-7b"), machine=tight, prefill_chunk=512)
+    assert chunks.fits
+    assert not whole.fits
+    assert chunks.decoding == whole.decoding
+
+
+@pytest.mark.parametrize(
+    ("model", "chunk", "said"),
+    [("bert-base-uncased", 64, "reads none"), ("llama-2-7b", 0, "1 token or more")],
+)
+def test_only_prompts_are_read_in_chunks(model: str, chunk: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        report_of(catalog.spec(model), prefill_chunk=chunk)
 
 
 def test_a_longer_context_than_was_trained_is_said() -> None:

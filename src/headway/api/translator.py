@@ -83,13 +83,13 @@ class Translator(Pretrained[EncoderDecoder, Tokenizer | MarianTokenizer]):
         check_options("translate", options, Search.__annotations__)
         tokenizer = self.need_tokenizer()
         given: dict[str, Any] = dict(options)
-        size = given.pop("batch_size", BATCH)
+        size, prefix = given.pop("batch_size", BATCH), given.pop("prefix", "")
         search = {name: given.pop(name) for name in _BEAMS if name in given}
         unused = tokenizer.unused_ids(self.spec.vocab) if isinstance(tokenizer, Tokenizer) else []
         config = GenerationConfig(
             **{**given, "beams": Beams(given.get("beams", 4), **search)}, forbidden=unused
         )
-        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(given.pop("prefix", ""), len(texts))
+        sources, prefixes = tokenizer.encode_batch(texts), self._prefixes(prefix, len(texts))
         numbers = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         found = translate_ids(
             self.model, [sources[i] for i in numbers], config, generation=self.generation,

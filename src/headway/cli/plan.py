@@ -34,6 +34,9 @@ def command(
         str | None,
         typer.Option("--weights", help="int8, int4: as headway quantize makes them [default: the folder's]"),
     ] = None,
+    prefill_chunk: Annotated[
+        int | None, typer.Option("--prefill-chunk", min=1, help="read prompts so many tokens at a time")
+    ] = None,
     patterns: Annotated[
         str | None,
         typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
@@ -77,6 +80,7 @@ def command(
         "dtype": DTYPES[dtype],
         "kv_dtype": stored,
         "quantized": quantized,
+        "prefill_chunk": prefill_chunk,
         "machine": _machine(DTYPES[dtype], measure),
     }
     report = plan(spec, **asked)

@@ -12,14 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 from pydantic.fields import FieldInfo
 
 from headway.errors import ConfigError, did_you_mean

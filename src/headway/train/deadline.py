@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-EVALUATION = (
-    0.5  # of a training step's time, at most, for as much data: a third of its operations, and a margin
-)
-SAVES = 4  # at the end: moments are twice the weights that the first checkpoint has, and the model is saved once more
+EVALUATION = 0.5
+"""Of a training step's time, at most, for as much data: a third of its operations, and a margin."""
+SAVES = 4
+"""Of the first checkpoint's time, at the end: moments are twice its weights, and the model is saved once more."""
 
 
 class Deadline:

@@ -151,9 +151,9 @@ def drop_mismatches(problem: Problem, dtype: str, direction: str) -> None:
         apart = [difference(a, b) for a, b in zip(ours, problem.sides[name](), strict=True)]
         if any(not a <= most for a, most in zip(apart, allowed, strict=True)):
             del problem.sides[name]
-            what = "output and gradients" if direction == TRAIN else "output"
+            what, differ = ("output and gradients", "differ") if direction == TRAIN else ("output", "differs")
             problem.notes.append(
-                f"{name} is left out: its {what} differ from ours by {', '.join(f'{a:.1e}' for a in apart)} "
+                f"{name} is left out: its {what} {differ} from ours by {', '.join(f'{a:.1e}' for a in apart)} "
                 f"(up to {', '.join(f'{a:.0e}' for a in allowed)} is rounding)"
             )
 

@@ -29,10 +29,8 @@ from typing import Any
 from headway.errors import ConfigError, DataError
 
 LANGUAGES = ("en", "zh")
-LEAST, SURE = (
-    0.1,
-    0.6,
-)  # a score below the first answers nothing; without a word of the subject, below the second
+LEAST, SURE = 0.1, 0.6
+"""A score below the first answers nothing; without a word of the subject, below the second."""
 STEM = 5
 NEEDED = {"answer", "ask", "words"}
 CHINESE = re.compile(r"[\u3400-\u9fff]+")

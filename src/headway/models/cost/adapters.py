@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from headway.models.build import blank
+from headway.models.cost.peak import trained_bytes_each
 from headway.models.cost.weights import parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn import Adapter, Lora, block_linears
 from headway.nn.nf4 import nf4_bytes
-
-TRAINED = 4 + 8
-"""Bytes of gradient and of Adam's two moments, all float32, for each number that is trained."""
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora, targets: Sequence[str] = ()) -> int:
@@ -34,5 +32,6 @@ def frozen_bytes(spec: ModelSpec, dtype: torch.dtype, *, nf4: bool = False) -> i
 
 
 def trained_bytes(spec: ModelSpec, lora: Lora | None = None, targets: Sequence[str] = ()) -> int:
-    """Bytes of gradients and moments: of an adapter, or of the whole model."""
-    return TRAINED * (parameter_count(spec) if lora is None else adapter_parameters(spec, lora, targets))
+    """Bytes of gradients and moments, all float32: of an adapter, or of the whole model."""
+    each = trained_bytes_each(torch.float32)
+    return each * (parameter_count(spec) if lora is None else adapter_parameters(spec, lora, targets))

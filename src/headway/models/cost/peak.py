@@ -113,12 +113,21 @@ def trained_bytes_each(dtype: torch.dtype) -> int:
     return e + (w if w > e else 0) + 2 * w
 
 
-def first_pass_bytes(spec: ModelSpec, context: int, batch: int, dtype: torch.dtype) -> int:
+def first_pass_bytes(
+    spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, chunk: int | None = None
+) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
     width M (the stream before and after attention, two norms, what attention gave) and those of its feed-forward, two
-    or with a gate three; or the states and the logits that are wanted, of every token in an encoder that has them."""
+    or with a gate three; or the states and the logits that are wanted, of every token in an encoder that has them.
+
+    Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
+    all tokens before it again for each of them: in a whole row they are small beside the block."""
     n, e = batch * context, dtype.itemsize
-    block = n * (5 * spec.width + (2 + spec.gated) * spec.hidden) * e
+    packed = 0
+    if chunk is not None and chunk < context:
+        n = batch * chunk
+        packed = 2 * context * spec.head_dim * e
+    block = n * (5 * spec.width + (2 + spec.gated) * spec.hidden) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
     each = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
     return max(block, (n if each else batch) * outputs * e + 2 * n * spec.width * e)

@@ -46,6 +46,7 @@ def plan(
     dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None,
     quantized: tuple[int, int | None] | None = None,
+    prefill_chunk: int | None = None,
     machine: Machine | None = None,
 ) -> Report:
     """The report for `batch` rows of `context` tokens: prompt and answer of a decoder together; the target of an
@@ -56,10 +57,11 @@ def plan(
         kv_dtype: of what the caches store: `dtype` unless given, or torch.int8.
         quantized: bits of the weights of the linear layers of the blocks, and the inputs that share a scale (None: a
             row); `dtype` is then that of all else. Training is that of the model in `dtype`.
+        prefill_chunk: tokens of a decoder's prompts that are read at a time; all at once unless given.
         machine: this one, measured, unless given.
     Raises:
-        ConfigError: context, source or batch below 1, rows that the model cannot take at all, or a source that there
-            is no encoder for.
+        ConfigError: context, source, batch or chunk below 1, rows that the model cannot take at all, a source that
+            there is no encoder for, or chunks of what has no prompt.
     """
     if context < 1 or batch < 1:
         raise ConfigError(f"plan: context and batch must be at least 1, got {context} and {batch}")
@@ -70,6 +72,11 @@ def plan(
             else "a source has 1 token or more"
         )
         raise ConfigError(f"plan: source={source} is the length of an encoder-decoder's sources, and {what}")
+    if prefill_chunk is not None and (spec.kind != "decoder" or prefill_chunk < 1):
+        what = (
+            "a chunk has 1 token or more" if spec.kind == "decoder" else f"{model} ({spec.kind}) reads none"
+        )
+        raise ConfigError(f"plan: prefill_chunk={prefill_chunk} is how prompts are read, and {what}")
     rows = [(spec, context)]
     if spec.encoder is not None:
         source = context if source is None else source
@@ -86,7 +93,7 @@ def plan(
     memory = 0 if source is None else memory_bytes(spec, source, dtype, batch)
     saved = 0 if quantized is None else quantized_saving(spec, dtype, *quantized)
     weights, kv = weight_bytes(spec, dtype) - saved, memory + sum(layer.kv_stored for layer in layers)
-    working = max(first_pass_bytes(*row, batch, dtype) for row in rows)
+    working = max(first_pass_bytes(*row, batch, dtype, prefill_chunk) for row in rows)
     scores: Scores = "stored" if any(_stores_scores(*row, batch, dtype) for row in rows) else "recomputed"
     ways: tuple[Checkpointing, ...] = ("none", "block")
     training, checkpointed = (
@@ -139,7 +146,7 @@ def plan(
         prefill_flops=prefill,
         prefill_seconds=prefill / machine.peak,
         notes=(
-            *_notes(spec, context, machine, room=machine.memory - weights - kv, working=working),
+            *_notes(spec, context, machine),
             *_quantized_note(quantized),
         ),
     )
@@ -217,13 +224,8 @@ def _layer_plan(
     )
 
 
-def _notes(spec: ModelSpec, context: int, machine: Machine, room: int, working: int) -> tuple[str, ...]:
+def _notes(spec: ModelSpec, context: int, machine: Machine) -> tuple[str, ...]:
     notes = []
-    chunk = room * context // working
-    if spec.kind == "decoder" and 1 <= chunk < context:
-        notes.append(
-            f"it fits when prompts are read in chunks of at most {chunk} tokens (any split gives the same result)"
-        )
     if context > spec.trained_context:
         notes.append(
             f"a context of {context} exceeds the {spec.trained_context} tokens that the model was trained on: it "
