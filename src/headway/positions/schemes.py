@@ -167,13 +167,9 @@ class Sinusoidal(PositionScheme):
         """
         if width < 2 or width % 2:
             raise ConfigError(f"Sinusoidal: the width must be even (pairs of sine and cosine), got {width}")
+        frequency = powers(self.theta, width, position.device)
         if self.closed:
-            exponent = torch.arange(width // 2, dtype=torch.float64, device=position.device) / -max(
-                width // 2 - 1, 1
-            )
-            frequency = torch.pow(self.theta, exponent)
-        else:
-            frequency = powers(self.theta, width, position.device)
+            frequency **= (width // 2) / max(width // 2 - 1, 1)
         angle = (exact_positions(position) + self.first)[..., None] * frequency
         if self.pairing == "halves":
             return torch.cat((angle.sin(), angle.cos()), -1).to(dtype)

@@ -186,9 +186,8 @@ def decoder_of(stack: Any) -> Decoder:
     assert isinstance(model, Decoder)
     state = {f"model.{name}": t for name, t in stack.state_dict().items()}
     if not model.spec.tied:
-        state["lm_head.weight"] = state[
-            "model.embed_tokens.weight"
-        ]  # not multiplied with: the model has its own
+        # not multiplied with: the model has its own
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     with torch.no_grad():
         model.load_state_dict(state, assign=True)
 
