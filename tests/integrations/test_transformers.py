@@ -14,10 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    Aimv2TextConfig,
+    Aimv2TextModel,
+    AutoModel,
     BertConfig,
     BertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPTJConfig,
+    LongformerConfig,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
@@ -28,6 +33,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.masking_utils import bidirectional_mask_function
 
 import headway.integrations.transformers as integration
 from headway.errors import BackendError
@@ -280,10 +286,56 @@ def test_a_layer_without_a_mask_must_say_what_it_sees() -> None:
         layer_call(None, says=False, sliding_window=3)
 
 
+def test_a_layer_that_says_it_is_not_causal_leaves_that_to_its_mask() -> None:
+    """As in `transformers`, where a mask that is given is all that is seen. AIMv2's text layers say so."""
+    sizes = {
+        name: value for name, value in SIZES.items() if name not in ("num_key_value_heads", "bos_token_id")
+    }
+    model = random_weights(Aimv2TextModel(Aimv2TextConfig(**sizes | {"eos_token_id": 1})))
+    assert not model.encoder.layers[0].attention.is_causal
+    ids, mask, outputs = some_ids(), padded("right"), []
+    for implementation in ("headway", "eager"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            outputs.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5 * float(outputs[1].abs().max()))
+
+
+def test_arguments_that_are_not_about_attention_are_let_through() -> None:
+    mask = integration.seen(1, 4, 4)
+    assert layer_call(mask, return_dict=True, return_loss=True, labels=torch.zeros(1)).shape == (1, 4, 4, 8)
+    with pytest.raises(BackendError, match="the model passes s_aux, which is not known here"):
+        layer_call(mask, return_dict=True, s_aux=torch.zeros(4))
+
+
+KEEPING = {"gptj": GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=32)}
+KEEPING["longformer"] = LongformerConfig(
+    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32
+)
+
+
+@pytest.mark.parametrize("config", KEEPING.values(), ids=KEEPING)
+def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
+    named = rf"{type(config).__name__.removesuffix('Config')}\w* keeps its own attention"
+    with pytest.raises(BackendError, match=named):
+        AutoModel.from_config(config, attn_implementation="headway")
+    config._attn_implementation = "eager"
+    model = AutoModel.from_config(config)
+    for given in ("headway", {"": "headway"}):
+        with pytest.raises(BackendError, match=named):
+            model.set_attn_implementation(attn_implementation=given)
+    model.set_attn_implementation({"": "eager"})
+    assert model.config._attn_implementation == "eager"
+
+
 def test_a_layer_that_contradicts_its_mask_is_an_error() -> None:
     causal = integration.seen(1, 4, 4)
-    with pytest.raises(BackendError, match="is_causal=False, but its mask was declared as Causal"):
-        layer_call(causal, is_causal=False)
+    with pytest.raises(
+        BackendError, match=r"is_causal=False was given to a causal Module.*declared as Causal"
+    ):
+        layer_call(causal, is_causal=False, says=True)
+    with pytest.raises(BackendError, match=r"is_causal=True, but its mask was declared as Full"):
+        layer_call(integration.seen(1, 4, 4, mask_function=bidirectional_mask_function), is_causal=True)
     with pytest.raises(BackendError, match="sliding_window=3, but its mask was declared as Causal"):
         layer_call(causal, sliding_window=3)
     with pytest.raises(BackendError, match="4 queries and 4 keys were declared, but the layer has 4 and 7"):

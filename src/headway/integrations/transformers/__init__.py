@@ -13,6 +13,7 @@ except ImportError as error:
         'imported; pip install "headway[transformers]"'
     ) from error
 
+from headway.integrations.transformers import own_attention  # noqa: F401
 from headway.integrations.transformers.accelerate import Report, accelerate, restore
 from headway.integrations.transformers.interface import NAME, Seen, attention, declared, seen
 

@@ -40,6 +40,11 @@ SAID_ELSEWHERE = frozenset(
         "num_items_in_batch",
         "output_hidden_states",
         "output_router_logits",
+        "return_dict",
+        "return_loss",
+        "interpolate_pos_encoding",
+        "logits_to_keep",
+        "labels",
     }
 )
 
@@ -193,8 +198,14 @@ def attention(
     _refuse(others)
     if isinstance(attention_mask, Seen):
         mask = attention_mask
-        if is_causal is not None and is_causal != mask.pattern.is_causal:
-            raise cannot(f"the layer says is_causal={is_causal}, but its mask was declared as {mask.pattern}")
+        if is_causal and not mask.pattern.is_causal:
+            raise cannot(f"the layer says is_causal=True, but its mask was declared as {mask.pattern}")
+        if is_causal is False and mask.pattern.is_causal and getattr(module, "is_causal", False):
+            raise cannot(
+                f"is_causal=False was given to a causal {type(module).__name__}, but its mask was declared as "
+                f"{mask.pattern}",
+                "set is_causal = False in the model's config, from which its mask is made",
+            )
         if sliding_window is not None and mask.pattern in (Causal(), Full()):
             raise cannot(
                 f"the layer says sliding_window={sliding_window}, but its mask was declared as {mask.pattern}"
