@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,28 @@ def doublings(first: int, last: int) -> tuple[int, ...]:
 def line(x: Sequence[float], y: Sequence[float]) -> float:
     """The slope of the least-squares line through the points."""
     return statistics.linear_regression(x, y).slope
+
+
+class Exponent(NamedTuple):
+    """The p of n^p, and its standard error: None for two points, through which there is always a line."""
+
+    p: float
+    error: float | None
+
+    def __str__(self) -> str:
+        return f"n^{self.p:.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> Exponent:
+    """The slope of log y over log x by least squares, sqrt(sum of squared residuals / (m - 2) / sum (x - mean x)^2) as
+    its error."""
+    a, b = [math.log(v) for v in x], [math.log(v) for v in y]
+    slope, begin = statistics.linear_regression(a, b)
+    if len(a) == 2:
+        return Exponent(slope, None)
+    rest = sum((v - begin - slope * u) ** 2 for u, v in zip(a, b, strict=True))
+    wide = sum((u - statistics.mean(a)) ** 2 for u in a)
+    return Exponent(slope, math.sqrt(rest / (len(a) - 2) / wide))
 
 
 def power(x: Sequence[float], y: Sequence[float]) -> float:

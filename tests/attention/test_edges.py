@@ -1,7 +1,11 @@
 """Where peers go wrong: lengths at block edges, windows at the length, one-sided windows, group order, ragged rows."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.attention import attend
 from headway.errors import BackendError
@@ -39,7 +43,7 @@ def test_lengths_around_every_block_size(n: int) -> None:
         same(pattern, at, at)
 
 
-@pytest.mark.parametrize("backend", ["auto", "dense", "sdpa", "banded", "diagonal"])
+@pytest.mark.parametrize("backend", ["auto", "dense", "sdpa", "banded", "diagonal", "chunks"])
 @pytest.mark.parametrize("keys", [1, 8, 9, 10, 100])
 def test_windows_shorter_as_long_as_and_longer_than_the_row(backend: str, keys: int) -> None:
     at = Tokens.range(9)
@@ -52,7 +56,7 @@ def test_windows_shorter_as_long_as_and_longer_than_the_row(backend: str, keys: 
         )
 
 
-@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "diagonal"])
+@pytest.mark.parametrize("backend", ["dense", "sdpa", "banded", "diagonal", "chunks"])
 def test_one_sided_windows_see_one_side(backend: str) -> None:
     at = Tokens.range(70)
     same(Window(5, 0), at, at, backend)
@@ -137,6 +141,30 @@ def test_diagonals_of_tokens_with_empty_slots_between_them_are_right_or_refused(
                 same(pattern, at, at, "diagonal")
         else:
             same(pattern, at, at, "diagonal")
+
+
+@pytest.mark.parametrize("backend", ["diagonal", "chunks"])
+@given(
+    st.lists(st.lists(st.sampled_from([-1, 0, 0, 0, 1]), min_size=9, max_size=9), min_size=1, max_size=2),
+    st.booleans(),
+    st.sampled_from([Window.last(3), Window.around(2), Window(1, 4), Window.last(2, step=2), Window(0, 0)]),
+)
+def test_windows_over_slots_are_right_or_refused(
+    backend: str, documents: list[list[int]], renumbered: bool, pattern: Pattern
+) -> None:
+    """-1 is an empty slot, anywhere; indices go on over it, or are numbered anew without it."""
+    document = torch.tensor(documents)
+    there = document[:, :, None] == document[:, None, :]
+    slot = torch.arange(9).expand(document.shape)
+    place = (there & (slot[:, None, :] < slot[:, :, None])).sum(-1) if renumbered else slot
+    at = Tokens(torch.where(document < 0, -1, place), document)
+    alike = all(
+        len({int(place[b, i]) - i for i in range(9) if row[i] == d}) <= 1
+        for b, row in enumerate(documents)
+        for d in (0, 1)
+    )
+    with nullcontext() if alike else pytest.raises(BackendError, match="must lie side by side, in order"):
+        same(pattern, at, at, backend)
 
 
 def test_row_i_of_a_batch_is_row_i_alone() -> None:

@@ -11,15 +11,16 @@ from torch.utils._pytree import tree_leaves
 
 from headway.attention import attend
 from headway.attention.plan import plan
+from headway.errors import BackendError
 from headway.models import ModelSpec
 from headway.native.loader import library
 from headway.nn import GlobalAttention
-from headway.patterns import Global, PerHead, Window, pairs
+from headway.patterns import Causal, Global, PerHead, Window, pairs
 from headway.tokens import Tokens
 from tests.models.longformer_rows import EXACT, HEADS, encoder, ids, made, off
 from tests.plans import area
 
-BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal, "chunks" is banded
+BACKENDS = ("dense", "diagonal", "banded")  # "loop" is diagonal; "chunks" takes windows alone
 MARKED = [[0, 4], [7]]
 
 
@@ -119,6 +120,22 @@ def test_row_98_the_loop_stores_scores_that_are_seen_and_no_others() -> None:
     assert found["diagonal"] == n * (2 * k + 1)
     assert found["dense"] >= n * n
     assert found["banded"] < n * n / 4
+
+
+def test_row_99_chunks_by_name_store_twice_the_scores_of_the_loop() -> None:
+    """Numbers of the largest tensor that either makes: scores, w + 1 = 65 a token in the loop, 2 w = 128 in chunks."""
+    n, d, pattern = 1024, 2, Window.around(32)
+    q, k, v = (torch.randn(1, 1, n, d) for _ in range(3))
+    found = {}
+    for backend in ("diagonal", "chunks"):
+        with Largest() as largest:
+            attend(q, k, v, pattern, backend=backend)
+        found[backend] = largest.numbers
+    assert found == {"diagonal": n * 65, "chunks": n * 128}
+    with pytest.raises(BackendError, match="windows without sinks or global tokens"):
+        attend(q, k, v, pattern | Global(), backend="chunks")
+    with pytest.raises(BackendError, match=r"Causal\(\) is no window with an end on both sides"):
+        attend(q, k, v, Causal(), backend="chunks")
 
 
 @pytest.mark.parametrize(("k", "ratio"), [(128, 2.0), (256, 2.0), (512, 1.5)])

@@ -56,8 +56,8 @@ def attend(
         scale: D ** -0.5 unless given.
         dropout: probability with which a weight is dropped; keep bits depend on `seed` and the place only.
         seed: for dropout; drawn from torch's generator when not given.
-        backend: "auto", or a name of `BACKENDS`: "native", "sdpa", "banded", "dense", "diagonal", "flex", "triton";
-            a named one runs or fails.
+        backend: "auto", or a name of `BACKENDS`: "native", "sdpa", "banded", "dense", "diagonal", "chunks", "flex",
+            "triton"; a named one runs or fails.
         k_scale, v_scale: of k and v that are int8, float32 [B, K, S]: they stand for k_scale k and v_scale v, and
             have no gradient. "native" reads them as they are, others the numbers that they stand for, in q's dtype.
 

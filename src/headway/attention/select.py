@@ -10,6 +10,7 @@ import torch
 from headway.attention import autograd, call_cache
 from headway.attention.backends.banded import BANDED
 from headway.attention.backends.base import BOTH, CPU, CUDA, Backend
+from headway.attention.backends.chunks import CHUNKS
 from headway.attention.backends.dense import DENSE
 from headway.attention.backends.diagonal import DIAGONAL
 from headway.attention.backends.flex.backend import FLEX
@@ -27,7 +28,7 @@ from headway.scores import Score
 from headway.tokens import Tokens
 
 AUTO = "auto"
-BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, FLEX, TRITON)}
+BACKENDS = {b.name: b for b in (DENSE, SDPA, NATIVE, BANDED, DIAGONAL, CHUNKS, FLEX, TRITON)}
 """Every backend, by its name."""
 
 

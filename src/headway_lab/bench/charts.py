@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.patches import Patch
 
-from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET, saved_figure
+from headway.draw import BLUE, GREEN, GREY, INK, ORANGE, RED, VIOLET, saved_figure
 from headway_lab.bench.rows import Row, of_steps, step_title
 
 COLOURS = {
@@ -27,8 +27,8 @@ OTHER = "headway, the case that it is compared with"
 
 
 def draw(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write attention.png, scaling.png, memory.png and operators.png, as far as there are rows for them. Returns the
-    files."""
+    """Write attention.png, scaling.png, memory.png, growth.png and operators.png, as far as there are rows for them.
+    Returns the files."""
     measured = [row for row in rows if row.ours_ms is not None]
     attention = [row for row in measured if row.bench == "attention"]
     memory = [row for row in measured if row.bench == "memory" and row.rate is not None]
@@ -37,6 +37,7 @@ def draw(rows: Sequence[Row], out: Path) -> list[Path]:
         "attention.png": (rates, attention, max(3.0, 0.34 * len(attention) + 1.5)),
         "scaling.png": (scaling, _at_several(attention), 4.2),
         "memory.png": (growth, memory, 4.2),
+        "growth.png": (forms, [row for row in measured if row.bench == "growth"], 4.6),
         "operators.png": (operators, parts, 0.27 * len(parts) + 1.1 * len(of_steps(parts)) + 0.3),
     }
     wanted = {out / name: chart for name, chart in charts.items() if chart[1]}
@@ -99,6 +100,48 @@ def growth(figure: Any, rows: Sequence[Row]) -> None:
             axes.loglog(*zip(*sorted(points), strict=True), "o-", ms=4, label=label)
         axes.set(title=title, xlabel="tokens", ylabel=unit)
     right.legend(fontsize=6)
+
+
+CYAN = "#3aa6b9"
+FORM_COLOURS = {
+    "full": RED,
+    "sdpa": GREY,
+    "sdpa + mask": INK,
+    "loop": ORANGE,
+    "chunks": VIOLET,
+    "banded": CYAN,
+    "native": BLUE,
+    "flex": GREEN,
+}
+
+
+def forms(figure: Any, rows: Sequence[Row]) -> None:
+    """Left: what a step of each form holds over the length, with the limit; a cross where it was stopped there. Right:
+    its time. Broken lines are of full attention or of a mask over pairs, which grow with the square."""
+    left, right = figure.subplots(1, 2)
+    for row in rows:
+        found, name = row.extra, row.case
+        style = "o--" if found["quadratic"] else "o-"
+        for axes, what, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
+            said = found[power] and f"{name}  n^{found[power][0]:.2f}"
+            axes.loglog(found["n"], found[what], style, ms=4, color=FORM_COLOURS[name], label=said or name)
+        if found["stopped_by"] == "memory":
+            reach = ([found["n"][-1], found["stopped_at"]], [found["mib"][-1], found["limit_mib"]])
+            left.loglog(*reach, ":", lw=1, color=FORM_COLOURS[name])
+            left.loglog(found["stopped_at"], found["limit_mib"], "x", ms=8, mew=2, color=FORM_COLOURS[name])
+    most = rows[0].extra["limit_mib"]
+    left.axhline(most, color=INK, lw=1)
+    left.text(
+        0.01, most, f"limit, {most:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
+    )
+    left.set(title="held by inputs and step", ylabel="MiB")
+    right.set(title="time of a step", ylabel="ms")
+    for axes in (left, right):
+        lengths = sorted({n for row in rows for n in row.extra["n"]})
+        axes.set_xticks(lengths, [f"{n / 1024:g}k" for n in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("tokens")
+        axes.legend(fontsize=7)
 
 
 LIMITS = {"reads": (BLUE, "the read bandwidth"), "products": (ORANGE, "the product peak")}

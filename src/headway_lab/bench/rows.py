@@ -19,6 +19,7 @@ from headway import hardware
 from headway.native.loader import search
 from headway.report import plain, table
 from headway_lab.bench.inputs import OURS
+from headway_lab.profiling import Exponent
 
 RESULTS = Path("bench/results")
 
@@ -214,8 +215,33 @@ def step_title(rows: Sequence[Row]) -> str:
 
 TABLES: Mapping[str, Callable[[Sequence[Row]], list[str]]] = {
     "memory": lambda rows: [_memory(rows), _growth(rows)],
+    "growth": lambda rows: [_forms(rows), *(line for row in rows for line in row.extra.get("verdicts", ()))],
     "operators": lambda rows: [_operators(some) for some in of_steps(rows).values()],
 }
+
+
+def _forms(rows: Sequence[Row]) -> str:
+    """A line for each form: its longest length, what it held and took there, how both grow, and what stopped it."""
+    body = [
+        {
+            "form": row.case,
+            "longest n": row.extra["n"][-1],
+            "MiB": row.extra["mib"][-1],
+            "ms": row.extra["ms"][-1],
+            "memory": _fit(row.extra["memory_exponent"]),
+            "time": _fit(row.extra["time_exponent"]),
+            "stopped": f"at n={row.extra['stopped_at']} by {row.extra['stopped_by']}"
+            if row.extra["stopped_by"]
+            else "",
+        }
+        for row in rows
+        if row.extra.get("n")
+    ]
+    return _table(body) + "\n  fitted to the last four lengths, ± a standard error" if body else ""
+
+
+def _fit(found: Exponent | None) -> str:
+    return "" if found is None else str(found)
 
 
 def _growth(rows: Sequence[Row]) -> str:

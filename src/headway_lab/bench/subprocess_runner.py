@@ -6,8 +6,9 @@ import gc
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +34,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+LOOK = 0.005
+"""Seconds between two looks at what a process holds."""
+
+
+class LimitReached(Exception):
+    """A process was ended at a limit, which is the message."""
+
+
 class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
     """A fresh Python process with these variables in its environment, which calls functions one after the other."""
 
@@ -48,8 +57,12 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
         """The result of a module's function in that process, at this process's thread count.
 
         Raises BackendError with the error of the other process, or its exit code."""
-        try:
+        with suppress(OSError):  # it has ended, as the answer says
             self._pipe.send((torch.get_num_threads(), function, args, kwargs))
+        return self._answer(function)
+
+    def _answer(self, function: Callable[P, T]) -> T:
+        try:
             value, error = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
@@ -58,6 +71,34 @@ class SubprocessRunner(AbstractContextManager["SubprocessRunner"]):
             raise BackendError(error)
         result: T = value
         return result
+
+    def call_within(
+        self, most: int, seconds: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`call`, in a process that is ended where it takes more than `most` bytes beyond what it has, or longer.
+
+        Raises LimitReached then."""
+        began = time.monotonic()
+        before = self._resident()
+        self._pipe.send((torch.get_num_threads(), function, args, kwargs))
+        while not self._pipe.poll(LOOK):
+            if self._resident() - before > most:
+                raise self._stopped(f"{most >> 20:,} MiB")
+            if time.monotonic() - began > seconds:
+                raise self._stopped(f"{seconds:g} s")
+        return self._answer(function)
+
+    def _stopped(self, at: str) -> LimitReached:
+        self._process.kill()
+        return LimitReached(at)
+
+    def _resident(self) -> int:
+        """Bytes of memory that the process holds now."""
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        except OSError as error:
+            raise UnsupportedCase(f"what another process holds is not at hand here: {error}") from error
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def __exit__(self, *_: object) -> None:
         """End it, whatever it is doing."""
@@ -141,7 +182,7 @@ def _attention(at: Inputs, side: str, kind: str, backend: str) -> Callable[[], o
     """The step on these inputs. What a peer prepares is part of it."""
     pattern = at.case.pattern
     if side == "stored":
-        return at.run(lambda: _stored(at.q, at.k, at.v))
+        return at.run(lambda: stored(at.q, at.k, at.v))
     if kind == "linear" and side == OURS:
         spec, places = LinearAttentionSpec(), torch.arange(at.case.tokens)
         rotation = Rotary(pairing="halves").rotation(places, at.case.width, dtype=at.q.dtype)
@@ -153,7 +194,7 @@ def _attention(at: Inputs, side: str, kind: str, backend: str) -> Callable[[], o
     return lambda: at.run(build(at))()
 
 
-def _stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def stored(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The textbook: scores and weights of every pair, kept for the backward. Causal."""
     future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu_(1)
     scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
@@ -166,16 +207,16 @@ def peak_of(make: Callable[P, Callable[[], object]], *args: P.args, **kwargs: P.
 
     Raises UnsupportedCase where no peak can be forgotten: that is Linux's alone."""
     torch.ones(256, 256) @ torch.ones(256, 256)  # libraries and threads
-    before = _forget_peak()
+    before = forget_peak()
     call = make(*args, **kwargs)
     call()
     gc.collect()
-    _forget_peak()
+    forget_peak()
     call()
     return hardware.peak_rss() - before
 
 
-def _forget_peak() -> int:
+def forget_peak() -> int:
     """Begin a new peak at what is resident now, whose bytes are returned."""
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,5 +1,5 @@
-"""`headway bench attention | linear | memory | decode | prefill`: what attention and whole models cost on this machine,
-beside their peers."""
+"""`headway bench attention | linear | memory | growth | decode | prefill`: what attention and whole models cost on this
+machine, beside their peers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +95,42 @@ def memory(
     check_backend(run.backend)
     growths = growth.chosen(run.case or (), quick=run.quick, tokens=tokens)
     return run.show(growth.memory(growths, run.dtype or (), run.backend, note), run.out)
+
+
+@app.command()
+@with_options
+def growth(
+    run: Run,
+    direction: Annotated[str, typer.Option("--pass", help="forward or forward+backward")] = "forward",
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=64, help="no length above this one [default: 65536]")
+    ] = None,
+    window: Annotated[int, typer.Option("--window", min=2, help="keys that a query of a window sees")] = 256,
+    memory_limit: Annotated[
+        int | None,
+        typer.Option("--memory-limit", min=64, help="MiB at which a form is stopped [default: 2048]"),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="a form whose next step would take longer is stopped")
+    ] = 10.0,
+    out: Annotated[Path | None, typer.Option("--out", help="folder for charts (PNG)")] = None,
+) -> int:
+    """Time and memory against length, up to a limit of memory: full attention, torch's kernel, and a window as loop,
+    chunks and kernels; exponents, and what is seen of them."""
+    from headway.patterns import Window
+    from headway_lab.bench import forms_growth
+    from headway_lab.bench.forms import FORMS
+
+    check_choices("--pass", (direction,), PASSES)
+    request = forms_growth.Request(
+        window=Window.last(window),
+        most=tokens or (4096 if run.quick else 65536),
+        direction=direction,
+        forms=[name for name in FORMS if not (run.quick and name == "flex")],
+        limit=(memory_limit or (256 if run.quick else 2048)) << 20,
+        seconds=seconds,
+    )
+    return run.show(forms_growth.growth(request, note), out)
 
 
 @app.command()

@@ -1,0 +1,106 @@
+"""What `headway bench growth` measures: the same attention in several forms, one step of each in a process that is
+stopped at a limit of memory.
+
+Legend: H heads, N tokens, D per head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from headway import hardware
+from headway.attention import attend
+from headway.patterns import Causal, Pattern, visible
+from headway_lab.bench.cases import FLOAT32, FORWARD, Case
+from headway_lab.bench.inputs import Call, Inputs, make
+from headway_lab.bench.peers import additive, flex
+from headway_lab.bench.subprocess_runner import forget_peak, stored
+from headway_lab.profiling import fastest
+
+HEADS, WIDTH = 4, 64
+ENOUGH = 1.0
+"""Seconds of steps after which no other is timed."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute a step.
+
+    build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
+    full      whether every query sees all before it, and not the window
+    backward  whether it has one on a CPU
+    """
+
+    build: Callable[[Inputs], Call]
+    full: bool = False
+    backward: bool = True
+
+
+def by_backend(name: str) -> Form:
+    """`attend` on that backend."""
+    return Form(lambda at: lambda: attend(at.q, at.k, at.v, at.case.pattern, backend=name))
+
+
+def masked(at: Inputs) -> Call:
+    """torch's fused kernel with a dense mask [N, N], which is made in the step."""
+
+    def call() -> object:
+        mask = additive(visible(at.case.pattern, at.tokens, at.tokens), at.q.dtype)
+        return F.scaled_dot_product_attention(at.q, at.k, at.v, attn_mask=mask)
+
+    return call  # type: ignore[return-value]
+
+
+FORMS: Mapping[str, Form] = {
+    "full": Form(lambda at: lambda: stored(at.q, at.k, at.v), full=True),
+    "sdpa": Form(
+        lambda at: lambda: F.scaled_dot_product_attention(at.q, at.k, at.v, is_causal=True), full=True
+    ),
+    "sdpa + mask": Form(masked),
+    "loop": by_backend("diagonal"),
+    "chunks": by_backend("chunks"),
+    "banded": by_backend("banded"),
+    "native": by_backend("native"),
+    "flex": Form(flex, backward=False),
+}
+"""full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2."""
+
+WINDOWS = ("loop", "chunks", "banded", "native", "flex")
+"""The forms that compute no more than a window."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Bytes that the inputs and the step held at the peak, and seconds of the fastest step."""
+
+    held: int
+    seconds: float
+
+
+def step(name: str, window: Pattern, tokens: int, direction: str = FORWARD) -> Step:
+    """One form at one length, in this process."""
+    form = FORMS[name]
+    case = Case(
+        name=name, pattern=Causal() if form.full else window, tokens=tokens, heads=HEADS, kv_heads=HEADS
+    )
+    at = make(case, FLOAT32, direction)
+    call = at.run(form.build(at))
+    _give_back()
+    before = forget_peak()
+    first = fastest(call, 1)
+    held = hardware.peak_rss() - before + sum(t.nbytes for t in (at.q, at.k, at.v))
+    more = min(4, int(ENOUGH / first))
+    return Step(held, min(first, fastest(call, more)) if more else first)
+
+
+def _give_back() -> None:
+    """Returns memory that is free to the system, so that it is not counted as held."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

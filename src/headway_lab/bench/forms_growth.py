@@ -1,0 +1,190 @@
+"""The rows of `headway bench growth`: each form at growing lengths until a limit stops it, and what is seen of it.
+
+The figure of Beltagy et al. 2020, section 3.2: full attention grows with the square until memory is spent, windows with
+the length; the loop is slow, chunks are quick and take twice its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headway import hardware
+from headway.errors import BackendError, ConfigError
+from headway.patterns import Window
+from headway_lab.bench.attention import Say
+from headway_lab.bench.cases import FLOAT32, TRAIN
+from headway_lab.bench.forms import FORMS, WINDOWS, Step, step
+from headway_lab.bench.rows import Row, machine
+from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner
+from headway_lab.profiling import Exponent, doublings, exponent
+
+FIRST, TAIL = 512, 4
+"""The shortest length (or an eighth of the longest), and lengths at the end that exponents are fitted to."""
+WARM = 128
+SPARE = 1 << 30
+"""Bytes that stay free beside the limit."""
+APART = 0.2
+"""How far a fitted exponent may be from 1 or 2."""
+CLEARLY = 1.1
+"""How many times as long a slower form takes at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Which forms are measured, up to `most` tokens; a form ends at `limit` bytes or where a step would take more than
+    `seconds`."""
+
+    window: Window
+    most: int
+    direction: str
+    forms: Sequence[str]
+    limit: int
+    seconds: float
+
+    def __post_init__(self) -> None:
+        free = hardware.memory_available()
+        if free < self.limit + SPARE:
+            raise ConfigError(
+                f"bench growth: --memory-limit {self.limit >> 20} MiB, but {free >> 20} MiB are free and 1024 of them "
+                f"are left alone; give --memory-limit {max(64, (free - SPARE) >> 20)} or less"
+            )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return doublings(min(FIRST, self.most // 8), self.most)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Steps of one form by length; where it was stopped, at which length and by what: "memory", "time" or a reason."""
+
+    name: str
+    steps: dict[int, Step]
+    stopped_at: int | None = None
+    stopped_by: str | None = None
+
+    def fitted(self, what: str) -> Exponent:
+        """How "held" or "seconds" grow over the last lengths, of which there must be two."""
+        tail = list(self.steps.items())[-TAIL:]
+        return exponent([n for n, _ in tail], [getattr(s, what) for _, s in tail])
+
+
+def growth(request: Request, say: Say) -> Iterator[Row]:
+    """A row for each form, then one with the verdicts."""
+    curves = []
+    for name in request.forms:
+        say(f"{name}: {', '.join(map(str, request.lengths))} tokens, {request.direction}")
+        curves.append(curve(name, request))
+        yield to_row(curves[-1], request)
+    yield Row(
+        "growth",
+        "verdicts",
+        FLOAT32,
+        machine=machine("auto"),
+        extra={"verdicts": verdicts(curves, request.limit)},
+    )
+
+
+def curve(name: str, request: Request) -> Curve:
+    """One form in a process of its own, length by length."""
+    if request.direction == TRAIN and not FORMS[name].backward:
+        return Curve(name, {}, request.lengths[0], "it has no backward on a CPU")
+    steps: dict[int, Step] = {}
+    with SubprocessRunner({}) as runner:
+        try:
+            runner.call(step, name, request.window, WARM, request.direction)
+            for n in request.lengths:
+                if steps and 4 * steps[max(steps)].seconds > request.seconds:
+                    return Curve(name, steps, n, "time")
+                steps[n] = runner.call_within(
+                    request.limit, 60 + 8 * request.seconds, step, name, request.window, n, request.direction
+                )
+        except LimitReached as limit:
+            return Curve(name, steps, n, "memory" if "MiB" in str(limit) else "time")
+        except BackendError as why:
+            return Curve(name, steps, request.lengths[len(steps)], str(why))
+    return Curve(name, steps)
+
+
+def to_row(curve: Curve, request: Request) -> Row:
+    """The row of one form; its time is that at the longest length."""
+    steps, ended = list(curve.steps.values()), curve.stopped_by in (None, "memory", "time")
+    notes = [] if ended else [f"not measured from n={curve.stopped_at} on: {curve.stopped_by}"]
+    return Row(
+        "growth",
+        curve.name,
+        FLOAT32,
+        ours_ms=steps[-1].seconds * 1e3 if steps else None,
+        machine=machine("auto", notes),
+        extra={
+            "pass": request.direction,
+            "pattern": str(request.window),
+            "quadratic": curve.name not in WINDOWS,
+            "n": list(curve.steps),
+            "ms": [s.seconds * 1e3 for s in steps],
+            "mib": [s.held / 2**20 for s in steps],
+            "time_exponent": curve.fitted("seconds") if len(steps) > 1 else None,
+            "memory_exponent": curve.fitted("held") if len(steps) > 1 else None,
+            "limit_mib": request.limit >> 20,
+            "stopped_at": curve.stopped_at,
+            "stopped_by": curve.stopped_by,
+        },
+    )
+
+
+# -- verdicts ------------------------------------------------------------------------------------------------------
+
+
+def verdicts(curves: Sequence[Curve], limit: int) -> list[str]:
+    """A sentence for each claim of the figure that the forms measured can speak to, and whether it is seen."""
+    by = {one.name: one for one in curves if len(one.steps) > 1}
+    windows = [by[name] for name in WINDOWS if name in by]
+    said = [_full(by["full"], limit)] if "full" in by else []
+    said += [_linear(windows)] if windows else []
+    said += [_order(by), _twice(by)] if {"loop", "chunks", "native"} <= {*by} else []
+    return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in said]
+
+
+def _full(full: Curve, limit: int) -> tuple[str, bool]:
+    memory, time = full.fitted("held"), full.fitted("seconds")
+    end = (
+        f"until the limit of {limit >> 20:,} MiB at n={full.stopped_at:,}"
+        if full.stopped_by == "memory"
+        else f"and is not stopped by the limit of {limit >> 20:,} MiB up to n={max(full.steps):,}"
+    )
+    seen = abs(memory.p - 2) <= APART and full.stopped_by == "memory"
+    return f"full attention grows with exponent {memory} in memory ({time} in time) {end}", seen
+
+
+def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
+    parts, seen = [], True
+    for one in windows:
+        memory, time = one.fitted("held"), one.fitted("seconds")
+        parts.append(f"{one.name} {memory} and {time}")
+        seen &= abs(memory.p - 1) <= APART and abs(time.p - 1) <= APART
+    return f"windows are linear in memory and time ({'; '.join(parts)})", seen
+
+
+def _order(by: dict[str, Curve]) -> tuple[str, bool]:
+    names = [name for name in WINDOWS if name in by]
+    n = _common(by, names)
+    taken = {name: by[name].steps[n].seconds for name in names}
+    listed = ", ".join(f"{name} {taken[name] * 1e3:.3g}" for name in sorted(taken, key=taken.__getitem__))
+    claimed = [taken[name] for name in ("native", "chunks", "loop")]
+    seen = all(slow >= CLEARLY * fast for fast, slow in pairwise(claimed))
+    return f"at n={n:,} the kernel is faster than chunks, and chunks than the loop (ms: {listed})", seen
+
+
+def _twice(by: dict[str, Curve]) -> tuple[str, bool]:
+    n = _common(by, ("loop", "chunks"))
+    ratio = by["chunks"].steps[n].held / by["loop"].steps[n].held
+    return f"at n={n:,} chunks hold about twice what the loop holds, inputs included ({ratio:.2f} times)", (
+        1.5 <= ratio <= 2.5
+    )
+
+
+def _common(by: dict[str, Curve], names: Sequence[str]) -> int:
+    """The longest length that all of these reached."""
+    return max(set.intersection(*({*by[name].steps} for name in names)))
