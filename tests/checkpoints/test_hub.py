@@ -11,8 +11,9 @@ from huggingface_hub import errors
 
 from headway.checkpoints import save_folder
 from headway.checkpoints.hub import asking, card, download, push
+from headway.checkpoints.remote import local_model
 from headway.cli import run
-from headway.errors import CheckpointError, HubError
+from headway.errors import CheckpointError, ConfigError, HubError
 from tests.generate.conftest import small
 from tests.text.conftest import byte_level
 
@@ -139,3 +140,68 @@ def test_a_model_is_published_with_a_card(
     with pytest.raises(CheckpointError, match=r"config\.json"):
         push(tmp_path, "o/n")
     assert len(calls) == 5
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """What was asked of a Hub that has the model owner/name."""
+    asked: list[tuple[str, str | None]] = []
+    save_folder(tmp_path / "kept", small(), tokenizer=byte_level())
+
+    def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        if name != "owner/name":
+            raise http(errors.RepositoryNotFoundError, 404)
+        return str(tmp_path / "kept")
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    return asked
+
+
+def test_an_address_of_the_hub_stands_for_a_folder(
+    kept: list[tuple[str, str | None]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    assert local_model("owner/name") == local_model("hf://owner/name") == folder
+    assert local_model("hf://owner/name@v1") == local_model(Path("hf://owner/name@v1")) == folder
+    assert local_model("owner/name", revision="v2") == folder
+    assert kept == [("owner/name", revision) for revision in (None, None, "v1", "v1", "v2")]
+    with pytest.raises(ConfigError, match="names a revision, and revision 'v2' is another"):
+        local_model("owner/name@v1", revision="v2")
+    with pytest.raises(CheckpointError, match=r"^hf://owner/nam: it could not be fetched \(RepositoryNot"):
+        local_model("hf://owner/nam")
+    del kept[:]
+    assert local_model(folder) == folder
+    Path("owner/name").mkdir(parents=True)  # a folder of that name goes first
+    assert local_model("owner/name") == Path("owner/name")
+    assert kept == []
+    local_model("hf://owner/name")
+    assert kept == [("owner/name", None)]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", "{}"],
+        ["plan", "{}"],
+        ["diff", "{}", "llama"],
+        ["generate", "{}", "the", "--max-new-tokens", "2"],
+        ["quantize", "{}", "--weights", "int8", "--out", "out"],
+        ["surgery", "window", "{}", "out", "--window", "8"],
+        ["convert", "{}", "out"],
+        ["eval", "{}", "--data", "text.txt"],
+        ["train", "--model", "{}", "--data", "text.txt", "--dry-run"],
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("address", ["owner/name", "hf://owner/name"])
+def test_every_command_takes_an_address_for_a_model(
+    command: list[str], address: str, kept: list[tuple[str, str | None]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("the cat sat on the mat\n" * 40)
+    assert run([part.format(address) for part in command]) == 0, capsys.readouterr().err
+    assert ("owner/name", None) in kept
+    assert run([part.format(address + "s") for part in command]) in (1, 2)
+    assert "could not be fetched (RepositoryNotFoundError" in " ".join(capsys.readouterr().err.split())

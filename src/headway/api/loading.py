@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +17,9 @@ from headway.api.translator import Translator
 from headway.checkpoints.adapters import GENERATION, attach_folders, with_base
 from headway.checkpoints.folder import Folder, load_folder
 from headway.checkpoints.formats.sentence_transformers import SentenceConfig, read_sentence_config
-from headway.checkpoints.hub import MODEL_FILES, PICKLES
+from headway.checkpoints.remote import local_model
 from headway.checkpoints.restore import build_model
-from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.errors import ConfigError, did_you_mean
 from headway.models import Decoder, EncoderDecoder, Head, Model, ModelSpec
 from headway.storage.dtypes import choose_dtype
 from headway.storage.files import current_folder
@@ -61,7 +60,6 @@ DTYPES = {
     **dict.fromkeys(("float16", "fp16"), torch.float16),
     "float64": torch.float64,
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 STARTS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids")
 
 
@@ -148,10 +146,7 @@ def load(
             f"load: there is no task {task!r}{did_you_mean(task, TASKS)}; there are {', '.join(TASKS)}"
         )
     source, adapters = with_base(source, [adapter] if isinstance(adapter, str | Path) else adapter)
-    here = current_folder(source).exists()
-    path = Path(source) if here else _fetch(str(source), revision, allow_pickle)
-    if revision is not None and here:
-        raise ConfigError(f"load: revision {revision!r} is for ids of the Hub, but {source} is a folder here")
+    path = local_model(source, revision=revision, allow_pickle=allow_pickle)
     wanted = _dtype(dtype)
     where = torch.device("cpu" if device is None else device)
     sentences = read_sentence_config(current_folder(path)) if task in (None, "embed") else None
@@ -243,21 +238,3 @@ def _tokenizer(folder: Path) -> Tokenizer | MarianTokenizer | None:
     if (folder / "source.spm").is_file():
         return MarianTokenizer.load(folder)
     return Tokenizer.load(folder) if first_file(folder) is not None else None
-
-
-def _fetch(source: str, revision: str | None, allow_pickle: bool) -> Path:
-    if not _HUB_ID.fullmatch(source):
-        parent = Path(source).parent
-        near = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-        raise CheckpointError(f"{source}: no such folder{did_you_mean(Path(source).name, near)}")
-    from huggingface_hub import snapshot_download
-
-    files = [*MODEL_FILES, *(PICKLES if allow_pickle else [])]
-    try:
-        return Path(snapshot_download(source, revision=revision, allow_patterns=files))
-    except Exception as error:  # its many kinds all mean that there is nothing to load
-        raise CheckpointError(
-            f"{source}: no such folder here, and as an id of the Hugging Face Hub it could not be fetched "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
-            "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
-        ) from error

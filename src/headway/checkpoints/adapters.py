@@ -28,6 +28,7 @@ from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import Rule
 from headway.checkpoints.hf.layouts.tensors import rules_by_name
+from headway.checkpoints.remote import local_model
 from headway.checkpoints.saving import SavesItself, check_target
 from headway.errors import CheckpointError, did_you_mean
 from headway.models import Model, ModelSpec, blank
@@ -84,11 +85,12 @@ def base_of(path: Path) -> Path:
         raise CheckpointError(
             f"{path / CONFIG} does not say which model it adapts (base_model_name_or_path); give it yourself: {give}"
         )
-    if not current_folder(base).exists():
+    try:
+        return local_model(base)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"{path} is an adapter of {base}, which is no folder here; give the model yourself: {give}"
-        )
-    return Path(base)
+            f"{path} is an adapter of {base}, which is no folder here; give the model yourself: {give} ({error})"
+        ) from error
 
 
 def with_base(source: str | Path, adapters: Sequence[str | Path] = ()) -> tuple[str | Path, list[str | Path]]:

@@ -9,21 +9,10 @@ from pathlib import Path
 
 from headway.checkpoints.adapter_config import CONFIG as ADAPTER_CONFIG
 from headway.checkpoints.folder import load_folder
+from headway.checkpoints.remote import MODEL_FILES, PICKLES
 from headway.errors import CheckpointError, HubError
 from headway.models import cost
 
-# Files of a model: configs, weights, tokenizers; without pickles, which can run code where they are read by others.
-MODEL_FILES = [
-    "*.json",
-    "*.safetensors",
-    "*.jinja",
-    "*.model",
-    "*.spm",
-    "vocab.txt",
-    "merges.txt",
-    "vocab.bpe",
-]
-PICKLES = ["*.bin", "*.pth"]
 CARD = "README.md"
 
 

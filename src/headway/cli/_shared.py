@@ -22,7 +22,23 @@ from typer.models import ArgumentInfo
 from headway.errors import DataError
 from headway.report import plain
 
-FolderArgument = Annotated[Path, typer.Argument(help="a Hugging Face folder, or a GGUF file")]
+
+def folder_of(text: str) -> Path:
+    """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
+    if "/" not in text or Path(text).exists():
+        return Path(text)
+    from headway.checkpoints.remote import is_address, local_model
+    from headway.errors import HeadwayError
+
+    try:
+        return local_model(text) if is_address(text) else Path(text)
+    except HeadwayError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+MODEL = "a model folder, a GGUF file, or an id of the Hugging Face Hub"
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="MODEL", parser=folder_of, help=MODEL)]
 TargetArgument = Annotated[Path, typer.Argument(help="folder to write")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the report as JSON on stdout")]
 ThreadsOption = Annotated[
@@ -45,7 +61,12 @@ KvCacheOption = Annotated[
 AllowPickleOption = Annotated[bool, typer.Option("--allow-pickle", help="read pickles (weights only)")]
 AdapterOption = Annotated[
     list[Path] | None,
-    typer.Option("--adapter", help="folder of an adapter (PEFT's); may be given often, they add up"),
+    typer.Option(
+        "--adapter",
+        parser=folder_of,
+        metavar="FOLDER",
+        help="an adapter (PEFT's), a folder or an id of the Hub; may be given often, they add up",
+    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the model in the target folder")]
 
@@ -67,7 +88,7 @@ class ModelRun:
 
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="a model folder, a GGUF file, or an id of the Hugging Face Hub"),
+        typer.Argument(metavar="MODEL", help=MODEL),
     ]
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="float32, bfloat16, ... [default: the file's]")

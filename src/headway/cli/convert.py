@@ -11,6 +11,7 @@ from headway.cli._shared import (
     JsonOption,
     OverwriteOption,
     ThreadsOption,
+    folder_of,
     note,
     print_report,
     set_threads,
@@ -33,8 +34,10 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="a Hugging Face folder, a GGUF file, Meta's (consolidated.*.pth), llama2.c's .bin, a pickle of "
-            "torchtune"
+            metavar="SOURCE",
+            parser=folder_of,
+            help="a Hugging Face folder or an id of the Hub, a GGUF file, Meta's (consolidated.*.pth), llama2.c's "
+            ".bin, a pickle of torchtune",
         ),
     ],
     target: Annotated[Path, typer.Argument(help="folder or GGUF file to write")],

@@ -18,7 +18,10 @@ DEPTH, VOCAB = 12, 32000
 
 
 def command(
-    first: Annotated[str, typer.Argument(metavar="A", help="a size of the catalog, a family, or a folder")],
+    first: Annotated[
+        str,
+        typer.Argument(metavar="A", help="a size of the catalog, a family, or a model's folder or Hub id"),
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="another; a family has the sizes of the other")],
     context: Annotated[
         int | None,
@@ -28,7 +31,7 @@ def command(
 ) -> None:
     """What differs between two models: every field of their specs in words, weights, caches and operations in numbers.
 
-    Nothing is loaded or downloaded. A family beside a size has that one's width, depth and heads; two families are
+    No weights are loaded or fetched. A family beside a size has that one's width, depth and heads; two families are
     compared at 12 layers of width 768.
     """
     from headway.models.difference import Difference, differences, numbers

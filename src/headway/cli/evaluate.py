@@ -9,6 +9,7 @@ import typer
 
 from headway.cli._progress import progress
 from headway.cli._shared import (
+    MODEL,
     AdapterOption,
     BackendOption,
     JsonOption,
@@ -16,6 +17,7 @@ from headway.cli._shared import (
     ThreadsOption,
     TruncateOption,
     attributes,
+    folder_of,
     note,
     print_report,
     set_threads,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Hugging Face folder")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=folder_of, help=MODEL)],
     data: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +102,7 @@ def command(
             "batch_size": batch_size or 32,
             "chat": chat,
         }
-        _harness(model, adapter or [], harness.split(","), tasks, dtype, backend, given, json)
+        _harness(str(model), adapter or [], harness.split(","), tasks, dtype, backend, given, json)
         return
     if chat or any(given is not None for given in (tasks, shots, batch_size)):
         raise ConfigError("--tasks, --shots, --chat and --batch-size are for --harness, not for a text")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="a name of the catalog, or a folder with a config.json")],
+    model: Annotated[
+        str, typer.Argument(help="a name of the catalog, or a folder with a config.json, or a Hub id")
+    ],
     context: Annotated[
         int | None, typer.Option("--context", help="tokens per row [default: the trained context]")
     ] = None,
@@ -48,7 +50,7 @@ def command(
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Does it fit, what does it move, how fast: before anything runs. Nothing is loaded or downloaded."""
+    """Does it fit, what does it move, how fast: before anything runs. No weights are loaded, nor downloaded."""
     from headway.cache import kv_dtype
     from headway.errors import ConfigError, did_you_mean
     from headway.models.cost.alternatives import what_fits
@@ -103,11 +105,12 @@ def find_model(model: str) -> "tuple[ModelSpec, tuple[int, int | None] | None]":
     where they are quantised."""
     from headway.checkpoints import spec_from_config
     from headway.checkpoints.quantized.scheme import split_config
+    from headway.checkpoints.remote import is_address, local_model
     from headway.errors import ConfigError
     from headway.models import catalog
     from headway.storage.reading import read_json
 
-    path = Path(model)
+    path = local_model(model, files=("config.json",)) if is_address(model) else Path(model)
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from headway.cli._shared import note
+from headway.cli._shared import folder_of, note
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ def command(
         str, typer.Option("--data", help="conversations or completions, as for train --task chat")
     ],
     model: Annotated[
-        Path | None, typer.Option("--model", help="folder of the model that is to be trained")
+        Path | None,
+        typer.Option("--model", parser=folder_of, metavar="MODEL", help="the model that is to be trained"),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="tokenizer.json or its folder")

@@ -20,6 +20,7 @@ from headway.train.config import TrainConfig
 from headway.train.inputs import TOKENS, given_tokenizer, model_spec
 from headway.train.microbatch_pool import DTYPES, choose_precision, choose_workers
 from headway.train.optimizer import parameter_groups
+from headway.train.start import with_local_model
 from headway.train.tasks import text_task_of, text_tasks
 from headway.train.tasks.rows import Plan
 from headway.train.text_config import TextConfig
@@ -80,6 +81,8 @@ def describe_run(config: TrainConfig) -> DryRun:
     text."""
     if not isinstance(config, TextConfig):
         raise ConfigError(f"a dry run is for training on text; task {config.task} has none")
+    config = with_local_model(config)
+    assert isinstance(config, TextConfig)
     precision = choose_precision(config.dtype)
     dtype = DTYPES[precision.what]
     tokenizer = given_tokenizer(config)

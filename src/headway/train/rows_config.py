@@ -44,7 +44,7 @@ class RowsConfig(TrainConfig):
     )
     model: str | None = setting(
         None,
-        "a name of the catalog (fresh weights), or a Hugging Face folder to continue from [default: a model "
+        "a name of the catalog (fresh weights), or a Hugging Face folder or id to continue from [default: a model "
         "made by `depth`]",
         group="Model",
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headway.checkpoints.remote import is_address, local_model
 from headway.errors import ConfigError
 from headway.report import size
 from headway.storage import disk
@@ -22,10 +23,19 @@ from headway.train.tasks.base import Task
 from headway.train.text_config import TextConfig
 
 
+def with_local_model(config: TrainConfig) -> TrainConfig:
+    """The same settings, with the folder that a model of the Hub is fetched to."""
+    model = getattr(config, "model", None)
+    if model is None or not is_address(model):
+        return config
+    return config.model_copy(update={"model": str(local_model(model))})
+
+
 def with_task(config: TrainConfig) -> TrainConfig:
     """The same settings with their `task`: the one that the model is for, unless it is given.
 
     Raises ConfigError for settings of another task, and for a model that nothing trains."""
+    config = with_local_model(config)
     if config.task is None and isinstance(config, TextConfig):
         return config.model_copy(update={"task": text_task_of(model_spec(config))})
     kind = find_task(str(config.task)).settings

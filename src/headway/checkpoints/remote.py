@@ -1,0 +1,84 @@
+"""Where a model is: a folder or a file here, or a repository of the Hugging Face Hub, fetched once.
+
+| what is given | |
+|---|---|
+| a path that exists | itself |
+| `OWNER/NAME[@REVISION]` | a repository of the Hub, where no such path exists |
+| `hf://OWNER/NAME[@REVISION]` | a repository of the Hub in any case |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from headway.errors import CheckpointError, ConfigError, did_you_mean
+from headway.storage.files import current_folder
+
+# Files of a model: configs, weights, tokenizers; without pickles, which can run code where they are read by others.
+MODEL_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "*.model",
+    "*.spm",
+    "vocab.txt",
+    "merges.txt",
+    "vocab.bpe",
+]
+PICKLES = ["*.bin", "*.pth"]
+
+# What pathlib makes of hf:// is hf:/
+_ADDRESS = re.compile(
+    r"(?P<hub>hf:/{1,2})?(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?"
+)
+
+
+def is_address(source: str | Path) -> bool:
+    """Whether this names a repository of the Hub, and nothing here."""
+    found = _ADDRESS.fullmatch(str(source))
+    return found is not None and (found["hub"] is not None or not current_folder(source).exists())
+
+
+def local_model(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    allow_pickle: bool = False,
+    files: Sequence[str] | None = None,
+) -> Path:
+    """The folder (or GGUF file) of a model; that of a repository holds its configs, weights and tokenizer, or `files`.
+
+    Raises CheckpointError for what is neither here nor to be fetched, ConfigError for a revision of a folder here, and
+    for two revisions."""
+    if not is_address(source):
+        if current_folder(source).exists():
+            if revision is not None:
+                raise ConfigError(
+                    f"revision {revision!r} is for ids of the Hub, but {source} is a folder here"
+                )
+            return Path(source)
+        parent = Path(source).parent
+        near = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        raise CheckpointError(f"{source}: no such folder{did_you_mean(Path(source).name, near)}")
+    found = _ADDRESS.fullmatch(str(source))
+    assert found is not None
+    if None not in (revision, found["revision"]) and revision != found["revision"]:
+        raise ConfigError(
+            f"{source} names a revision, and revision {revision!r} is another; give one of them"
+        )
+    from huggingface_hub import snapshot_download
+
+    wanted = [*MODEL_FILES, *(PICKLES if allow_pickle else [])] if files is None else [*files]
+    try:
+        return Path(
+            snapshot_download(found["id"], revision=revision or found["revision"], allow_patterns=wanted)
+        )
+    except Exception as error:  # its many kinds all mean that there is nothing to load
+        here = "" if found["hub"] else "no such folder here, and as an id of the Hugging Face Hub "
+        raise CheckpointError(
+            f"{source}: {here}it could not be fetched "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
+            "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
+        ) from error
