@@ -15,9 +15,10 @@ progress and notes to stderr.
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points, version
 from io import TextIOWrapper
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway.errors import ConfigError, HeadwayError, did_you_mean
@@ -31,10 +32,12 @@ class Command(NamedTuple):
     help    its line of `headway --help`
     module  defines `command`, or what its name is followed by ("module:name"): a function whose signature `typer`
             reads (or a click command). What it returns is the exit code (None is 0)
+    offers  what other commands find with it, by name: modules that define `command`
     """
 
     help: str
     module: str
+    offers: Mapping[str, str] = MappingProxyType({})
 
 
 COMMANDS: dict[str, Command] = {
@@ -155,6 +158,14 @@ def commands() -> dict[str, Command]:
             )
         found[point.name] = command
     return found
+
+
+def offered(name: str) -> Any:
+    """What an installed command offers to others under that name. Raises ConfigError where none does."""
+    for command in commands().values():
+        if name in command.offers:
+            return importlib.import_module(command.offers[name]).command
+    raise ConfigError(f"no installed package offers {name!r}; headway's laboratory (headway_lab) does")
 
 
 def _invoke(name: str, entry: Command, arguments: list[str]) -> int:

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli._shared import JsonOption, print_report
+from headway.cli import offered
+from headway.cli._shared import JsonOption, note, print_report
+from headway.errors import ConfigError
 from headway.report import table
 
 if TYPE_CHECKING:
@@ -27,15 +29,30 @@ def command(
         int | None,
         typer.Option("--context", min=1, help="tokens per row [default: the shorter trained context]"),
     ] = None,
+    ladder: Annotated[
+        bool,
+        typer.Option(
+            "--ladder", help="train the models between them, one difference at a time, in toy sizes"
+        ),
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="of each training [default: 200]")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=2, help="trainings of each model [default: 3]")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """What differs between two models: every field of their specs in words, weights, caches and operations in numbers.
 
     No weights are loaded or fetched. A family beside a size has that one's width, depth and heads; two families are
-    compared at 12 layers of width 768.
+    compared at 12 layers of width 768. With --ladder every step between them is trained on Python's own source, with
+    the change of the loss against the step above, and whether it is more than its spread.
     """
     from headway.models.difference import Difference, differences, numbers
 
+    if not ladder and (steps, seeds) != (None, None):
+        raise ConfigError("diff: --steps and --seeds are of the models that --ladder trains; give it, too")
     (a, kept), (b, stored) = find_pair(first, second)
     specs = a, b
     tokens = min(spec.trained_context for spec in specs) if context is None else context
@@ -49,7 +66,12 @@ def command(
         "differences": [one._asdict() for one in words],
         "numbers": [{**one._asdict(), "ratio": one.ratio} for one in counts],
     }
-    print_report(report, to_text((first, second), tokens, words, counts), json)
+    text = to_text((first, second), tokens, words, counts)
+    if ladder:
+        trained = offered("ladder")(*specs, steps, seeds, note)
+        report["ladder"] = trained.to_json()
+        text = f"{text}\n\n{trained.to_text()}"
+    print_report(report, text, json)
 
 
 def find_pair(first: str, second: str) -> "tuple[Found, Found]":
@@ -71,7 +93,7 @@ def find(name: str) -> "Found | None":
     """The model of a folder, a GGUF file or a size of the catalog; None for a family, which has no sizes."""
     from headway.checkpoints import inspect
     from headway.cli.plan import find_model
-    from headway.errors import ConfigError, did_you_mean
+    from headway.errors import did_you_mean
     from headway.models import FAMILIES, catalog
 
     if name.endswith(".gguf"):

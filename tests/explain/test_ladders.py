@@ -1,0 +1,111 @@
+"""`headway diff A B --ladder`: the models between two, trained one difference at a time."""
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headway.cli import commands, offered, run
+from headway.errors import ConfigError
+from headway.models import ModelSpec, catalog
+from headway.models.difference import differences
+from headway.positions import Rotary, Sinusoidal
+from headway_lab.explain import ladders
+from headway_lab.explain.ladders import Ladder, climb, steps, toy
+from headway_lab.explain.runs import Budget, Run, Runs, contend
+
+SIZES: dict[str, Any] = {"vocab": 999, "width": 768, "layers": 12, "heads": 12}
+TRANSFORMER = ModelSpec.of("transformer", hidden=3072, **SIZES)
+LLAMA = ModelSpec.of("llama", hidden=2048, kv_heads=6, **SIZES)
+BUDGET = Budget(steps=2, rows=2, tokens=16, seeds=(0, 1))
+
+
+def test_a_toy_keeps_the_block_and_its_proportions() -> None:
+    small = toy(LLAMA, 16)
+    assert (small.width, small.layers, small.heads, small.kv_heads, small.hidden) == (64, 2, 4, 2, 168)
+    assert toy(TRANSFORMER, 16).embedding_scale == 8
+    assert toy(catalog.spec("falcon-7b"), 16).kv_heads == 1
+    told = {one.aspect for one in differences(small, LLAMA)}
+    assert told == {"layers", "feed-forward", "heads", "patterns", "embedding", "context"}
+    with pytest.raises(ConfigError, match="a ladder trains one stack"):
+        toy(catalog.spec("transformer-base"), 16)
+
+
+def test_row_33_every_step_differs_from_the_one_above_in_one_aspect() -> None:
+    found = steps(TRANSFORMER, LLAMA, 16)
+    assert list(found)[:6] == ["first", "order", "norm", "positions", "feed-forward", "heads"]
+    assert not {"family", "context"} & {*found}
+    specs = list(found.values())
+    for name, above, own in zip(list(found)[1:], specs, specs[1:], strict=False):
+        assert [one.aspect for one in differences(above, own)] == [name]
+    assert isinstance(specs[0].positions, Sinusoidal)
+    assert isinstance(specs[-1].positions, Rotary)
+    with pytest.raises(ConfigError, match="no step between them to train"):
+        steps(LLAMA, LLAMA, 16)
+
+
+Trained = Callable[[dict[str, tuple[float, ...]]], Ladder]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """A ladder whose runs ended at these losses; steps that are not named, where the one above them did."""
+
+    def of(losses: dict[str, tuple[float, ...]]) -> Ladder:
+        def train(specs: Any, budget: Budget) -> Runs:
+            found, last = {}, (2.0, 2.1)
+            for name, spec in specs.items():
+                last = losses.get(name, last)
+                model: Any = SimpleNamespace(spec=spec)
+                found[name] = [Run(model, loss, (), 1.0, 1, 0) for loss in last]
+            return found
+
+        monkeypatch.setattr(ladders, "contend", train)
+        return climb(TRANSFORMER, LLAMA, BUDGET)
+
+    return of
+
+
+def test_the_verdict_follows_from_the_losses(trained: Trained) -> None:
+    helped = trained({"order": (1.5, 1.6), "heads": (1.7, 1.8)})
+    assert helped.verdict.startswith(
+        "order lowers it by 0.500; heads raises it by 0.200. From first to last: -0.300"
+    )
+    assert helped.verdict.endswith("seen")
+    noisy = trained({"order": (1.5, 2.4)})  # apart by -0.5 and +0.3: a spread of 12.7 * 0.4
+    assert noisy.verdict.startswith("no step by itself changes the loss by more than its spread")
+    assert noisy.verdict.endswith("not seen")
+    table = helped.to_text()
+    assert "first" in table
+    assert "+ order" in table
+
+
+def test_the_command_trains_the_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Budget] = []
+
+    def short(specs: Any, budget: Budget) -> Runs:
+        asked.append(budget)
+        return contend({name: specs[name] for name in list(specs)[:2]}, BUDGET)
+
+    monkeypatch.setattr(ladders, "contend", short)
+    assert run(["diff", "transformer", "llama", "--ladder", "--steps", "7", "--seeds", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["ladder"]
+    assert [(b.steps, b.seeds) for b in asked] == [(7, (0, 1))]
+    assert [row["contender"] for row in found["rows"]] == ["first", "order"]
+    assert found["rows"][0]["loss"] > 1
+    assert "training each step of the ladder: 7 steps" in err
+    assert run(["diff", "transformer", "llama", "--steps", "7"]) == 1
+    assert "are of the models that --ladder trains" in capsys.readouterr().err
+
+
+def test_without_the_laboratory_the_error_says_what_offers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offered("ladder") is ladders.command
+    known = {name: command._replace(offers={}) for name, command in commands().items()}
+    monkeypatch.setattr("headway.cli.commands", lambda: known)
+    with pytest.raises(ConfigError, match="no installed package offers 'ladder'"):
+        offered("ladder")
