@@ -28,7 +28,7 @@ def test_a_toy_keeps_the_block_and_its_proportions() -> None:
     assert toy(TRANSFORMER, 16).embedding_scale == 8
     assert toy(catalog.spec("falcon-7b"), 16).kv_heads == 1
     told = {one.aspect for one in differences(small, LLAMA)}
-    assert told == {"layers", "feed-forward", "heads", "patterns", "embedding", "context"}
+    assert told == {"layers", "feed-forward", "heads", "embedding", "context"}
     with pytest.raises(ConfigError, match="a ladder trains one stack"):
         toy(catalog.spec("transformer-base"), 16)
 

@@ -124,10 +124,12 @@ def forms(figure: Any, rows: Sequence[Row]) -> None:
         style = "o--" if found["quadratic"] else "o-"
         for axes, what, power in ((left, "mib", "memory_exponent"), (right, "ms", "time_exponent")):
             said = found[power] and f"{name}  n^{found[power][0]:.2f}"
+            said = f"{said or name}, stopped in preparing" if found["stopped_in"] else said
             axes.loglog(found["n"], found[what], style, ms=4, color=FORM_COLOURS[name], label=said or name)
         if found["stopped_by"] == "memory":
             reach = ([found["n"][-1], found["stopped_at"]], [found["mib"][-1], found["limit_mib"]])
-            left.loglog(*reach, ":", lw=1, color=FORM_COLOURS[name])
+            if not found["stopped_in"]:
+                left.loglog(*reach, ":", lw=1, color=FORM_COLOURS[name])
             left.loglog(found["stopped_at"], found["limit_mib"], "x", ms=8, mew=2, color=FORM_COLOURS[name])
     most = rows[0].extra["limit_mib"]
     left.axhline(most, color=INK, lw=1)

@@ -35,11 +35,13 @@ class Form:
     build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
     full      whether every query sees all before it, and not the window
     backward  whether it has one on a CPU
+    prepares  what takes more memory to prepare than the step holds; nothing is usual
     """
 
     build: Callable[[Inputs], Call]
     full: bool = False
     backward: bool = True
+    prepares: str = ""
 
 
 def by_backend(name: str) -> Form:
@@ -67,7 +69,7 @@ FORMS: Mapping[str, Form] = {
     "chunks": by_backend("chunks"),
     "banded": by_backend("banded"),
     "native": by_backend("native"),
-    "flex": Form(flex, backward=False),
+    "flex": Form(flex, backward=False, prepares="its mask of blocks, made from all pairs of tokens"),
 }
 """full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2."""
 

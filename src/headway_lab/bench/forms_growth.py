@@ -111,7 +111,12 @@ def curve(name: str, request: Request) -> Curve:
 def to_row(curve: Curve, request: Request) -> Row:
     """The row of one form; its time is that at the longest length."""
     steps, ended = list(curve.steps.values()), curve.stopped_by in (None, "memory", "time")
-    notes = [] if ended else [f"not measured from n={curve.stopped_at} on: {curve.stopped_by}"]
+    before = FORMS[curve.name].prepares if curve.stopped_by == "memory" else ""
+    notes = (
+        [f"stopped in preparing {before}"] * bool(before)
+        if ended
+        else [f"not measured from n={curve.stopped_at} on: {curve.stopped_by}"]
+    )
     return Row(
         "growth",
         curve.name,
@@ -130,6 +135,7 @@ def to_row(curve: Curve, request: Request) -> Row:
             "limit_mib": request.limit >> 20,
             "stopped_at": curve.stopped_at,
             "stopped_by": curve.stopped_by,
+            "stopped_in": before,
         },
     )
 
@@ -159,12 +165,14 @@ def _full(full: Curve, limit: int) -> tuple[str, bool]:
 
 
 def _linear(windows: Sequence[Curve]) -> tuple[str, bool]:
-    parts, seen = [], True
+    parts, others = [], []
     for one in windows:
         memory, time = one.fitted("held"), one.fitted("seconds")
         parts.append(f"{one.name} {memory} and {time}")
-        seen &= abs(memory.p - 1) <= APART and abs(time.p - 1) <= APART
-    return f"windows are linear in memory and time ({'; '.join(parts)})", seen
+        if max(abs(memory.p - 1), abs(time.p - 1)) > APART:
+            others.append(one.name)
+    but = f", all but {' and '.join(others)}" if others else ""
+    return f"windows are linear in memory and time ({'; '.join(parts)}){but}", not others
 
 
 def _order(by: dict[str, Curve]) -> tuple[str, bool]:
