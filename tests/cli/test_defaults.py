@@ -1,4 +1,4 @@
-"""What `--help` says of defaults is so: it is said once, and where the command's own value is None, by who fills it in."""
+"""What `--help` says of defaults is so: said once, and where a command has none of its own, by who fills it in."""
 
 import importlib
 import re

@@ -54,6 +54,7 @@ def test_rows_beyond_the_trained_length_are_named(model: Path, capsys: pytest.Ca
         assert run([*arguments, "--limit", "40"]) == 0
         out, err = capsys.readouterr()
         assert ("rows of 48 tokens are longer than the 32 that this model was trained on" in err) == beyond
+        assert "encoding text.txt ..." in err
         assert f"evaluating 40 tokens in rows of {context} ..." in err
         assert re.search(r"tokens +40\n", out)
 

@@ -181,7 +181,7 @@ def _records(
     model = build_model(source, dtype=DTYPES[precision.what], backend=backend)
     assert isinstance(model, Encoder)
     attach_folders(model, adapters)
-    with MicrobatchPool(torch.get_num_threads()) as pool:
+    with progress(f"evaluating {data}"), MicrobatchPool(torch.get_num_threads()) as pool:
         found, remarks = evaluate_head(
             model, Tokenizer.load(source.path), data, context=context, cut=cut, limit=limit, pool=pool
         )
@@ -244,10 +244,9 @@ def _text(
     assert isinstance(found_model, (Decoder, Encoder))
     attach_folders(found_model, adapters)
     length = context or min(spec.trained_context, 2048)
-    with (
-        Text.read(data, source, framed=task.in_template) as text,
-        MicrobatchPool(torch.get_num_threads()) as pool,
-    ):
+    with progress(f"encoding {data}"):
+        opened = Text.read(data, source, framed=task.in_template)
+    with opened as text, MicrobatchPool(torch.get_num_threads()) as pool:
         settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
         rows_of = task.rows(text.file, settings, text.tokenizer, spec)
         read = len(rows_of) * length if limit is None else min(limit, len(rows_of) * length)

@@ -35,12 +35,14 @@ class Form:
     build     its call for the inputs; what this prepares (a compilation) is neither in the time nor in the memory
     full      whether every query sees all before it, and not the window
     backward  whether it has one on a CPU
+    compiled  whether it is compiled first, for seconds
     prepares  what takes more memory to prepare than the step holds; nothing is usual
     """
 
     build: Callable[[Inputs], Call]
     full: bool = False
     backward: bool = True
+    compiled: bool = False
     prepares: str = ""
 
 
@@ -69,12 +71,17 @@ FORMS: Mapping[str, Form] = {
     "chunks": by_backend("chunks"),
     "banded": by_backend("banded"),
     "native": by_backend("native"),
-    "flex": Form(flex, backward=False, prepares="its mask of blocks, made from all pairs of tokens"),
+    "flex": Form(
+        flex, backward=False, compiled=True, prepares="its mask of blocks, made from all pairs of tokens"
+    ),
 }
 """full: scores of all pairs, stored. loop and chunks: Beltagy et al. 2020, section 3.2."""
 
 WINDOWS = ("loop", "chunks", "banded", "native", "flex")
 """The forms that compute no more than a window."""
+
+CLAIMED = ("native", "chunks", "loop")
+"""From fast to slow: a kernel, one product, products of one diagonal each."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headway.errors import BackendError, ConfigError
 from headway.patterns import Window
 from headway_lab.bench.attention import Say
 from headway_lab.bench.cases import FLOAT32, TRAIN
-from headway_lab.bench.forms import FORMS, WINDOWS, Step, step
+from headway_lab.bench.forms import CLAIMED, FORMS, WINDOWS, Step, step
 from headway_lab.bench.rows import Row, machine
 from headway_lab.bench.subprocess_runner import LimitReached, SubprocessRunner
 from headway_lab.profiling import Exponent, doublings, exponent
@@ -110,13 +110,12 @@ def curve(name: str, request: Request) -> Curve:
 
 def to_row(curve: Curve, request: Request) -> Row:
     """The row of one form; its time is that at the longest length."""
-    steps, ended = list(curve.steps.values()), curve.stopped_by in (None, "memory", "time")
+    steps, notes = list(curve.steps.values()), []
     before = FORMS[curve.name].prepares if curve.stopped_by == "memory" else ""
-    notes = (
-        [f"stopped in preparing {before}"] * bool(before)
-        if ended
-        else [f"not measured from n={curve.stopped_at} on: {curve.stopped_by}"]
-    )
+    if before:
+        notes.append(f"stopped in preparing {before}")
+    elif curve.stopped_by not in (None, "memory", "time"):
+        notes.append(f"not measured from n={curve.stopped_at} on: {curve.stopped_by}")
     return Row(
         "growth",
         curve.name,
@@ -149,7 +148,7 @@ def verdicts(curves: Sequence[Curve], limit: int) -> list[str]:
     windows = [by[name] for name in WINDOWS if name in by]
     said = [_full(by["full"], limit)] if "full" in by else []
     said += [_linear(windows)] if windows else []
-    said += [_order(by), _twice(by)] if {"loop", "chunks", "native"} <= {*by} else []
+    said += [_order(by), _twice(by)] if {*CLAIMED} <= {*by} else []
     return [f"{text}: {'seen' if seen else 'NOT seen'}" for text, seen in said]
 
 
@@ -180,7 +179,7 @@ def _order(by: dict[str, Curve]) -> tuple[str, bool]:
     n = _common(by, names)
     taken = {name: by[name].steps[n].seconds for name in names}
     listed = ", ".join(f"{name} {taken[name] * 1e3:.3g}" for name in sorted(taken, key=taken.__getitem__))
-    claimed = [taken[name] for name in ("native", "chunks", "loop")]
+    claimed = [taken[name] for name in CLAIMED]
     seen = all(slow >= CLEARLY * fast for fast, slow in pairwise(claimed))
     return f"at n={n:,} the kernel is faster than chunks, and chunks than the loop (ms: {listed})", seen
 

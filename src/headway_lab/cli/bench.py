@@ -126,7 +126,7 @@ def growth(
         window=Window.last(window),
         most=tokens or (4096 if run.quick else 65536),
         direction=direction,
-        forms=[name for name in FORMS if not (run.quick and name == "flex")],
+        forms=[name for name, form in FORMS.items() if not (run.quick and form.compiled)],
         limit=(memory_limit or (256 if run.quick else 2048)) << 20,
         seconds=seconds,
     )
