@@ -34,9 +34,9 @@ def test_help_names_every_command_with_its_line(capsys: pytest.CaptureFixture[st
     for ask in ([], ["--help"], ["-h"], ["help"]):
         assert run(ask) == 0
         text = capsys.readouterr().out
-        for name, (line, _) in commands().items():
+        for name, command in commands().items():
             assert f"  {name}" in text
-            assert line in text
+            assert command.help in text
         assert max(map(len, text.splitlines())) <= 100
 
 
