@@ -19,6 +19,7 @@ from transformers import (
     AutoModel,
     BertConfig,
     BertModel,
+    EncoderDecoderConfig,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPTJConfig,
@@ -326,6 +327,30 @@ def test_a_model_that_keeps_its_own_attention_is_named(config: Any) -> None:
             model.set_attn_implementation(attn_implementation=given)
     model.set_attn_implementation({"": "eager"})
     assert model.config._attn_implementation == "eager"
+
+
+class Pair(PreTrainedModel):
+    """An encoder that asks for its attention, beside a decoder that keeps its own."""
+
+    config_class = EncoderDecoderConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.encoder, self.decoder = (
+            AutoModel.from_config(part) for part in (config.encoder, config.decoder)
+        )
+
+
+def test_a_part_that_keeps_its_own_attention_is_named_and_may_be_left_out() -> None:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = Pair(EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(**sizes), KEEPING["gptj"]))
+    with pytest.raises(
+        BackendError, match=r"GPTJModel keeps its own.*the parts that do, as in .\"text_config\": "
+    ):
+        model.set_attn_implementation("headway")
+    model.set_attn_implementation({"encoder": "headway"})
+    found = model.encoder.config._attn_implementation, model.decoder.config._attn_implementation
+    assert found == ("headway", "eager")
 
 
 def test_a_layer_that_contradicts_its_mask_is_an_error() -> None:

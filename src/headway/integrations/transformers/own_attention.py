@@ -25,7 +25,9 @@ def check(model: PreTrainedModel, implementation: Implementation) -> None:
             raise cannot(
                 f"{type(part).__name__} keeps its own attention: its layers ask `transformers` for no other, so the "
                 "string would change nothing",
-                "leave it out for this model",
+                "leave it out for this model"
+                if part is model
+                else f'name the configs of the parts that do, as in {{"text_config": "{NAME}"}}',
             )
 
 
