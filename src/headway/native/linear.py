@@ -2,7 +2,7 @@
 
     W [O, I] float32 or bf16    as it lies; made for a few rows, as in decoding, where each weight is read once, as fast
                                 as memory allows
-    `Panels` of 8 or 4 bits     for any number of rows: a few as above, many (a prompt) in tiles that stay in registers
+    `Panels` of 8 or 4 bits     for any number of rows: up to four as above, more in tiles that stay in registers
 
 Against panels x is rounded to 8 bits in groups of 32 inputs: |x - x'| <= max |x of the group| / 254. The sums of a
 group are exact integers; those over groups are float32, in their order. So a row's results do not depend on the rows

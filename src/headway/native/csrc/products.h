@@ -30,8 +30,6 @@ struct Share {
 };
 
 constexpr int MOST_ROWS = 192;  // at a time
-// Rows beyond which panels are computed in tiles: those of 4 bits, when that has paid for widening them.
-constexpr int FEW_ROWS[] = {8, 64};
 
 INLINE bool is_packed(int64_t type) { return type == HEADWAY_INT8 || type == HEADWAY_INT4; }
 
@@ -41,22 +39,21 @@ struct Products {
   int64_t first, count;  // rows
   int64_t rows = 0;      // with zeros behind the last, as many as kernels take
   int64_t groups, tasks = 0;
-  bool pairs = false, plain = false, packed = false, narrow = false, many = false;
+  bool pairs = false, plain = false, packed = false;
+  const bool many;  // rows for tiles of panels
   float *words = nullptr, *floats = nullptr;  // rows as bf16 pairs [rows][groups * 16], as float32 [rows][groups * 32]
   Rounded rounded{};
 
   explicit Products(const headway_products& call) : Products(call, 0, call.rows) {}
   Products(const headway_products& call, int64_t from, int64_t some)
-      : c(call), first(from), count(some), groups((call.inputs + GROUP - 1) / GROUP) {
+      : c(call), first(from), count(some), groups((call.inputs + GROUP - 1) / GROUP), many(some > PANEL_ROWS) {
     for (int64_t i = 0; i < c.count; i++) {
       int64_t type = c.matrices[i].type;
       (is_packed(type) ? packed : takes_pairs(type) ? pairs : plain) = true;
-      narrow |= type == HEADWAY_INT4;
     }
-    many = packed && count > FEW_ROWS[narrow];
-    each_rows<PANEL_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
-    if (many) rows = ::rounded(rows, TALL);
-    for (int64_t i = 0; i < c.count; i++) tasks += tasks_of(c.matrices[i]);
+    each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
+    if (packed && many) rows = ::rounded(rows, TALL);
+    for (int64_t i = 0; i < c.count; i++) tasks += panels_of(c.matrices[i]);
   }
 
   static int unknown(const headway_products& c, int64_t most = MOST_ROWS) {
@@ -101,7 +98,7 @@ struct Products {
     int64_t before = 0;
     for (int64_t i = 0; i < c.count; i++) {
       const headway_matrix& m = c.matrices[i];
-      const int64_t own = tasks_of(m), from = mine.from - before, to = mine.to - before;
+      const int64_t own = panels_of(m), from = mine.from - before, to = mine.to - before;
       run(m, from < 0 ? 0 : from, to < own ? to : own);
       before += own;
     }
@@ -112,30 +109,19 @@ struct Products {
   bool takes_pairs(int64_t type) const {
     return HEADWAY_LEVEL >= 3 && type == HEADWAY_BFLOAT16 && c.type == HEADWAY_BFLOAT16;
   }
-  bool in_tiles(const headway_matrix& m) const { return many && is_packed(m.type); }
-  // What a thread does at a time: the outputs of a panel, or of PAIR panels.
-  int64_t tasks_of(const headway_matrix& m) const {
-    return in_tiles(m) ? (panels_of(m) + PAIR - 1) / PAIR : panels_of(m);
-  }
 
   Panel panel(const headway_matrix& m, int64_t number) const {
     return {(const char*)m.weights + number * m.step, m.step / groups, m.scales != 0, m.zeros != 0};
   }
 
-  // The sums of PAIR panels, for all rows: y [rows][PAIR * 16]. Where the last has no neighbour, it is taken twice.
-  void tiles(const headway_matrix& m, int64_t number, float* y) const {
-    Panel panels[PAIR];
-    for (int k = 0; k < PAIR; k++) panels[k] = panel(m, number + k < panels_of(m) ? number + k : number);
-    panel_tiles(y, rounded, rows, panels, m.type == HEADWAY_INT4 ? 4 : 8);
-  }
-
-  // Tasks [from, to) of a matrix.
+  // Panels [from, to) of a matrix.
   void run(const headway_matrix& m, int64_t from, int64_t to) const {
     alignas(64) float y[MOST_ROWS * 4 * UNIT];
-    if (in_tiles(m)) {
-      for (int64_t task = from; task < to; task++) {
-        tiles(m, task * PAIR, y);
-        write<PAIR * UNIT>(m, task * PAIR * UNIT, y);
+    if (many && is_packed(m.type)) {
+      for (; from < to; from++) {
+        m.type == HEADWAY_INT4 ? panel_tiles<4>(y, rounded, count, panel(m, from))
+                               : panel_tiles<8>(y, rounded, count, panel(m, from));
+        write(m, from * UNIT, y);
       }
       return;
     }
@@ -155,12 +141,12 @@ struct Products {
       int64_t at[S];
       for (int s = 0; s < S; s++) at[s] = from + s * each + i;
       sums(m, at, y);
-      for (int s = 0; s < S; s++) write<UNIT>(m, at[s] * UNIT, y + s * rows * UNIT);
+      for (int s = 0; s < S; s++) write(m, at[s] * UNIT, y + s * rows * UNIT);
     }
     for (int64_t last = from + S * each; last < to; last++) {
       const int64_t at[1] = {last};
       sums(m, at, y);
-      write<UNIT>(m, last * UNIT, y);
+      write(m, last * UNIT, y);
     }
   }
 
@@ -198,7 +184,7 @@ struct Products {
         const float *pair = words + row * groups * UNIT, *one = floats + row * groups * GROUP;
         float* to = y + row * UNIT + o;
         // rows that come last ask for the weights of the next output, which the first ones then find in the cache
-        const int64_t ahead = count <= FLOAT_ROWS ? FETCH : row + R < count ? FETCH : m.step;
+        const int64_t ahead = count > FLOAT_ROWS && row + R >= count ? m.step : R > 2 ? 4 * FETCH : FETCH;
         if constexpr (S <= sides(R, false)) {
           if (takes_pairs(m.type))
             dots<Floats::PAIRS, R>(to, rows * UNIT, pair, groups * UNIT, w, c.inputs, ahead);
@@ -211,18 +197,17 @@ struct Products {
     }
   }
 
-  // WIDE outputs from `from` of all rows: y [rows][WIDE].
-  template <int WIDE>
+  // 16 outputs from `from` of all rows: y [rows][16].
   void write(const headway_matrix& m, int64_t from, const float* y) const {
-    const int some = (int)(m.outputs - from < WIDE ? m.outputs - from : WIDE);
+    const int some = (int)(m.outputs - from < UNIT ? m.outputs - from : UNIT);
     const bool half = c.type == HEADWAY_BFLOAT16;
-    alignas(64) float factor[WIDE], bias[WIDE], sum[WIDE], old[WIDE];
-    for (int o = 0; o < WIDE; o++) {
+    alignas(64) float factor[UNIT], bias[UNIT], sum[UNIT], old[UNIT];
+    for (int o = 0; o < UNIT; o++) {
       factor[o] = m.factor && o < some ? m.factor[from + o] : 1;
       bias[o] = m.bias && o < some ? m.bias[from + o] : 0;
     }
-    for (int64_t r = 0; r < count; r++, y += WIDE) {
-      UNROLL for (int i = 0; i < WIDE; i += W) store(sum + i, load(y + i) * load(factor + i) + load(bias + i));
+    for (int64_t r = 0; r < count; r++, y += UNIT) {
+      UNROLL for (int i = 0; i < UNIT; i += W) store(sum + i, load(y + i) * load(factor + i) + load(bias + i));
       int64_t at = (first + r) * m.out_row + from;
       char* to = (char*)m.out + at * (half ? 2 : 4);
       if (m.add) {
@@ -230,7 +215,7 @@ struct Products {
         read_words(old, m.out, half, at, some);
         for (int o = 0; o < some; o++) sum[o] += old[o];
       }
-      some == WIDE ? write_as(to, half, sum, WIDE, 1) : write_as(to, half, sum, some, 1);
+      some == UNIT ? write_as(to, half, sum, UNIT, 1) : write_as(to, half, sum, some, 1);
     }
   }
 };
