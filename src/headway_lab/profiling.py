@@ -11,9 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from headway.cache import DecoderCache
-from headway.models import Decoder
-
 
 @contextmanager
 def one_thread() -> Iterator[None]:
@@ -45,12 +42,6 @@ def fastest(
 ) -> float:
     """Seconds of the fastest of `repeats` calls."""
     return min(in_turn({"": call}, repeats, clock)[""])
-
-
-def again(decoder: Decoder, new: Tensor, cache: DecoderCache) -> float:
-    """Seconds of the decoding step that was just done, done again."""
-    cache.trim(1)
-    return fastest(lambda: decoder(new, cache=cache), 1)
 
 
 def saved_bytes(

@@ -1,13 +1,14 @@
 """`headway explain [TOPIC]`: a question about attention, answered by a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from headway.cli._shared import JsonOption, ThreadsOption, print_json, print_report, set_threads
+from headway.cli._shared import JsonOption, ThreadsOption, print_report, set_threads
 from headway.errors import ConfigError
-from headway_lab.explain import TOPICS, explain
+from headway.report import duration
+from headway_lab.explain import GROUPS, TOPICS, explain, option
 from headway_lab.questions import Index, Match, entries, language_of
 
 
@@ -23,10 +24,31 @@ def command(
         Path | None, typer.Option("--out", help="folder for TOPIC.png and TOPIC.csv, or for the book")
     ] = None,
     lang: Annotated[str | None, typer.Option("--lang", help="en | zh: of the book [default: en]")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", help="query heads (heads)")] = None,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="key/value heads (heads)")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="tokens (complexity)")] = None,
+    d: Annotated[int | None, typer.Option("--d", help="width (complexity)")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="tokens of a kernel (complexity)")] = None,
+    r: Annotated[int | None, typer.Option("--r", help="keys of a window (complexity)")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="tokens of the longest row (heads, cache, memory)")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="of training (topics that train)")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="two or more, as 0,1,2")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a smaller run of a topic that takes long")] = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
-    """Answer a question about attention by a run: formula, numbers, figure, verdict."""
+    """Answer a question about attention by a run: formula, numbers, figure, verdict. Without a topic: the list of
+    them. A topic that does not take a setting refuses it, and says which it takes."""
+    sizes = {"heads": heads, "kv_heads": kv_heads, "n": n, "d": d, "k": k, "r": r}
+    sizes = {**sizes, "context": context, "steps": steps}
+    settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if seeds is not None:
+        settings["seeds"] = numbers(seeds)
+    if (settings or quick) and topic in (None, "all"):
+        given = ", ".join(option(name) for name in (*settings, *(["quick"] if quick else [])))
+        raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
     if question is not None:
         if (topic, out, lang) != (None, None, None):
             raise ConfigError(
@@ -40,11 +62,7 @@ def command(
             f"explain: --lang is of the book, `headway explain all`; got it with {topic or 'no topic'}"
         )
     if topic is None:
-        if json:
-            print_json(TOPICS)
-        else:
-            width = max(map(len, TOPICS))
-            print("\n".join(f"  {name:<{width}}   {about}" for name, about in TOPICS.items()))
+        print_report(listing(), "\n".join(list_lines()), json)
         return
     set_threads(threads)
     if topic == "all":
@@ -55,8 +73,35 @@ def command(
         written = write_book(out, lang or "en")
         print_report({"written": str(written)}, f"written: {written}", json)
         return
-    report = explain(topic, out)
+    report = explain(topic, out, quick=quick, **settings)
     print_report(report.to_json(), report.to_text(), json)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers between commas: "0,1,2". Raises ConfigError for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"explain: --seeds takes numbers between commas, as 0,1,2; got {text!r}") from None
+
+
+def listing() -> dict[str, dict[str, Any]]:
+    """What is asked, the group, and the seconds of one core, by topic."""
+    return {
+        name: {"question": topic.question, "group": group, "seconds": topic.seconds}
+        for group, topics in GROUPS.items()
+        for name, topic in topics.items()
+    }
+
+
+def list_lines() -> list[str]:
+    """The list of topics for a terminal, by group."""
+    width = max(map(len, TOPICS))
+    lines = ["time of one core; --quick makes the longer ones short"]
+    for group, topics in GROUPS.items():
+        lines += ["", group]
+        lines += [f"  {name:<{width}}  {duration(t.seconds):>10}  {t.question}" for name, t in topics.items()]
+    return lines
 
 
 def ask(question: str) -> tuple[Match, ...]:

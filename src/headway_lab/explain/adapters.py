@@ -63,15 +63,14 @@ def judge(rows: Rows) -> Report:
     sixteen = rows[RANKS.index(16)]
     return Report(
         rows=tuple(rows),
-        seen=all(
-            row["change at first"] == 0
-            and row["change with B"] > 1e-3
-            and row["merged - apart"] < 1e-12
-            and row["rank of W' - W"] == row["rank"]
-            and row["unmerged is W"]
-            for row in rows
-        )
-        and sixteen["share"] < 0.02,
+        claims={
+            "a fresh adapter changes nothing": all(row["change at first"] == 0 for row in rows),
+            "with B it does": all(row["change with B"] > 1e-3 for row in rows),
+            "merged it computes the same": all(row["merged - apart"] < 1e-12 for row in rows),
+            "W' - W has the adapter's rank": all(row["rank of W' - W"] == row["rank"] for row in rows),
+            "unmerged, W is back bit by bit": all(row["unmerged is W"] for row in rows),
+            f"rank 16 trains under 2 % of {LARGE}": sixteen["share"] < 0.02,
+        },
         setting=f"ranks {RANKS[0]}..{RANKS[-1]} on all linear layers; counts of {LARGE}, outputs of 2 blocks of width "
         f"{SMALL['width']} in float64",
         finding=(

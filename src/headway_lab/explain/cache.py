@@ -1,6 +1,9 @@
 """What a key-value cache saves, and that it changes nothing. (Shazeer 2019, "Fast Transformer Decoding".)"""
 
+import time
+from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -9,14 +12,26 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headway.checkpoints.restore import as_decoder
 from headway.draw import BLUE, GREEN, RED
+from headway.errors import ConfigError
 from headway.models import Decoder, ModelSpec, build, cost
 from headway.patterns import Window
-from headway_lab.explain.report import LOG_LOG, Figure, Report, Row, Rows, curves, panels
-from headway_lab.profiling import again, fastest, one_thread, power
+from headway_lab.explain.report import (
+    LOG_LOG,
+    Figure,
+    Report,
+    Row,
+    Rows,
+    error_bars,
+    label_axes,
+    label_ticks,
+    panels,
+)
+from headway_lab.explain.spread import log_gap
+from headway_lab.profiling import fastest, one_thread, power
 
-LENGTHS = (64, 128, 256, 512)
-WINDOW, REPEATS, SEED = 64, 9, 0
-EQUAL = 1e-5
+WINDOW, STEPS, SEED = 64, 9, 0  # STEPS: the last ones up to a length, whose times are taken
+EQUAL, EXACT = 1e-5, 1e-6
+Times = dict[str, list[float]]
 SPEC = ModelSpec.of("llama", vocab=256, width=64, layers=2, heads=4, kv_heads=2, hidden=192)
 
 FORMULA = """attention's operations in step T, with L layers of H heads of D, and the seconds of the whole step:
@@ -26,10 +41,13 @@ the logits are equal: keys and values of earlier tokens do not depend on later o
 with a window of w a ring of w slots is enough: 4 D H L min(T, w)"""
 
 
-def run() -> Report:
-    """Decode one row token by token, with a growing cache and with a ring, and again by full forwards."""
+def run(*, context: int = 512) -> Report:
+    """Decode one row of `context` tokens one by one, with a growing cache and with a ring, and again by full forwards
+    of some lengths. Raises ConfigError for a context that is no multiple of 8, or whose eighth is shorter than 16."""
+    if context < 128 or context % 8:
+        raise ConfigError(f"explain cache: --context {context} must be a multiple of 8 from 128 on")
     full, window = model(SPEC), model(SPEC.with_patterns(Window.last(WINDOW)))
-    ids = torch.randint(SPEC.vocab, (1, LENGTHS[-1]), generator=torch.Generator().manual_seed(SEED))
+    ids = torch.randint(SPEC.vocab, (1, context), generator=torch.Generator().manual_seed(SEED))
     with one_thread(), torch.no_grad():
         return judge(*measure(full, window, ids))
 
@@ -45,42 +63,53 @@ def model(spec: ModelSpec) -> Decoder:
     return decoder
 
 
-def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], float]:
-    """The steps of `LENGTHS`, and the largest difference of any logit from the full forward's, relative."""
+def measure(full: Decoder, window: Decoder, ids: Tensor) -> tuple[list[Row], Times, float]:
+    """The steps of four lengths; the seconds of one core in the steps up to the last of them, by
+    way; and the largest difference of any logit from the full forward's, relative."""
+    count = ids.shape[1]
     growing, ring = full.make_cache(1), window.make_cache(1)
+    ways = {"cache": partial(full, cache=growing), "ring": partial(window, cache=ring)}
+    logits: dict[str, list[Tensor]] = {name: [] for name in ways}
     rows: list[Row] = []
-    logits: tuple[list[Tensor], list[Tensor]] = [], []
+    times: Times = {name: [] for name in (*ways, "no cache")}
     for length, new in enumerate(ids.split(1, 1), start=1):
-        if length not in LENGTHS:
-            logits[0].append(full(new, cache=growing))
-            logits[1].append(window(new, cache=ring))
-            continue
-        cached, seen = counted(full, new, cache=growing)
-        ringed, seen_ring = counted(window, new, cache=ring)
-        logits[0].append(seen)
-        logits[1].append(seen_ring)
         row, last = ids[:, :length], slice(length - 1, length)
-        whole, _ = counted(full, row, logits_for=last)
-        rows.append(
-            {
-                "T": length,
-                "cache (FLOPs)": attention_flops(cached, 1),
-                "no cache (FLOPs)": attention_flops(whole, length),
-                "ring (FLOPs)": attention_flops(ringed, 1),
-                "model, no cache / cache": whole / cached,
-                "cache (ms)": 1e3 * min(again(full, new, growing) for _ in range(REPEATS)),
-                "no cache (ms)": 1e3 * fastest(partial(full, row, logits_for=last), REPEATS),
-                "ring slots": ring[0].slots,
-            }
-        )
+        if length in (count // 8, count // 4, count // 2, count):
+            found = {name: counted(way, new) for name, way in ways.items()}
+            whole, _ = counted(full, row, logits_for=last)
+            for name, (_, seen) in found.items():
+                logits[name].append(seen)
+            rows.append(
+                {
+                    "T": length,
+                    **{f"{name} (FLOPs)": attention_flops(flops, 1) for name, (flops, _) in found.items()},
+                    "no cache (FLOPs)": attention_flops(whole, length),
+                    "model, no cache / cache": whole / found["cache"][0],
+                    "ring slots": ring[0].slots,
+                    **{
+                        f"{name} (ms{of})": 1e3 * pick(taken[-STEPS:])
+                        for name, taken in times.items()
+                        for of, pick in (("", median), (", least", min), (", most", max))
+                    },
+                }
+            )
+            continue
+        near = any(0 < end - length <= STEPS for end in (count // 8, count // 4, count // 2, count))
+        for name, way in ways.items():
+            began = time.process_time()
+            logits[name].append(way(new))
+            times[name].append(time.process_time() - began)
+        if near:
+            times["no cache"].append(fastest(partial(full, row, logits_for=last), 1, time.process_time))
+    wanted = {"cache": full(ids), "ring": window(ids)}
     off = [
-        float((torch.cat(got, 1) - want).abs().max() / want.abs().max())
-        for got, want in zip(logits, (full(ids), window(ids)), strict=True)
+        float((torch.cat(got, 1) - wanted[name]).abs().max() / wanted[name].abs().max())
+        for name, got in logits.items()
     ]
-    return rows, max(off)
+    return rows, {name: taken[-STEPS:] for name, taken in times.items()}, max(off)
 
 
-def counted(decoder: Decoder, ids: Tensor, **rest: Any) -> tuple[float, Tensor]:
+def counted(decoder: Callable[..., Tensor], ids: Tensor, **rest: Any) -> tuple[float, Tensor]:
     """Operations of a forward, and its logits."""
     with FlopCounterMode(display=False) as counter:
         logits: Tensor = decoder(ids, **rest)
@@ -92,37 +121,56 @@ def attention_flops(flops: float, tokens: int) -> float:
     return flops - 2.0 * (tokens * cost.matrix_weights(SPEC) + SPEC.width * SPEC.vocab)
 
 
-def judge(rows: Rows, off: float) -> Report:
-    """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, 0 with the ring."""
-    lengths, last = [row["T"] for row in rows], rows[-1]
-    with_cache, without, with_ring = (
-        power(lengths, [row[f"{name} (FLOPs)"] for row in rows]) for name in ("cache", "no cache", "ring")
+def judge(rows: Rows, times: Times, off: float) -> Report:
+    """The verdict: equal logits; attention grows with exponent 1 with the cache, 2 without, and not with the ring once
+    it is full; and, each on its own, the time of a step."""
+    last = rows[-1]
+    full = [row for row in rows if row["T"] >= WINDOW]
+    powers = {
+        name: power([row["T"] for row in some], [row[f"{name} (FLOPs)"] for row in some])
+        for name, some in (("cache", rows), ("no cache", rows), ("ring", full))
+    }
+    saved, ringed = (
+        log_gap(times[name], times[other]) for name, other in (("cache", "no cache"), ("ring", "cache"))
     )
-    right = max(abs(with_cache - 1), abs(without - 2), abs(with_ring)) < 1e-6
     return Report(
         rows=tuple(rows),
-        seen=off <= EQUAL and right and all(row["ring slots"] <= WINDOW for row in rows),
+        claims={
+            "the logits of all steps equal the full forward's": off <= EQUAL,
+            "with a cache, attention's operations in step T grow as T": abs(powers["cache"] - 1) < EXACT,
+            "without, as T^2": abs(powers["no cache"] - 2) < EXACT,
+            "with a ring they stay, once it is full, as do its slots": (
+                abs(powers["ring"]) < EXACT and all(row["ring slots"] <= WINDOW for row in rows)
+            ),
+            f"step {last['T']} takes less time with a cache": saved.lower,
+        },
         setting=(
             f"one row of {last['T']} tokens, {SPEC.layers} layers of width {SPEC.width}, {SPEC.heads} query and "
-            f"{SPEC.kv_heads} kv heads, random weights, window {WINDOW}, float32, one thread, seed {SEED}"
+            f"{SPEC.kv_heads} kv heads, random weights, window {WINDOW}, float32, seed {SEED}; time of one core, "
+            f"{len(times['cache'])} steps"
         ),
         finding=(
             f"the logits of all {last['T']} steps equal the full forward's within {off:.1e} (growing cache and "
-            f"ring); the attention of step T grows as T^{with_cache:.2f} with a cache, T^{without:.2f} without and "
-            f"T^{with_ring:.2f} with a ring; step {last['T']} takes {last['cache (ms)']:.1f} ms instead "
-            f"of {last['no cache (ms)']:.1f} ms"
+            f"ring); the attention of step T grows as T^{powers['cache']:.2f} with a cache, T^{powers['no cache']:.2f} "
+            f"without and T^{powers['ring']:.2f} with a ring; step {last['T']} takes {saved.factor} of the time "
+            f"without a cache, and with a ring {ringed.factor} of that with a growing cache"
         ),
     )
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Left: operations of a step's attention against T. Right: the measured time of a step."""
+    """Left: operations of a step's attention against T. Right: the measured time of a step, from least to most."""
     left, right = panels(figure, 9, 3.8)
-    work = {
-        "no cache": ("no cache (FLOPs)", "o-", RED),
-        "cache": ("cache (FLOPs)", "o-", BLUE),
-        "ring": ("ring (FLOPs)", "o-", GREEN),
-    }
-    time = {"no cache": ("no cache (ms)", "o-", RED), "cache": ("cache (ms)", "o-", BLUE)}
-    curves(left, report, "T", work, "attention in step T", "T", "operations", **LOG_LOG)
-    curves(right, report, "T", time, "time of step T", "T", "ms", **LOG_LOG)
+    lengths = report.column("T")
+    for name, colour in (("no cache", RED), ("cache", BLUE), ("ring", GREEN)):
+        left.loglog(lengths, report.column(f"{name} (FLOPs)"), "o-", color=colour, label=name)
+        middle, least, most = (report.column(f"{name} (ms{of})") for of in ("", ", least", ", most"))
+        right.errorbar(
+            lengths, middle, error_bars(middle, least, most), fmt="o", color=colour, capsize=3, label=name
+        )
+    label_axes(left, "attention in step T", "T", "operations", {})
+    label_axes(
+        right, "time of step T", "T", f"ms of one core (median, range of {STEPS} steps)", {}, **LOG_LOG
+    )
+    for axes in (left, right):
+        label_ticks(axes, lengths)

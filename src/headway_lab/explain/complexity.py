@@ -11,17 +11,19 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, panels
+from headway.errors import ConfigError
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
 
-LENGTHS, WIDTHS, KERNEL, NEAR, SEED = (16, 32, 64), (32, 64), 3, 8, 0
+SEED = 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
 
 FORMULA = """n tokens of width d, kernels of k tokens, windows of r keys; multiply-adds of a layer without projections:
-self-attention       2 n^2 d     1 step       path 1                 every token meets every other at once
-recurrent            2 n d^2     n steps      path n - 1             h_t = tanh(h_(t-1) U + x_t W)
-convolution          k n d^2     1 step       path (n-1)/(k-1)       with dilations 1, k, k^2, ..: log_k n
-restricted           2 r n d     1 step       path (n-1)/(r-1)       self-attention on the last r keys
-path: layers (or steps) until the last output depends on the first input"""
+self-attention       2 n^2 d     2 products   path 1                 every token meets every other at once
+recurrent            2 n d^2     n products   path n - 1             h_t = tanh(h_(t-1) U + x_t W)
+convolution          k n d^2     1 product    path (n-1)/(k-1)       with dilations 1, k, k^2, ..: log_k n
+restricted           2 r n d     2 products   path (n-1)/(r-1)       self-attention on the last r keys
+products: those that must wait for one another, the longest chain in the layer's graph
+path: layers (or steps) until every output depends on every input before it, by reachability in their masks"""
 
 Layer = Callable[[Tensor, list[Tensor], int], Tensor]
 
@@ -47,133 +49,184 @@ def one_recurrent_step(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
     return torch.tanh(F.pad(x, (0, 0, 1, 0))[:-1] @ w[0] + x @ w[1])
 
 
-def convolution(x: Tensor, w: list[Tensor], depth: int, dilation: int = 1) -> Tensor:
+def convolution(x: Tensor, w: list[Tensor], depth: int, k: int, dilation: int = 1) -> Tensor:
     """k tokens, each with a matrix of its own: the last ones, or with steps of dilation^depth from layer to layer."""
     step = dilation**depth
-    padded = F.pad(x.T[None], (step * (KERNEL - 1), 0))
-    return torch.tanh(F.conv1d(padded, torch.stack(w, -1), dilation=step))[0].T
+    padded = F.pad(x.T[None], (step * (k - 1), 0))
+    return torch.tanh(F.conv1d(padded, torch.stack(w[:k], -1), dilation=step))[0].T
 
 
-def restricted(x: Tensor, w: list[Tensor], depth: int) -> Tensor:
+def restricted(x: Tensor, w: list[Tensor], depth: int, r: int) -> Tensor:
     """Attention to the last r keys, gathered."""
-    keys = F.pad(x, (0, 0, NEAR - 1, 0)).unfold(0, NEAR, 1)  # [n, d, r]
-    inside = torch.arange(len(x))[:, None] + torch.arange(NEAR) >= NEAR - 1
+    keys = F.pad(x, (0, 0, r - 1, 0)).unfold(0, r, 1)  # [n, d, r]
+    inside = torch.arange(len(x))[:, None] + torch.arange(r) >= r - 1
     scores = torch.bmm(x[:, None], keys)[:, 0] * x.shape[-1] ** -0.5
     return torch.bmm(scores.masked_fill(~inside, -torch.inf).softmax(-1)[:, None], keys.mT)[:, 0]
 
 
-# The layer, what one step of it connects, and the formulas: multiply-adds, sequential steps, path.
 Sizes = Callable[[int, int], tuple[int, int, int]]
-LAYERS: dict[str, tuple[Layer, Layer, Sizes]] = {
-    "self-attention": (attention, attention, lambda n, d: (2 * n * n * d, 1, 1)),
-    "recurrent": (recurrent, one_recurrent_step, lambda n, d: (2 * n * d * d, n, n - 1)),
-    "convolution": (
-        convolution,
-        convolution,
-        lambda n, d: (KERNEL * n * d * d, 1, math.ceil((n - 1) / (KERNEL - 1))),
-    ),
-    "convolution, dilated": (
-        convolution,
-        partial(convolution, dilation=KERNEL),
-        lambda n, d: (KERNEL * n * d * d, 1, math.ceil(math.log(n, KERNEL))),
-    ),
-    "restricted attention": (
-        restricted,
-        restricted,
-        lambda n, d: (2 * NEAR * n * d, 1, math.ceil((n - 1) / (NEAR - 1))),
-    ),
-}
 
 
-def run() -> Report:
-    """Operations counted by torch while each layer runs, and paths found by gradients, for several n and d."""
+def layers_of(k: int, r: int) -> dict[str, tuple[Layer, Layer, Sizes]]:
+    """The layer, what one step of it connects, and the formulas: multiply-adds, products in a chain, path."""
+    plain, wide = partial(convolution, k=k), partial(convolution, k=k, dilation=k)
+    near = partial(restricted, r=r)
+    return {
+        "self-attention": (attention, attention, lambda n, d: (2 * n * n * d, 2, 1)),
+        "recurrent": (recurrent, one_recurrent_step, lambda n, d: (2 * n * d * d, n, n - 1)),
+        "convolution": (plain, plain, lambda n, d: (k * n * d * d, 1, math.ceil((n - 1) / (k - 1)))),
+        "convolution, dilated": (wide, wide, lambda n, d: (k * n * d * d, 1, dilated_path(n, k))),
+        "restricted attention": (near, near, lambda n, d: (2 * r * n * d, 2, math.ceil((n - 1) / (r - 1)))),
+    }
+
+
+def dilated_path(n: int, k: int) -> int:
+    """The least l with k^l >= n: log_k n, rounded up."""
+    return next(depth for depth in range(n) if k**depth >= n)
+
+
+def run(*, n: int = 64, d: int = 64, k: int = 3, r: int = 8) -> Report:
+    """Operations counted by torch while each layer runs, products in a chain read off its graph, and paths by
+    reachability, for n / 4, n / 2 and n tokens of widths d / 2 and d.
+
+    Raises ConfigError for fewer than 8 tokens, or a width, kernel or window below 2."""
+    if n < 8 or min(d, k, r) < 2:
+        raise ConfigError(
+            f"explain complexity: n >= 8 and d, k, r >= 2 are needed, got n={n}, d={d}, k={k}, r={r}"
+        )
     rows = []
-    for (name, (layer, step, sizes)), n, d in product(LAYERS.items(), LENGTHS, WIDTHS):
-        formula, steps, path = sizes(n, d)
+    for (name, (layer, step, sizes)), tokens, width in product(
+        layers_of(k, r).items(), (n // 4, n // 2, n), (d // 2, d)
+    ):
+        formula, waits, path = sizes(tokens, width)
         rows.append(
             {
                 "layer": name,
-                "n": n,
-                "d": d,
-                "multiply-adds": counted(layer, n, d),
+                "n": tokens,
+                "d": width,
+                "multiply-adds": counted(layer, tokens, width, k),
                 "formula": formula,
-                "sequential steps": steps,
-                "path": path,
-                "path by gradient": hops(step, n) if d == WIDTHS[0] else None,
+                "products in a chain": chain(layer, tokens, k),
+                "chain, formula": waits,
+                "path": hops(step, tokens, k),
+                "path, formula": path,
             }
         )
-    return judge(rows)
+    return judge(rows, k, r)
 
 
-def counted(layer: Layer, n: int, d: int) -> int:
+def counted(layer: Layer, n: int, d: int, k: int) -> int:
     """Multiply-adds of the matrix products and convolutions that the layer runs."""
-    x, w = _inputs(n, d)
+    x, w = _inputs(n, d, k)
     with FlopCounterMode(display=False) as counter:
         layer(x, w, 0)
     return int(counter.get_total_flops()) // 2
 
 
-def hops(layer: Layer, n: int) -> int:
-    """How many layers on top of each other it takes until d out[n-1] / d x[0] is not 0."""
-    x, w = _inputs(n, 8)
-    x.requires_grad_()
-    y = x
+def chain(layer: Layer, n: int, k: int) -> int:
+    """The most matrix products and convolutions on a path through the graph of the layer's last output."""
+    x, w = _inputs(n, 4, k)
+    root = layer(x.requires_grad_(), w, 0)[-1].grad_fn
+    longest: dict[object, int] = {None: 0}
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        below = [] if node is None else [other for other, _ in node.next_functions]
+        if open_ones := [other for other in below if other not in longest]:
+            waiting += open_ones
+            continue
+        is_product = node is not None and node.name().startswith(("Mm", "Bmm", "Convolution"))
+        longest.setdefault(waiting.pop(), is_product + max((longest[other] for other in below), default=0))
+    return longest[root]
+
+
+def hops(step: Layer, n: int, k: int) -> int:
+    """How many layers on top of each other it takes until every output depends on every input before it."""
+    reached = torch.eye(n)
     for depth in range(n):
-        y = layer(y, w, depth)
-        (gradient,) = torch.autograd.grad(y[-1].sum(), x, retain_graph=True)
-        if gradient[0].any():
+        reached = ((mask(step, n, k, depth) @ reached) > 0).float()
+        if reached.tril().sum() == n * (n + 1) / 2:
             return depth + 1
-    raise AssertionError("the first token never reaches the last")
+    raise AssertionError("a token never reaches a later one")
 
 
-def _inputs(n: int, d: int) -> tuple[Tensor, list[Tensor]]:
+def mask(step: Layer, n: int, k: int, depth: int) -> Tensor:
+    """0/1 [n, n]: whether output i of one layer depends on input j, by gradient."""
+    x, w = _inputs(n, 4, k)
+    jacobian = torch.autograd.functional.jacobian(lambda x: step(x, w, depth).sum(-1), x)
+    assert isinstance(jacobian, Tensor)
+    return (jacobian.abs().sum(-1) > 0).float()
+
+
+def _inputs(n: int, d: int, k: int) -> tuple[Tensor, list[Tensor]]:
     noise = torch.Generator().manual_seed(SEED)
     x = torch.randn(n, d, generator=noise, dtype=torch.float64)
-    return x, list(torch.randn(KERNEL, d, d, generator=noise, dtype=torch.float64) * d**-0.5)
+    return x, list(torch.randn(max(k, 2), d, d, generator=noise, dtype=torch.float64) * d**-0.5)
 
 
-def judge(rows: Rows) -> Report:
-    """The verdict: every count is its formula, and every path the one that gradients find."""
-    right = [
-        row["multiply-adds"] == row["formula"] and row["path by gradient"] in (None, row["path"])
-        for row in rows
-    ]
-    n, d = LENGTHS[-1], WIDTHS[0]
+def judge(rows: Rows, k: int, r: int) -> Report:
+    """The verdict: counts, chains and paths are those of the formulas, and who takes fewer operations when."""
+    full, recurrence, *_, wide, near = layers_of(k, r)
+    at = {(row["layer"], row["n"], row["d"]): row for row in rows}
+    sizes = sorted({(row["n"], row["d"]) for row in rows})
+    n, d = sizes[-1]
     there = {row["layer"]: row for row in rows if (row["n"], row["d"]) == (n, d)}
-    work, path, steps = (
+    work, path, waits = (
         {name: row[column] for name, row in there.items()}
-        for column in ("multiply-adds", "path by gradient", "sequential steps")
+        for column in ("multiply-adds", "path", "products in a chain")
     )
-    full, recurrence, _, wide, near = LAYERS
+
+    def constant(name: str, column: str) -> bool:
+        return len({row[column] for row in rows if row["layer"] == name}) == 1
+
     return Report(
         rows=tuple(rows),
-        seen=all(right),
-        setting=f"n = {LENGTHS}, d = {WIDTHS}, k = {KERNEL}, r = {NEAR}, causal, float64, seed {SEED}",
+        claims={
+            "operations are those of the formulas": all(r["multiply-adds"] == r["formula"] for r in rows),
+            "products in a chain are those of the formulas": all(
+                r["products in a chain"] == r["chain, formula"] for r in rows
+            ),
+            "paths are those of the formulas": all(r["path"] == r["path, formula"] for r in rows),
+            "attention's chain and path do not grow with n": (
+                constant(full, "products in a chain") and constant(full, "path")
+            ),
+            "attention takes fewer operations than recurrence where n < d, and nowhere else": all(
+                (at[full, *size]["multiply-adds"] < at[recurrence, *size]["multiply-adds"])
+                == (size[0] < size[1])
+                for size in sizes
+            ),
+        },
+        setting=f"n = {n // 4}..{n}, d = {d // 2}, {d}, k = {k}, r = {r}, causal, float64, seed {SEED}",
         finding=(
-            f"{sum(right)} of {len(rows)} counts and paths are those of the formulas. At n = {n}, d = {d} "
-            f"attention takes {work[full] / work[recurrence]:g} times the operations of recurrence (n / d: fewer while "
-            f"n < d) but {steps[full]} step instead of {steps[recurrence]}, and a path of {path[full]} instead of "
-            f"{path[recurrence]}; windows of {NEAR} keys take {work[near] / work[full]:g} of the operations for a path "
-            f"of {path[near]}, dilated convolutions {work[wide] / work[full]:g} for a path of {path[wide]}"
+            f"at n = {n}, d = {d} attention takes {work[full] / work[recurrence]:g} times the operations of "
+            f"recurrence, a chain of {waits[full]} products instead of {waits[recurrence]}, and a path of {path[full]} "
+            f"instead of {path[recurrence]}; windows of {r} keys take {work[near] / work[full]:.3g} of the operations for a "
+            f"path of {path[near]}, dilated convolutions {work[wide] / work[full]:.3g} for a path of {path[wide]}"
         ),
-        highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] in LENGTHS[-2:]),
+        highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] >= n // 2),
     )
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Left: operations against n, at d = 512. Right: path length against n, with what gradients found."""
-    left, right = panels(figure, 10.5, 4)
-    width, lengths = 512, [2**i for i in range(4, 15)]
-    for (name, (_, _, sizes)), colour in zip(LAYERS.items(), COLOURS, strict=True):
-        work, _, path = zip(*(sizes(n, width) for n in lengths), strict=True)
-        if name != "convolution, dilated":
-            left.loglog(lengths, work, color=colour, label=name)
-        right.loglog(lengths, path, color=colour, label=name)
-        found = [row["path by gradient"] for row in report.rows if row["layer"] == name]
-        right.plot(LENGTHS, [hop for hop in found if hop is not None], "o", color=colour, markersize=5)
-    left.axvline(width, color=GREY, linestyle=":", linewidth=1)
-    legend = {"fontsize": 8, "loc": "upper left"}
-    label_axes(left, f"operations of one layer, d = {width}", "tokens n", "multiply-adds", legend)
-    left.text(width * 1.1, left.get_ylim()[0] * 2, "n = d", fontsize=8, color=GREY)
-    y = "layers or steps (dots: gradient)"
-    label_axes(right, "path from the first token to the last", "tokens n", y, legend)
+    """Operations, products in a chain, and path against n: lines the formulas, dots what was counted."""
+    width = max(report.column("d"))
+    rows = [row for row in report.rows if row["d"] == width]
+    panes = panels(figure, 12.5, 3.9, 3)
+    for axes, (column, formula, title, y) in zip(panes, PANES, strict=True):
+        for name, colour in zip(dict.fromkeys(report.column("layer")), COLOURS, strict=True):
+            n, counts, lines = (
+                [row[c] for row in rows if row["layer"] == name] for c in ("n", column, formula)
+            )
+            axes.loglog(n, lines, color=colour, label=name)
+            axes.plot(n, counts, "o", color=colour, markersize=5)
+        label_axes(axes, title, "tokens n", y)
+        label_ticks(axes, n)
+    panes[0].set_title(f"operations of one layer, d = {width}")
+    figure.legend(*panes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+
+
+PANES = (
+    ("multiply-adds", "formula", "", "multiply-adds"),
+    ("products in a chain", "chain, formula", "products that wait for one another", "products"),
+    ("path", "path, formula", "from the first token to the last", "layers or steps"),
+)

@@ -1,10 +1,9 @@
 """Contests: contenders that differ in one switch, trained alike, and what is claimed of their held-out losses."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from headway.draw import BLUE, GREY, ORANGE
 from headway.models import cost
@@ -19,47 +18,9 @@ from headway.positions import (
     Sinusoidal,
     T5Bias,
 )
-from headway_lab.explain.report import Axes, Figure, Report, Rows, panels
+from headway_lab.explain.report import Axes, Figure, Report, Rows, by_seed, panels
 from headway_lab.explain.runs import Budget, Run, Runs, contend, small
-
-# Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far losses of one contender lie above those of another with the same seeds.
-
-    mean    of the differences seed by seed
-    bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom
-    """
-
-    mean: float
-    bound: float
-
-    @property
-    def seen(self) -> bool:
-        """Whether the mean differs from 0 by more than the bound: one time in twenty where nothing differs."""
-        return abs(self.mean) > self.bound
-
-    @property
-    def higher(self) -> bool:
-        return self.seen and self.mean > 0
-
-    @property
-    def lower(self) -> bool:
-        return self.seen and self.mean < 0
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.3f} ± {self.bound:.3f}, {'seen' if self.seen else 'not seen'}"
-
-
-def gap(losses: Sequence[float], base: Sequence[float]) -> Gap:
-    """`losses` against `base`, seed by seed."""
-    assert len(losses) == len(base) >= 2, "a spread needs two seeds or more, the same for both"
-    apart = [a - b for a, b in zip(losses, base, strict=True)]
-    error = statistics.stdev(apart) / math.sqrt(len(apart))
-    return Gap(statistics.fmean(apart), T_95[min(len(apart) - 2, len(T_95) - 1)] * error)
+from headway_lab.explain.spread import Gap, gap
 
 
 def losses(runs: Sequence[Run]) -> list[float]:
@@ -67,7 +28,7 @@ def losses(runs: Sequence[Run]) -> list[float]:
     return [run.loss for run in runs]
 
 
-def rows(runs: Runs, budget: Budget, base: str | None = None) -> list[dict[str, Any]]:
+def rows(runs: Runs, seeds: Sequence[int], base: str | None = None) -> list[dict[str, Any]]:
     """A row for each contender: mean and standard deviation of its losses, its gap to `base` (or, without one, to the
     contender before it), mean seconds of one core for a run, and the losses one by one."""
     found = []
@@ -85,7 +46,7 @@ def rows(runs: Runs, budget: Budget, base: str | None = None) -> list[dict[str, 
                 "bound": apart and apart.bound,
                 "seen": apart and apart.seen,
                 "seconds": statistics.fmean(run.seconds for run in runs[name]),
-                **{f"seed {seed}": loss for seed, loss in zip(budget.seeds, own, strict=True)},
+                **{f"seed {seed}": loss for seed, loss in zip(seeds, own, strict=True)},
             }
         )
     return found
@@ -96,22 +57,17 @@ def gaps(table: Rows) -> dict[str, Gap]:
     return {row["contender"]: Gap(row["gap"], row["bound"]) for row in table if row["against"] is not None}
 
 
-def stated(claims: Mapping[str, bool]) -> str:
-    """Each claim with its result in this run."""
-    return "; ".join(f"{claim}: {'seen' if holds else 'not seen'}" for claim, holds in claims.items())
-
-
 def listed(found: Mapping[str, Gap]) -> str:
     """Each contender with its gap."""
     return "; ".join(f"{name} {apart}" for name, apart in found.items())
 
 
-def draw_losses(axes: Axes, table: Rows, budget: Budget, title: str) -> None:
+def draw_losses(axes: Axes, table: Rows, title: str) -> None:
     """A bar from the least to the greatest loss for each contender, a dot for each seed, a line at the mean; what
     differs from what it is measured against is in colour."""
     for at, row in enumerate(table):
         colour = BLUE if row["against"] is None else (ORANGE if row["seen"] else GREY)
-        values = [row[f"seed {seed}"] for seed in budget.seeds]
+        values = by_seed(row)
         axes.plot([min(values), max(values)], [at, at], color=colour, alpha=0.35, linewidth=6)
         axes.plot(values, [at] * len(values), "o", color=colour, markersize=4)
         axes.plot([row["loss"]] * 2, [at - 0.3, at + 0.3], color=colour, linewidth=2)
@@ -135,7 +91,6 @@ class Contest:
     FORMULA   as in `Report`
     schemes   the contenders
     claims    sentences, and whether the gaps by contender show them
-    needed    how many of the claims, from the first on, make the verdict
     layers    of the models; detail: more of the setting
     ranked    whether the finding lists the contenders by loss
     title     of the figure; height: in inches
@@ -144,7 +99,6 @@ class Contest:
     FORMULA: str
     schemes: Mapping[str, PositionScheme]
     claims: Mapping[str, Claim]
-    needed: int = 1
     budget: Budget = THREE_SEEDS
     layers: int = 2
     detail: str = ""
@@ -152,29 +106,33 @@ class Contest:
     title: str
     height: float
 
-    def run(self) -> Report:
-        """Every contender, trained."""
-        specs = {name: small(positions=scheme, layers=self.layers) for name, scheme in self.schemes.items()}
-        return self.judge(contend(specs, self.budget))
+    QUICK: ClassVar[Mapping[str, Any]] = {"seeds": (0, 1), "steps": 20}
 
-    def judge(self, runs: Runs) -> Report:
-        """The verdict: whether the first claims hold."""
+    def run(self, *, seeds: Sequence[int] | None = None, steps: int | None = None) -> Report:
+        """Every contender, trained with the contest's budget but for what is given."""
+        budget = replace(
+            self.budget, seeds=tuple(seeds or self.budget.seeds), steps=steps or self.budget.steps
+        )
+        specs = {name: small(positions=scheme, layers=self.layers) for name, scheme in self.schemes.items()}
+        return self.judge(contend(specs, budget), budget)
+
+    def judge(self, runs: Runs, budget: Budget) -> Report:
+        """The verdict: which claims hold."""
         base = next(iter(self.schemes))
-        table = rows(runs, self.budget, base)
+        table = rows(runs, budget.seeds, base)
         apart = gaps(table)
-        claims = {claim: holds(apart) for claim, holds in self.claims.items()}
         by_loss = sorted((row["loss"], row["contender"]) for row in table)
-        ranking = f" From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}."
+        ranking = f"From least loss: {', '.join(f'{name} {loss:.3f}' for loss, name in by_loss)}. "
         return Report(
             rows=tuple(table),
-            seen=all(list(claims.values())[: self.needed]),
-            setting=f"{self.layers} layers of width 64, {self.detail}{self.budget}",
-            finding=f"{stated(claims)}.{ranking if self.ranked else ''} Against {base}: {listed(apart)}",
+            claims={claim: holds(apart) for claim, holds in self.claims.items()},
+            setting=f"{self.layers} layers of width 64, {self.detail}{budget}",
+            finding=f"{ranking if self.ranked else ''}Against {base}: {listed(apart)}",
         )
 
     def draw(self, figure: Figure, report: Report) -> None:
         """Losses of every contender and seed."""
-        draw_losses(panels(figure, 8, self.height, 1), report.rows, self.budget, self.title)
+        draw_losses(panels(figure, 8, self.height, 1), report.rows, self.title)
 
 
 ROTARY, NONE = Rotary(pairing="halves"), NoPositions()
@@ -208,7 +166,6 @@ seen        the mean gap, seed by seed, is beyond t s / sqrt(n) (95 %, Student's
         ),
         "and below no positions": lambda apart: apart["none"].higher,
     },
-    needed=2,
     budget=Budget(),
     title="one switch, equal budgets: how positions are marked",
     height=3.6,

@@ -12,6 +12,7 @@ from headway_lab.explain.report import LOG_LOG, Figure, Report, Rows, curves, pa
 
 WIDTHS = (32, 64, 128, 256, 512, 1024)
 VOCAB, POSITIONS, STATES, SEED = 2000, 512, 256, 0
+CLOSE = 0.1
 
 FORMULA = """one matrix E [V, M] is source embedding, target embedding and output layer: logits = x E^T
 a normed state has |x| = sqrt(M), so Var(logit) = |e|^2: rows of length 1 (entries of variance 1/M) give variance 1
@@ -67,7 +68,13 @@ def judge(rows: Rows) -> Report:
     at = next((row for row in rows if row["M"] == 512), rows[-1])
     return Report(
         rows=tuple(rows),
-        seen=max(even, falls, calm, wild) < 0.1 and all(row["matrices"] == 1 for row in rows),
+        claims={
+            "with the scale, tokens are sqrt(2) times as long as positions at every width": even < CLOSE,
+            "without it, sqrt(2 / M) times": falls < CLOSE,
+            "one matrix is both embeddings and the output": all(row["matrices"] == 1 for row in rows),
+            "its logits have variance 1": calm < CLOSE,
+            "with entries of variance 1 they would have M": wild < CLOSE,
+        },
         setting=(
             f"M = {rows[0]['M']}..{rows[-1]['M']}, {VOCAB} tokens, {POSITIONS} positions, seed {SEED}, not trained"
         ),

@@ -1,26 +1,31 @@
 """What query heads share: multi-head, grouped-query and multi-query attention. (Ainslie et al. 2023, figure 2.)"""
 
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
 import torch
 from torch import Tensor
 
 from headway.attention import attend, attention_weights
 from headway.cache import CacheSpec, KVCache, make_cache
 from headway.checkpoints.restore import as_decoder
-from headway.draw import BLUE, GREEN, GREY, ORANGE, RED, VIOLET
+from headway.draw import BLUE, GREY, ORANGE
+from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models import ModelSpec, build, cost
 from headway.nn import Attention
 from headway.patterns import Causal
 from headway.tokens import Tokens
-from headway_lab.explain.report import Axes, Figure, Report, Row, Rows
-from headway_lab.profiling import again, one_thread
+from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, error_bars, label_axes
+from headway_lab.explain.spread import Gap, log_gap
+from headway_lab.profiling import fastest, one_thread
 
-QUERY_HEADS, KV_HEADS = 8, (8, 4, 2, 1)
-WIDTH, LENGTH, BATCH, SEED = 64, 24, 2, 0
-CONTEXT, REPEATS = 8192, 7
-EQUAL = 1e-12
-LAYOUTS = [Heads.of(QUERY_HEADS, kv_heads) for kv_heads in KV_HEADS]
-COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, GREY)
+HEAD_DIM, LENGTH, BATCH, SEEDS = 8, 24, 2, (0, 1, 2)
+ROUNDS = 9
+EQUAL, APART = 1e-12, 1e-3
+QUICK = {"context": 1024}
 
 FORMULA = """query head h reads key/value head h // G;  H = K G heads, K of them with keys and values of their own
 out = concat_h softmax(q_h . k_(h // G) / sqrt(D)) v_(h // G)  W_o      (each head on its own, none are summed)
@@ -28,72 +33,72 @@ parameters   M D (2 H + 2 K)         cache   2 K D numbers per token: K / H of m
 one more token: operations hardly change with K, the bytes read do; with a cache, decoding waits for memory"""
 
 
-def run() -> Report:
-    """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared."""
+def run(
+    *, heads: int = 8, kv_heads: int | None = None, context: int = 8192, seeds: Sequence[int] = SEEDS
+) -> Report:
+    """Each layout: its parameters and cache counted, its heads traced by gradients, its output compared, and one more
+    token at `context` tokens counted and timed. Multi-head and multi-query attention stand beside `kv_heads`, or
+    beside every number of kv heads that halves the one before."""
+    layouts = layouts_of(heads, kv_heads)
     with one_thread():
-        full = measure(LAYOUTS[0])
-        rows = [full, *(measure(layout, full) for layout in LAYOUTS[1:])]
-    # [H, K]: query head h reads h // G and no other.
-    groups = [torch.eye(one.kv_heads, dtype=torch.bool).repeat_interleave(one.group, 0) for one in LAYOUTS]
-    return judge(rows, all(map(torch.equal, map(reads, LAYOUTS), groups)))
+        times = step_times(layouts, context)
+        rows = [measure(layout, context, seeds, times[i]) for i, layout in enumerate(layouts)]
+    return judge(rows, log_gap(times[-1], times[0]), context, seeds)
 
 
-def measure(layout: Heads, full: Row | None = None) -> Row:
-    """One layer of random weights on random tokens, in float64; `full` is the row of multi-head attention."""
-    h, k, group = layout.query_heads, layout.kv_heads, layout.group
-    noise = torch.Generator().manual_seed(SEED)
-    layer = Attention(WIDTH, h, k).double()
-    x = torch.randn(BATCH, LENGTH, WIDTH, generator=noise, dtype=torch.float64)
-    cache = make_cache(
-        Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=layer.head_dim, dtype=torch.float64)
-    )
+def layouts_of(heads: int, kv_heads: int | None) -> list[Heads]:
+    """From as many kv heads as query heads down to one. Raises ConfigError for one head, which shares nothing."""
+    if heads < 2:
+        raise ConfigError(f"explain heads: --heads {heads} has nothing to share; give 2 or more")
+    if kv_heads is None:
+        halved = [heads // 2**i for i in range(heads.bit_length()) if heads % 2**i == 0]
+        return [Heads.of(heads, k) for k in dict.fromkeys((*halved, 1))]
+    return [Heads.of(heads, k) for k in dict.fromkeys((heads, kv_heads, 1))]
+
+
+def measure(layout: Heads, context: int, seeds: Sequence[int], times: Sequence[float]) -> Row:
+    """Counts of one layer and one step; over the seeds, the largest difference of the output from that with repeated
+    heads, and the least from that with scores summed over a group, of random weights and tokens in float64."""
+    h, k = layout.query_heads, layout.kv_heads
+    layer = Attention(HEAD_DIM * h, h, k).double()
+    cache = make_cache(Causal(), CacheSpec(batch=BATCH, kv_heads=k, head_dim=HEAD_DIM, dtype=torch.float64))
+    cache.reserve(LENGTH)
     with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.normal_(0.0, WIDTH**-0.5, generator=noise)
-        cache.reserve(LENGTH)
-        layer(x, cache=cache)
-    q, keys, values = (
-        torch.randn(BATCH, n, LENGTH, layer.head_dim, generator=noise, dtype=torch.float64) for n in (h, k, k)
-    )
-    out = attend(q, keys, values, Causal())
-    repeated = attend(q, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), Causal())
-    flops, moved, seconds = step_of(layout)
+        layer(torch.zeros(BATCH, LENGTH, HEAD_DIM * h, dtype=torch.float64), cache=cache)
+    spec = step_spec(layout)
+    apart = [differences(layout, seed) for seed in seeds]
     return {
         "kind": layout.kind,
         "query heads": h,
         "kv heads": k,
-        "group": group,
+        "group": layout.group,
+        "reads others": int((reads(layout) != groups(layout)).sum()),
         "parameters": sum(p.numel() for p in layer.parameters()),
         "cache (B)": cache.nbytes,
-        "of MHA's cache": cache.nbytes / (full or {"cache (B)": cache.nbytes})["cache (B)"],
-        "from repeated heads": float((out - repeated).abs().max()),
-        "from summed scores": float((out - summed_over_group(q, keys, values, layout)).abs().max()),
-        "FLOPs / token": flops,
-        "bytes / token": moved,
-        "tokens/s": 1 / seconds,
+        "of MHA's cache": cache.nbytes / (BATCH * LENGTH * 2 * h * HEAD_DIM * 8),
+        "from repeated heads": max(same for same, _ in apart),
+        "from summed scores": min(other for _, other in apart),
+        "FLOPs / token": cost.decode_flops(spec, context),
+        "bytes / token": (
+            cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
+        ),
+        "ms / token": 1e3 * median(times),
+        "least": 1e3 * min(times),
+        "most": 1e3 * max(times),
     }
 
 
-def step_of(layout: Heads, context: int = CONTEXT) -> tuple[float, int, float]:
-    """One more token of a small decoder with `context` tokens in its cache: operations and bytes counted from the spec,
-    seconds of the fastest of some steps, in float32, on a cache of random keys."""
-    h, k = layout.query_heads, layout.kv_heads
-    spec = ModelSpec.of(
-        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
+def differences(layout: Heads, seed: int) -> tuple[float, float]:
+    """Largest difference of the output from that with repeated heads, and from that with summed scores."""
+    noise = torch.Generator().manual_seed(seed)
+    q, keys, values = (
+        torch.randn(BATCH, n, LENGTH, HEAD_DIM, generator=noise, dtype=torch.float64)
+        for n in (layout.query_heads, layout.kv_heads, layout.kv_heads)
     )
-    model = as_decoder(build(spec, dtype=torch.float32, seed=SEED).eval())
-    cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
-    cache.reserve(context)
-    noise = torch.Generator().manual_seed(SEED)
-    with torch.inference_mode():
-        for layer in cache.layers:
-            assert isinstance(layer, KVCache)
-            keys, values = torch.randn(2, 1, k, context - 1, spec.head_dim, generator=noise)
-            layer.update(keys, values, Tokens.range(context - 1))
-        model(new, cache=cache)
-        seconds = min(again(model, new, cache) for _ in range(REPEATS))
-    moved = cost.weight_bytes_read(spec, torch.float32) + cost.kv_bytes_read(spec, context, torch.float32)
-    return cost.decode_flops(spec, context), moved, seconds
+    out, group = attend(q, keys, values, Causal()), layout.group
+    repeated = attend(q, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), Causal())
+    summed = summed_over_group(q, keys, values, layout)
+    return float((out - repeated).abs().max()), float((out - summed).abs().max())
 
 
 def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
@@ -103,9 +108,14 @@ def summed_over_group(q: Tensor, k: Tensor, v: Tensor, layout: Heads) -> Tensor:
     return (attention_weights(total, k, Causal()) @ v).repeat_interleave(layout.group, 1)
 
 
+def groups(layout: Heads) -> Tensor:
+    """bool [H, K]: query head h reads h // G and no other."""
+    return torch.eye(layout.kv_heads, dtype=torch.bool).repeat_interleave(layout.group, 0)
+
+
 def reads(layout: Heads) -> Tensor:
     """bool [H, K]: which key/value heads each query head's output depends on, by gradient."""
-    noise = torch.Generator().manual_seed(SEED)
+    noise = torch.Generator().manual_seed(SEEDS[0])
     q = torch.randn(1, layout.query_heads, 4, 8, generator=noise)
     k, v = torch.randn(2, 1, layout.kv_heads, 4, 8, generator=noise).requires_grad_()
     out = attend(q, k, v, Causal())
@@ -113,33 +123,77 @@ def reads(layout: Heads) -> Tensor:
     return torch.stack([(dk.abs() + dv.abs())[0].sum((1, 2)) > 0 for dk, dv in found])
 
 
-def judge(rows: Rows, reads_right: bool) -> Report:
-    """The verdict: sizes as the formulas say, outputs those of repeated heads, and not those of summed scores."""
-    dim, full, one = WIDTH // QUERY_HEADS, rows[0], rows[-1]
-    sizes = all(
-        row["parameters"] == WIDTH * dim * 2 * (QUERY_HEADS + row["kv heads"])
-        and row["cache (B)"] == BATCH * LENGTH * 2 * row["kv heads"] * dim * 8
-        for row in rows
+def step_spec(layout: Heads) -> ModelSpec:
+    """A small decoder with heads of 64."""
+    h, k = layout.query_heads, layout.kv_heads
+    return ModelSpec.of(
+        "llama", vocab=256, width=64 * h, layers=2, heads=h, kv_heads=k, hidden=128 * h, tied=True
     )
-    share, same = one["of MHA's cache"], max(row["from repeated heads"] for row in rows)
+
+
+def step_times(layouts: Sequence[Heads], context: int) -> list[list[float]]:
+    """Seconds of one core for one more token of each layout, round by round, so that all run under the same load."""
+    steps = [step_of(layout, context) for layout in layouts]
+    with torch.inference_mode():
+        rounds = [[step() for step in steps] for _ in range(ROUNDS)]
+    return [list(times) for times in zip(*rounds, strict=True)]
+
+
+def step_of(layout: Heads, context: int) -> Callable[[], float]:
+    """One more token of the small decoder with `context` tokens in its cache, random keys, in float32."""
+    spec = step_spec(layout)
+    model = as_decoder(build(spec, dtype=torch.float32, seed=SEEDS[0]).eval())
+    cache, new = model.make_cache(1), torch.zeros(1, 1, dtype=torch.int64)
+    cache.reserve(context)
+    noise = torch.Generator().manual_seed(SEEDS[0])
+    with torch.inference_mode():
+        for layer in cache.layers:
+            assert isinstance(layer, KVCache)
+            keys, values = torch.randn(2, 1, spec.kv_heads, context - 1, spec.head_dim, generator=noise)
+            layer.update(keys, values, Tokens.range(context - 1))
+        model(new, cache=cache)
+
+    def again() -> float:
+        cache.trim(1)
+        return fastest(lambda: model(new, cache=cache), 1, time.process_time)
+
+    again()
+    return again
+
+
+def judge(rows: Rows, slower: Gap, context: int, seeds: Sequence[int]) -> Report:
+    """The verdict: who reads whom, sizes, outputs, bytes and time of a step, each on its own. `slower` is the gap of a
+    step's logarithm with the fewest kv heads to that with the most."""
+    h, full, one = rows[0]["query heads"], rows[0], rows[-1]
+    same = max(row["from repeated heads"] for row in rows)
     other = min(row["from summed scores"] for row in rows if row["group"] > 1)
+    read, share = [row["bytes / token"] for row in rows], one["of MHA's cache"]
     return Report(
         rows=tuple(rows),
-        seen=sizes and reads_right and same < EQUAL and full["from summed scores"] < EQUAL and other > 1e-3,
+        claims={
+            "query head h reads key/value head h // G and no other": not any(r["reads others"] for r in rows),
+            "parameters and cache are those of the formulas": all(
+                row["parameters"] == h * HEAD_DIM * HEAD_DIM * 2 * (h + row["kv heads"])
+                and row["cache (B)"] == BATCH * LENGTH * 2 * row["kv heads"] * HEAD_DIM * 8
+                for row in rows
+            ),
+            "the output is that of repeated heads": same < EQUAL,
+            "a sum of scores over a group gives other numbers": other > APART,
+            "fewer kv heads: fewer bytes for one more token": all(a > b for a, b in pairwise(read)),
+            "fewer kv heads: less time for one more token": slower.lower,
+        },
         setting=(
-            f"width {WIDTH}, {BATCH} x {LENGTH} tokens, random weights, float64, seed {SEED}; one more token of two "
-            f"layers of width {64 * QUERY_HEADS} at {CONTEXT} tokens, float32, one thread"
+            f"{h} heads of {HEAD_DIM}, {BATCH} x {LENGTH} tokens, random weights, float64, seeds {tuple(seeds)}; one "
+            f"more token of two layers with heads of 64 at {context} tokens, float32, time of one core, {ROUNDS} rounds"
         ),
         finding=(
-            f"by gradient every query head reads key/value head h // G and no other; parameters and cache are those "
-            f"of the formulas, {share:.4g} of the cache with one kv head; the output is that of multi-head attention "
-            f"with repeated heads within {same:.0e}, and differs by {other:.2g} or more from a sum of scores over the "
-            f"group; one more token takes {full['FLOPs / token'] / one['FLOPs / token']:.2f} times the operations "
-            f"and {full['bytes / token'] / one['bytes / token']:.1f} times the bytes with "
-            f"{full['kv heads']} kv heads that it takes with {one['kv heads']} (timed: "
-            f"{one['tokens/s'] / full['tokens/s']:.1f} times as long)"
+            f"{share:.4g} of the cache with {one['kv heads']} kv head; the output is that of repeated "
+            f"heads within {same:.0e}, and {other:.2g} or more from a sum of scores over the group; one more token "
+            f"with {one['kv heads']} kv head takes {one['FLOPs / token'] / full['FLOPs / token']:.2f} of the operations, "
+            f"{one['bytes / token'] / full['bytes / token']:.2f} of the bytes and {slower.factor} of the time "
+            f"that it takes with {full['kv heads']}"
         ),
-        picture="\n\n".join(picture(layout) for layout in LAYOUTS if layout.kv_heads != 2),
+        picture="\n\n".join(picture(Heads.of(h, row["kv heads"])) for row in rows),
     )
 
 
@@ -155,29 +209,39 @@ def picture(layout: Heads) -> str:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Above: who reads whom. Below: parameters and cache."""
-    figure.set_size_inches(9, 5.2)
+    """Above: who reads whom. Below: the cache, and bytes and time of one more token."""
+    figure.set_size_inches(max(9, 2.6 * len(report.rows)), 5.2)
     above, below = figure.subfigures(2, 1, height_ratios=[1.0, 1.3])
-    for axes, layout in zip(above.subplots(1, len(LAYOUTS)), LAYOUTS, strict=True):
+    layouts = [Heads.of(row["query heads"], row["kv heads"]) for row in report.rows]
+    for axes, layout in zip(above.subplots(1, len(layouts)), layouts, strict=True):
         draw_layout(axes, layout)
-    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in LAYOUTS]
-    left, right = below.subplots(1, 2)
-    left.bar(names, report.column("parameters"), color=BLUE)
-    left.set_title("parameters of the layer")
-    right.bar(names, report.column("cache (B)"), color=ORANGE)
-    right.set_title("bytes in the cache")
+    names = [f"{layout.kind}\n{layout.kv_heads} kv" for layout in layouts]
+    left, middle, right = below.subplots(1, 3)
+    left.bar(names, [share * 100 for share in report.column("of MHA's cache")], color=BLUE)
+    label_axes(left, "cache", y="% of multi-head attention's")
+    middle.bar(names, [moved / 1e6 for moved in report.column("bytes / token")], color=BLUE)
+    label_axes(middle, "one more token: bytes read", y="MB")
+    times = report.column("ms / token")
+    spread = error_bars(times, report.column("least"), report.column("most"))
+    right.bar(names, times, color=ORANGE, yerr=spread, error_kw={"ecolor": GREY})
+    label_axes(right, "one more token: time", y="ms of one core (line: all rounds)")
+    for axes in (left, middle, right):
+        axes.grid(visible=False, axis="x")
 
 
 def draw_layout(axes: Axes, layout: Heads) -> None:
-    """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads."""
-    heads, group = layout.query_heads, layout.group
-    for h in range(heads):
-        k = h // group
-        centre = (k * group + (group - 1) / 2) if layout.kv_heads > 1 else (heads - 1) / 2
-        colour = COLOURS[k % len(COLOURS)]
-        axes.plot([h, centre], [1, 0], "-", color=colour, linewidth=1)
-        axes.plot([h], [1], "s", color=colour, markersize=7)
-        axes.plot([centre], [0], "o", color=colour, markersize=9)
+    """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads; a colour for
+    each group, none twice."""
+    from matplotlib import colormaps
+
+    heads, group, hues = layout.query_heads, layout.group, colormaps["turbo"]
+    for k in range(layout.kv_heads):
+        colour, centre = hues((k + 0.5) / layout.kv_heads), k * group + (group - 1) / 2
+        own = range(k * group, (k + 1) * group)
+        for h in own:
+            axes.plot([h, centre], [1, 0], "-", color=GREY, linewidth=1)
+        axes.plot(own, [1] * group, "s", color=colour, markersize=min(7, 60 / heads))
+        axes.plot([centre], [0], "o", color=colour, markersize=min(9, 80 / heads))
     axes.set_title(f"{layout.kind}: {heads} on {layout.kv_heads}", fontsize=9)
     axes.set(xlim=(-0.7, heads - 0.3), ylim=(-0.3, 1.3), xticks=[], yticks=[0, 1], yticklabels=["k, v", "q"])
     axes.grid(visible=False)

@@ -5,7 +5,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -13,25 +12,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.attention import BACKENDS
+from headway.draw import BLUE, GREEN, GREY, INK, RED, VIOLET
+from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build, cost
 from headway.patterns import Causal, Pattern, Window
 from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, panels
 from headway_lab.profiling import one_thread, saved_bytes
 
-LENGTHS = (512, 1024, 2048)
 WINDOW, SEED = 128, 0
-CLOSE = 0.02
+CLOSE, PEAK_CLOSE = 0.01, 0.1
+QUICK = {"context": 512}
 FIELDS = {"vocab": 64, "width": 64, "layers": 2, "heads": 4, "kv_heads": 4, "hidden": 128}
 KINDS: tuple[tuple[str, Pattern, str], ...] = (
     ("n x n stored", Causal(), "dense"),
     ("recomputed", Causal(), "sdpa"),
     ("window", Window.last(WINDOW), "banded"),
 )
+CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
 
 FORMULA = """kept for the backward, in float32, per row of n tokens, L layers of width M, H heads of D, F, V:
 scores         L n^2 (8 H + 1)     exp(scores) and weights of every head, and the mask: n x n, once per head
-attention      4 L n (4 H D + H)   q, k, v, the output, and the logsumexp from which scores are recomputed
-norms          4 n (2 L + 1) (3 M + 1)        feed-forward   16 L n F        logits   4 n V
+attention      4 L n (4 H D + H)   q, k, v, the output, and the logsumexp from which scores are recomputed;
+                                   4 L n H D more for the window's kernel, which keeps its output in two layouts
+norms          4 n (2 L + 1) (2 M + 1)
+feed-forward   12 L n F            logits   4 n V            tables of angles   8 n D
+at the peak, besides: 16 H n^2, four n x n of a layer in its backward, where scores are stored;
+                      4 n (4 F + 3 M), the gradients in a feed-forward's backward, where they are not
 four times the length: 16 times the scores, 4 times everything else; parameters and their gradients stay
 a window leaves n (w + 1) - w (w + 1) / 2 of the n (n + 1) / 2 pairs of a head, w = keys seen before a token"""
 
@@ -57,10 +63,17 @@ class LiveBytes(TorchDispatchMode):
         return out
 
 
-def run() -> Report:
-    """One training step at each length and kind: predicted, kept, and live at the worst moment."""
+def run(*, context: int = 2048) -> Report:
+    """One training step at a quarter, a half and the whole of `context`, of each kind: predicted, kept, and live at the
+    worst moment. Raises ConfigError for a context whose quarter is within the window."""
+    if context < 4 * WINDOW or context % 4:
+        raise ConfigError(
+            f"explain memory: --context {context} must be a multiple of 4 from {4 * WINDOW} on: its quarter is "
+            f"compared with a window of {WINDOW}"
+        )
     with one_thread():
-        return judge([measure(*kind, n) for kind in KINDS for n in LENGTHS], parameter_bytes())
+        rows = [measure(*kind, n) for kind in KINDS for n in (context // 4, context // 2, context)]
+        return judge(rows, parameter_bytes())
 
 
 def spec_of(pattern: Pattern) -> ModelSpec:
@@ -73,17 +86,25 @@ def parameter_bytes() -> set[int]:
     return {cost.weight_bytes(spec_of(pattern), torch.float32) for _, pattern, _ in KINDS}
 
 
-def predicted(pattern: Pattern, backend: str, length: int) -> dict[str, int]:
-    """Bytes kept, by cause."""
-    stored = BACKENDS[backend].capabilities.stores_scores
-    by_cause = cost.activation_bytes(
-        spec_of(pattern), length, scores="stored" if stored else "recomputed", loss="logits"
-    )
+def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
+    """Bytes kept, by cause and in all, and held at the peak."""
+    spec, stored = spec_of(pattern), BACKENDS[backend].capabilities.stores_scores
+    by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed", loss="logits")
+    twice = 4 * spec.layers * n * spec.width if backend == "banded" else 0
+    causes = {
+        "norms": by_cause["norms"],
+        "ffn": by_cause["feed-forward"],
+        "logits": by_cause["logits"],
+        "tables": 8 * n * spec.head_dim,
+        "attention": by_cause["attention"] + twice,
+        "scores": by_cause["scores"],
+    }
+    kept = sum(causes.values())
+    working = 16 * spec.heads * n * n if stored else 4 * n * (4 * spec.hidden + 3 * spec.width)
     return {
-        **{f"{name} (B)": by_cause[name] for name in ("scores", "attention", "norms")},
-        "ffn (B)": by_cause["feed-forward"],
-        "logits (B)": by_cause["logits"],
-        "predicted (B)": sum(by_cause.values()),
+        **{f"{cause} (B)": size for cause, size in causes.items()},
+        "predicted (B)": kept,
+        "predicted peak (B)": kept + working,
     }
 
 
@@ -112,53 +133,67 @@ def loss(model: Model, ids: Tensor) -> Tensor:
 
 
 def judge(rows: Rows, parameters: set[int]) -> Report:
-    """The verdict: predicted is kept; scores grow 16-fold, the rest 4-fold; recomputing removes the scores."""
-    short, long = LENGTHS[0], LENGTHS[-1]
+    """The verdict: what is kept and the peak are predicted; scores grow 16-fold, the rest 4-fold; recomputing removes
+    the scores; a window leaves parameters and takes pairs."""
+    short, long = min(row["n"] for row in rows), max(row["n"] for row in rows)
     at = {(row["kind"], row["n"]): row for row in rows}
     before, after = at["n x n stored", short], at["n x n stored", long]
+    pairs = {kind: at[kind, long]["pairs"] for kind, _, _ in KINDS}
     growth = after["scores (B)"] / before["scores (B)"]
     # Of all that is not n x n.
     rest = (after["predicted (B)"] - after["scores (B)"]) / (before["predicted (B)"] - before["scores (B)"])
-    error = max(abs(row["kept (B)"] / (row["predicted (B)"] + copied(row)) - 1) for row in rows)
-    peaks = {kind: at[kind, long]["peak (B)"] / at[kind, short]["peak (B)"] for kind, _, _ in KINDS}
-    right = growth == 16 and rest == 4 and error < CLOSE and len(parameters) == 1
+    off = max(abs(row["predicted (B)"] / row["kept (B)"] - 1) for row in rows)
+    off_peak = max(abs(row["predicted peak (B)"] / row["peak (B)"] - 1) for row in rows)
+    kept, peak = (
+        {kind: at[kind, long][f"{what} (B)"] / at[kind, short][f"{what} (B)"] for kind, _, _ in KINDS}
+        for what in ("kept", "peak")
+    )
+    linear = ("recomputed", "window")
     return Report(
         rows=tuple(rows),
-        seen=right and peaks["n x n stored"] > 12 and max(peaks["recomputed"], peaks["window"]) < 5,
+        claims={
+            f"what is kept is predicted within {CLOSE:.0%}": off < CLOSE,
+            f"the peak, the backward included, is predicted within {PEAK_CLOSE:.0%}": off_peak < PEAK_CLOSE,
+            "four times the length is 16 times the scores and 4 times everything else": (growth, rest)
+            == (16, 4),
+            "what is kept without stored scores, and its peak, grow 4-fold as measured": all(
+                abs(found[kind] / 4 - 1) < PEAK_CLOSE for kind in linear for found in (kept, peak)
+            ),
+            "a window leaves fewer pairs and the same parameters": (
+                pairs["window"] < pairs["recomputed"] == pairs["n x n stored"] and len(parameters) == 1
+            ),
+        },
         setting=(
             f"one row, {FIELDS['layers']} layers of width {FIELDS['width']}, {FIELDS['heads']} heads, feed-forward "
             f"{FIELDS['hidden']}, vocab {FIELDS['vocab']}, window {WINDOW}, float32, seed {SEED}"
         ),
         finding=(
-            f"autograd keeps what the formula says within {100 * error:.1f} %; from {short} to {long} tokens the "
-            f"stored scores grow {growth:.0f}-fold and the other activations {rest:.0f}-fold, so that at {long} "
-            f"scores are {100 * after['scores (B)'] / after['predicted (B)']:.0f} % of what is kept; the measured peak "
-            f"grows {peaks['n x n stored']:.1f}-fold where scores are stored, {peaks['recomputed']:.1f}-fold where "
-            f"they are recomputed and {peaks['window']:.1f}-fold with a window; what the window spares is work (it "
-            f"leaves {at['window', long]['pairs'] / after['pairs']:.2g} of the pairs), not parameters "
-            f"({max(parameters):,} bytes)"
+            f"autograd keeps what the formula says within {off:.2%}, and the measured peak is the predicted one within "
+            f"{off_peak:.1%}; from {short} to {long} tokens the stored scores grow {growth:.0f}-fold and the other "
+            f"activations {rest:.0f}-fold, so that at {long} scores are "
+            f"{after['scores (B)'] / after['predicted (B)']:.0%} of what is kept; the measured peak grows "
+            f"{peak['n x n stored']:.1f}-fold where scores are stored, {peak['recomputed']:.1f}-fold where they are "
+            f"recomputed and {peak['window']:.1f}-fold with a window; what the window spares is work (it leaves "
+            f"{pairs['window'] / pairs['recomputed']:.2g} of the pairs), not parameters ({max(parameters):,} bytes)"
         ),
     )
 
 
-def copied(row: Row) -> int:
-    """Bytes that the kernel keeps beyond the formula: the banded one hands its output over in another layout and so
-    keeps it twice, 4 H D bytes a token more."""
-    return row["n"] * 4 * FIELDS["width"] * FIELDS["layers"] if row["kind"] == "window" else 0
-
-
 def draw(figure: Figure, report: Report) -> None:
-    """Left: what is kept at the longest row, by cause. Right: the measured peak against the length."""
-    left, right = panels(figure, 9, 3.8)
-    last = [row for row in report.rows if row["n"] == LENGTHS[-1]]
-    below = np.zeros(len(last))
-    for name in ("norms", "ffn", "logits", "attention", "scores"):
-        sizes = np.array([row[f"{name} (B)"] / 2**20 for row in last])
-        left.bar([row["kind"] for row in last], sizes, bottom=below, label=name)
-        below += sizes
-    label_axes(left, f"kept for the backward, {LENGTHS[-1]} tokens", y="MiB", legend={})
-    for kind, _, _ in KINDS:
-        peak = [row["peak (B)"] / 2**20 for row in report.rows if row["kind"] == kind]
-        right.loglog(LENGTHS, peak, "o-", label=kind)
-    label_axes(right, "measured peak of a training step", "tokens", "MiB", {})
-    label_ticks(right, LENGTHS)
+    """Left: what the two causes are, against the length. Right: the peak, as predicted and as measured."""
+    left, right = panels(figure, 10, 4)
+    lengths = sorted(set(report.column("n")))
+    rows = {kind: [row for row in report.rows if row["kind"] == kind] for kind, _, _ in KINDS}
+    stored = rows["n x n stored"]
+    for cause, colour in zip(CAUSES, (GREY, GREEN, VIOLET, INK, BLUE, RED), strict=True):
+        left.loglog(lengths, [row[f"{cause} (B)"] / 2**20 for row in stored], "o-", color=colour, label=cause)
+    label_axes(left, "kept for the backward where scores are stored", "tokens", "MiB", {"fontsize": 8})
+    for (kind, own), colour, form in zip(rows.items(), (RED, BLUE, GREEN), ("o", "o", "x"), strict=True):
+        right.loglog(
+            lengths, [row["predicted peak (B)"] / 2**20 for row in own], "-", color=colour, linewidth=1
+        )
+        right.loglog(lengths, [row["peak (B)"] / 2**20 for row in own], form, color=colour, label=kind)
+    label_axes(right, "peak of a training step", "tokens", "MiB (marks: measured, lines: predicted)", {})
+    for axes, ticks in ((left, (0.1, 1, 10, 100)), (right, (5, 10, 20, 50, 100, 200, 500))):
+        label_ticks(axes, lengths)
+        label_ticks(axes, ticks, "y")

@@ -92,7 +92,10 @@ def judge(rows: Rows) -> Report:
     equal, dilated = rows[0], rows[2]
     return Report(
         rows=tuple(rows),
-        seen=differing == 0 and right,
+        claims={
+            "gradients find the predicted field of every token, and no more": differing == 0,
+            "the farthest token seen is as far back as the reaches add up to": right,
+        },
         setting=f"{COUNT} tokens, {HEADS} heads of {WIDTH}, token {GLOBAL} global, float64, seed {SEED}",
         finding=(
             f"in {len(rows)} stacks the gradient reaches exactly the predicted tokens ({differing} pairs of "

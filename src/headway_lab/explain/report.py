@@ -23,7 +23,7 @@ class Report:
 
     topic      name in TOPICS, question one sentence, formula what is verified, as text; `explain` fills them in
     rows       the numbers: a table whose columns are the names in all rows
-    seen       whether the run shows what the formula says
+    claims     sentences, and whether the numbers of this run show them
     setting    sizes and seeds of the run: "d = 4..512, 3 seeds"
     finding    what was found, with numbers, in one or two sentences
     highlight  rows that a terminal shows (by index); empty = all of them
@@ -35,7 +35,7 @@ class Report:
     question: str = ""
     formula: str = ""
     rows: tuple[Row, ...]
-    seen: bool
+    claims: Mapping[str, bool]
     setting: str
     finding: str
     highlight: tuple[int, ...] = ()
@@ -54,9 +54,17 @@ class Report:
         return [[row.get(name) for name in self.columns] for row in self.rows]
 
     @property
+    def seen(self) -> bool:
+        """Whether the run shows every claim."""
+        return all(self.claims.values())
+
+    @property
     def verdict(self) -> str:
-        """ "seen" or "not seen" at this size, with these seeds; a run of this size refutes nothing."""
-        return f"{'seen' if self.seen else 'not seen'} at this size ({self.setting}): {self.finding}"
+        """ "seen", "seen in part" or "not seen" at this size, with these seeds; a run of this size refutes nothing."""
+        missing = [claim for claim, seen in self.claims.items() if not seen]
+        word = "seen" if self.seen else "not seen" if len(missing) == len(self.claims) else "seen in part"
+        without = f" Not seen: {'; '.join(missing)}." if word == "seen in part" else ""
+        return f"{word} at this size ({self.setting}): {self.finding}.{without}"
 
     def column(self, name: str) -> list[Any]:
         """The values of one column, of the rows that have it."""
@@ -70,6 +78,11 @@ class Report:
             parts[-1] += f"\n  ({len(shown)} of {len(self.rows)} rows; all of them with --out or --json)"
         if self.picture:
             parts.append(indent(self.picture, "  "))
+        parts.append(
+            "\n".join(
+                f"  {'seen' if seen else 'not seen':<8}  {claim}" for claim, seen in self.claims.items()
+            )
+        )
         parts.append(f"verdict: {self.verdict}")
         written = [str(path) for path in (self.figure, self.csv) if path]
         if written:
@@ -77,10 +90,27 @@ class Report:
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The report in JSON's types, `verdict` included."""
+        """The report in JSON's types, `seen` and `verdict` included."""
         facts = plain(self)
         first = {name: facts[name] for name in ("topic", "question", "formula")}
-        return {**first, "columns": self.columns, **facts, "rows": plain(self.cells), "verdict": self.verdict}
+        return {
+            **first,
+            "columns": self.columns,
+            **facts,
+            "rows": plain(self.cells),
+            "seen": self.seen,
+            "verdict": self.verdict,
+        }
+
+
+def seeds_of(rows: Rows) -> tuple[int, ...]:
+    """The seeds that rows have columns of."""
+    return tuple(int(name.removeprefix("seed ")) for name in rows[0] if name.startswith("seed "))
+
+
+def by_seed(row: Row) -> list[float]:
+    """A row's results, seed by seed."""
+    return [row[f"seed {seed}"] for seed in seeds_of([row])]
 
 
 def panels(figure: Figure, width: float, height: float, count: int = 2, **rest: Any) -> Any:

@@ -70,7 +70,12 @@ def judge(rows: Rows) -> Report:
     )
     return Report(
         rows=tuple(rows),
-        seen=off <= ALLOWED and wrong > 1e-3 and rises > 0 and uneven > 1e-3 and even <= ALLOWED,
+        claims={
+            "with sin(m - n) the expansion is the score": off <= ALLOWED,
+            "with sin(n - m) it is not": wrong > 1e-3,
+            "the second term tells before from after": uneven > 1e-3,
+            "without it they are the same, and the score rises again": even <= ALLOWED and rises > 0,
+        },
         setting=f"one pair, D = -{FARTHEST}..{FARTHEST}, float64, q and k from N(0, 1), seed 0",
         picture=(
             f"q = ({CASE[0]:.4f}, {CASE[1]:.4f}), k = ({CASE[2]:.4f}, {CASE[3]:.4f}), m - n = 3:\n"

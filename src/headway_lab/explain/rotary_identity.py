@@ -69,7 +69,10 @@ def judge(laws: Rows, apart: float) -> Report:
     broken = [row["law"] for row in rows if not row["holds"]]
     return Report(
         rows=rows,
-        seen=not broken and apart > 1e-3,
+        claims={
+            **{row["law"]: row["holds"] for row in rows},
+            "no two positions give a query the same vector": apart > 1e-3,
+        },
         setting=f"D = {HEAD_DIM}, positions 0..{FARTHEST - 1}, float64, seed {SEED}",
         finding=(
             f"{len(laws) - len(broken)} of {len(laws)} laws hold to rounding"

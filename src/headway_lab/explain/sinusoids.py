@@ -82,7 +82,12 @@ def judge(rows: Rows, from_formula: float) -> Report:
     scale, last = math.sqrt(WIDTH), rows[-1]
     return Report(
         rows=tuple(rows),
-        seen=max(off, from_formula, closed, spread) < ALLOWED and mixed > 0.1,
+        claims={
+            "the table is the formula": from_formula < ALLOWED,
+            "PE(p + k) is one linear map of PE(p) for all p": off < ALLOWED,
+            "a product of two rows is the sum of cosines of their distance, at every p": max(closed, spread) < ALLOWED,
+            "projected, it depends on p": mixed > 0.1,
+        },
         setting=f"M = {WIDTH}, positions 0..{COUNT - 1}, float64, projection of seed {SEED}",
         picture=(
             f"|PE(p)| = {math.sqrt(WIDTH / 2):.3f}; a token's row from N(0, 1/M) has length 1, "

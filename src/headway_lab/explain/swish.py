@@ -42,13 +42,14 @@ def judge(rows: Rows) -> Report:
     zero, one, most = rows[0], rows[BETAS.index(1.0)], rows[-1]
     return Report(
         rows=tuple(rows),
-        seen=(
-            zero["from x/2"] < 1e-12
-            and zero["from x"] > 1
-            and one["from SiLU"] < 1e-12
-            and one["falls and rises"]
-            and most["from ReLU"] < 0.3 / most["beta"]
-        ),
+        claims={
+            "at beta = 0 it is x / 2": zero["from x/2"] < 1e-12,
+            "and not x": zero["from x"] > 1,
+            "at 1 it is SiLU, which falls and rises": one["from SiLU"] < 1e-12 and one["falls and rises"],
+            "it comes within 0.3 / beta of ReLU": all(
+                row["from ReLU"] < 0.3 / row["beta"] for row in rows if row["beta"]
+            ),
+        },
         setting=f"x = {LOW:g}..{HIGH:g}, {COUNT} points, float64; nothing random",
         finding=(
             f"at beta = 0 it is x / 2 (Swish(2) = {zero['Swish(2)']:g}) and {zero['from x']:g} away from x; at 1 it is "

@@ -1,0 +1,64 @@
+"""What repeats say: the mean of paired differences, and how far chance alone would move it."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Two-sided 95 % points of Student's t with 1, 2, .. degrees of freedom.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far values of one contender lie above those of another with the same seeds, or in the same rounds.
+
+    mean    of the differences one by one
+    bound   t s / sqrt(n): s their standard deviation, t the 95 % point for n - 1 degrees of freedom
+    """
+
+    mean: float
+    bound: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether the mean differs from 0 by more than the bound: one time in twenty where nothing differs."""
+        return abs(self.mean) > self.bound
+
+    @property
+    def higher(self) -> bool:
+        return self.seen and self.mean > 0
+
+    @property
+    def lower(self) -> bool:
+        return self.seen and self.mean < 0
+
+    def within(self, margin: float) -> bool:
+        """Whether mean and bound both lie within the margin of 0: shown to differ by less."""
+        return abs(self.mean) + self.bound < margin
+
+    def below(self, margin: float) -> bool:
+        """Whether mean and bound lie below the margin: shown to be no higher by more."""
+        return self.mean + self.bound < margin
+
+    @property
+    def factor(self) -> str:
+        """A gap of logarithms, as a factor and its interval: "1.9 (1.7 to 2.1)"."""
+        least, most = (math.exp(self.mean + sign * self.bound) for sign in (-1, 1))
+        return f"{math.exp(self.mean):.2g} ({least:.2g} to {most:.2g})"
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} ± {self.bound:.3f}, {'seen' if self.seen else 'not seen'}"
+
+
+def gap(values: Sequence[float], base: Sequence[float]) -> Gap:
+    """`values` against `base`, pair by pair."""
+    assert len(values) == len(base) >= 2, "a spread needs two pairs or more"
+    apart = [a - b for a, b in zip(values, base, strict=True)]
+    error = statistics.stdev(apart) / math.sqrt(len(apart))
+    return Gap(statistics.fmean(apart), T_95[min(len(apart) - 2, len(T_95) - 1)] * error)
+
+
+def log_gap(values: Sequence[float], base: Sequence[float]) -> Gap:
+    """The gap of logarithms: by which factor times, or sizes, differ (`Gap.factor`)."""
+    return gap([math.log(x) for x in values], [math.log(x) for x in base])
