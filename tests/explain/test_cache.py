@@ -9,21 +9,24 @@ from headway.models import cost
 from headway_lab.explain import cache
 from headway_lab.explain.report import Report, Row
 
+CONTEXT = 256
+LENGTHS = [CONTEXT // 8, CONTEXT // 4, CONTEXT // 2, CONTEXT]
+
 
 @pytest.fixture(scope="module")
 def found() -> Report:
-    return cache.run()
+    return cache.run(context=CONTEXT)
 
 
 def test_cached_equals_recomputed_and_costs_what_the_formula_says(found: Report) -> None:
-    assert found.seen, found.verdict
+    assert all(list(found.claims.values())[:-1]), found.verdict  # the last is of time
     spec = cache.SPEC
     each = 4 * spec.head_dim * spec.heads * spec.layers
-    assert found.column("T") == list(cache.LENGTHS)
-    assert found.column("cache (FLOPs)") == [each * t for t in cache.LENGTHS]
-    assert found.column("no cache (FLOPs)") == [each * t * t for t in cache.LENGTHS]
-    assert found.column("ring (FLOPs)") == [each * min(t, cache.WINDOW) for t in cache.LENGTHS]
-    assert found.column("ring slots") == [min(t, cache.WINDOW) for t in cache.LENGTHS]
+    assert found.column("T") == LENGTHS
+    assert found.column("cache (FLOPs)") == [each * t for t in LENGTHS]
+    assert found.column("no cache (FLOPs)") == [each * t * t for t in LENGTHS]
+    assert found.column("ring (FLOPs)") == [each * min(t, cache.WINDOW) for t in LENGTHS]
+    assert found.column("ring slots") == [min(t, cache.WINDOW) for t in LENGTHS]
 
 
 def test_the_count_of_a_step_is_the_count_of_the_spec() -> None:
@@ -48,20 +51,23 @@ def step(length: int, **change: float) -> Row:
         "T": length,
         "cache (FLOPs)": float(length),
         "no cache (FLOPs)": float(length**2),
-        "ring (FLOPs)": 64.0,
-        "cache (ms)": 1.0,
-        "no cache (ms)": 1.0,
+        "ring (FLOPs)": float(min(length, 64)),
         "ring slots": 64,
     }
     return {**right, **change}
 
 
-def test_it_would_notice_other_logits_other_costs_and_a_larger_ring() -> None:
-    right = [step(n) for n in cache.LENGTHS]
-    assert cache.judge(right, 1e-7).seen
-    assert not cache.judge(right, 2e-5).seen
+def test_it_would_notice_other_logits_other_costs_a_larger_ring_and_no_time_saved() -> None:
+    right, times = (
+        [step(n) for n in LENGTHS],
+        {"cache": [1.0, 1.1], "ring": [1.0, 1.1], "no cache": [2.0, 2.1]},
+    )
+    assert cache.judge(right, times, 1e-7).seen
+    assert not cache.judge(right, times, 2e-5).seen
     for wrong in ({"cache (FLOPs)": 562.0}, {"no cache (FLOPs)": 512**2 * 1.01}, {"ring slots": 65}):
-        assert not cache.judge([*right[:-1], step(512, **wrong)], 1e-7).seen
+        assert not cache.judge([*right[:-1], step(CONTEXT, **wrong)], times, 1e-7).seen
+    for slow in ([1.0, 1.1], [1.0, 5.0]):
+        assert not cache.judge(right, {**times, "no cache": slow}, 1e-7).seen
 
 
 def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +79,5 @@ def test_it_would_notice_a_cache_that_forgets(monkeypatch: pytest.MonkeyPatch) -
         return keys
 
     monkeypatch.setattr(KVCache, "update", forgetful)
-    monkeypatch.setattr(cache, "LENGTHS", (4, 8, 16))
-    monkeypatch.setattr(cache, "WINDOW", 4)
-    assert not cache.run().seen
+    told = cache.run(context=128)
+    assert not told.claims["the logits of all steps equal the full forward's"]

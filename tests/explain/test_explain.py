@@ -12,7 +12,7 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway.patterns import Causal, Window, visible
 from headway.tokens import Tokens
-from headway_lab.explain import TOPICS, explain, find_topic, masks, scale
+from headway_lab.explain import GROUPS, TOPICS, explain, find_topic, masks, scale, settings_of
 from headway_lab.explain.report import Report, Row
 
 
@@ -22,7 +22,7 @@ def report(**change: object) -> Report:
         "question": "Why?",
         "formula": "a = b\nc = d",
         "rows": ({"n": 1, "value": 0.5}, {"n": 2, "value": 0.25}, {"n": 3, "value": 0.125}),
-        "seen": True,
+        "claims": {"it falls": True, "it halves": True},
         "setting": "n = 1..3, seed 0",
         "finding": "it halves",
     }
@@ -30,8 +30,16 @@ def report(**change: object) -> Report:
 
 
 def test_a_verdict_says_where_and_never_that_something_is_refuted() -> None:
-    assert report().verdict == "seen at this size (n = 1..3, seed 0): it halves"
-    assert report(seen=False).verdict.startswith("not seen at this size (")
+    assert report().verdict == "seen at this size (n = 1..3, seed 0): it halves."
+    assert report(claims={"a": False}).verdict.startswith("not seen at this size (")
+    part = report(claims={"it falls": True, "it halves": False})
+    assert part.verdict == "seen in part at this size (n = 1..3, seed 0): it halves. Not seen: it halves."
+    assert not part.seen
+    assert "  seen      it falls\n  not seen  it halves" in part.to_text()
+    assert (part.to_json()["seen"], part.to_json()["claims"]) == (
+        False,
+        {"it falls": True, "it halves": False},
+    )
 
 
 def test_the_terminal_shows_the_highlighted_rows_and_says_so() -> None:
@@ -65,7 +73,52 @@ def test_without_a_topic_the_questions_are_listed(capsys: pytest.CaptureFixture[
         assert name in text
         assert question in text
     assert run(["explain", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == TOPICS
+    told = json.loads(capsys.readouterr().out)
+    assert {name: topic["question"] for name, topic in told.items()} == TOPICS
+    assert [topic["group"] for topic in told.values()] == [
+        group for group, own in GROUPS.items() for _ in own
+    ]
+    assert all(topic["seconds"] > 0 for topic in told.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["swish", "--heads", "4"], "explain swish: the topic takes no --heads; it takes no settings"),
+        (
+            ["scale", "--quick", "--n", "4"],
+            "explain scale: the topic takes no --n and --quick; it takes --seeds",
+        ),
+        (["heads", "--d", "4"], "takes no --d; it takes --heads, --kv-heads, --context, --seeds and --quick"),
+        (["heads", "--heads", "12", "--kv-heads", "5"], "12"),
+        (["heads", "--heads", "1"], "--heads 1 has nothing to share; give 2 or more"),
+        (["complexity", "--n", "4"], "n >= 8 and d, k, r >= 2 are needed, got n=4"),
+        (["complexity", "--k", "0"], "settings are 1 or more, got --k 0"),
+        (["memory", "--context", "100"], "--context 100 must be a multiple of 4 from 512 on"),
+        (["cache", "--context", "100"], "--context 100 must be a multiple of 8 from 128 on"),
+        (["scale", "--seeds", "3,3"], "a spread needs two different seeds or more, got (3, 3)"),
+        (["scale", "--seeds", "many"], "--seeds takes numbers between commas, as 0,1,2; got 'many'"),
+        (["--quick"], "explain: --quick is of a single topic; got it with no topic"),
+    ],
+)
+def test_a_setting_that_a_topic_does_not_take_is_refused_by_name(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", *arguments]) == 1
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_quick_run_is_made_of_settings_that_the_topic_takes(topic: str) -> None:
+    assert set(getattr(find_topic(topic), "QUICK", {})) <= set(settings_of(topic))
+
+
+def test_settings_reach_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--n", "16", "--d", "6", "--k", "2", "--r", "5"]
+    assert run(["explain", "complexity", *sizes, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["seen"], told["verdict"]
+    assert told["setting"].startswith("n = 4..16, d = 3, 6, k = 2, r = 5")
 
 
 def test_a_topic_writes_its_table_and_its_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +158,9 @@ def test_scale_sees_the_collapse_only_without_the_scale() -> None:
 
 def test_scale_would_notice_a_softmax_that_does_not_collapse() -> None:
     def row(width: int, variance: float, plain: float) -> Row:
-        return {"d": width, "Var(q.k)": variance, "|J| without scale": plain, "|J| with scale": 0.2}
+        found = {"d": width, "|J| without scale": plain, "most |J| without": plain}
+        found |= dict.fromkeys(("Var(q.k)", "Var(q.k), least", "most"), variance)
+        return found | dict.fromkeys(("|J| with scale", "least |J| with scale"), 0.2)
 
     assert scale.judge([row(4, 4.0, 0.2), row(512, 512.0, 0.001)]).seen
     assert not scale.judge([row(4, 4.0, 0.2), row(512, 512.0, 0.19)]).seen

@@ -7,7 +7,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from headway.attention import attend
 from headway.attention.linear_attention import LinearAttentionSpec, linear_weights
+from headway.patterns import Causal
 from headway.positions import Rotary
 from headway_lab.explain import (
     offset_task,
@@ -23,6 +25,7 @@ from headway_lab.explain import (
 from headway_lab.explain.report import Report
 from headway_lab.explain.rotary_decay import bound, decay
 from headway_lab.explain.rotary_forms import angles
+from headway_lab.explain.spread import Gap
 from tests.positions.test_schemes import GOLDEN, product
 
 TRAINED = (rotary_frequencies, rotary_values)
@@ -40,12 +43,14 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def reports() -> dict[ModuleType, Report]:
-    """Every topic run once, the trained ones with one seed."""
+    """Every topic run once with two seeds, layers trained for 40 steps."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in TRAINED:
-            patch.setattr(module, "SEEDS", (0,))
         patch.setattr(rotary_decay, "PAIRS", 128)
-        return {module: module.run() for module in MODULES}
+        given: dict[ModuleType, dict[str, object]] = {
+            **{module: {"seeds": (0, 1)} for module in (rotary_decay, rotary_linear, rotary_shift)},
+            **{module: {"seeds": (0, 1), "steps": 40} for module in TRAINED},
+        }
+        return {module: module.run(**given.get(module, {})) for module in MODULES}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
@@ -53,13 +58,11 @@ def test_every_topic_is_seen_and_drawn_with_labels(
     module: ModuleType, reports: dict[ModuleType, Report]
 ) -> None:
     found = reports[module]
-    assert found.seen, found.verdict
-    assert found.verdict.startswith("seen at this size (")
+    of_time = {"ready-made matrices take more time than the elementwise form"}
+    lost = {claim for claim, seen in found.claims.items() if not seen} - of_time
+    assert not lost or module in TRAINED, found.verdict  # those are judged at their own budget in a slow test
     figure = Figure()
-    with pytest.MonkeyPatch.context() as patch:
-        if module in TRAINED:
-            patch.setattr(module, "SEEDS", (0,))
-        module.draw(figure, found)
+    module.draw(figure, found)
     panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
     assert panels
     for axes in panels:
@@ -114,7 +117,12 @@ def test_forms_agree_and_angles_have_half_a_head(reports: dict[ModuleType, Repor
     assert found.column("products / vector") == [128**2] * 2 + [256] * 6
     assert angles(torch.arange(5), 64).shape == (5, 32)
     rows = list(found.rows)
-    assert not rotary_forms.judge([*rows[:3], {**rows[3], "difference from R_m": 1e-3}, *rows[4:]]).seen
+    slower = Gap(1.0, 0.1)
+    assert rotary_forms.judge(rows, slower).seen
+    assert not rotary_forms.judge(
+        [*rows[:3], {**rows[3], "difference from R_m": 1e-3}, *rows[4:]], slower
+    ).seen
+    assert not rotary_forms.judge(rows, Gap(0.1, 0.2)).seen, "time is judged with its spread"
 
 
 # -- expansion, decay, frequencies -------------------------------------------------------------------------
@@ -191,8 +199,11 @@ def test_row_71_one_angle_gives_two_curves_and_different_angles_give_more() -> N
 
 def test_equal_angles_must_be_learned_worse(reports: dict[ModuleType, Report]) -> None:
     rows = list(reports[rotary_frequencies].rows)
-    better = {**rows[-2], "right, mean": 1.0}
-    assert not rotary_frequencies.judge([*rows[:-2], better, rows[-1]]).seen
+    claim = "with equal angles the task is learned worse than with any others"
+    made = [{**row, "seed 0": 0.9, "seed 1": 0.91} for row in rows[:-2]]
+    worse = [{**row, "seed 0": 0.5, "seed 1": 0.51} for row in rows[-2:]]
+    assert rotary_frequencies.judge([*made, *worse]).claims[claim]
+    assert not rotary_frequencies.judge([*made, worse[0], {**worse[1], "seed 1": 0.92}]).claims[claim]
     flat = {**rows[0], **{f"f({m})": 32.5 for m in rotary_frequencies.SHOWN}}
     assert not rotary_frequencies.judge([flat, *rows[1:]]).seen
 
@@ -205,8 +216,11 @@ def test_turned_values_are_turned_as_a_whole_by_a_shift(reports: dict[ModuleType
     plain, turned, back = reports[rotary_values].rows
     assert max(*rotary_values.changes(plain), *rotary_values.changes(back)) < 1e-12
     assert turned["from R_s out"] < 1e-12
+    good, bad = {"seed 0": 1.0, "seed 1": 1.0}, {"seed 0": 0.4, "seed 1": 0.5}
+    plain, turned, back = {**plain, **good}, {**turned, **bad}, {**back, **good}
     assert rotary_values.judge([plain, turned, back]).seen
-    assert not rotary_values.judge([plain, {**plain, "from R_s out": 0.0}, back]).seen
+    assert not rotary_values.judge([plain, {**plain, **bad, "from R_s out": 0.0}, back]).seen
+    assert not rotary_values.judge([plain, {**turned, **good}, back]).seen
 
 
 def test_values_turned_and_back_are_the_sum_of_relative_turns() -> None:
@@ -231,7 +245,7 @@ def test_row_64_a_shift_leaves_rounding_only_while_angles_are_exact(
     assert {name for name, _ in change} == {"float64", "float32", "bfloat16", "float16"}
     for name in ("float32", "bfloat16", "float16"):
         exact, eps = (change[name, "float64"][column] for column in ("s = 1000", "eps"))
-        assert exact < 20 * eps
+        assert exact < 20 * eps, name
         assert change[name, name]["s = 1000"] > 4 * exact
     assert change["float16", "float16"]["s = 100000"] is None, "100000 is beyond float16"
     assert found.to_json()["rows"][-1][-1] is None
@@ -239,15 +253,36 @@ def test_row_64_a_shift_leaves_rounding_only_while_angles_are_exact(
     assert not rotary_shift.judge(rows).seen
 
 
-def test_the_stack_in_float64_is_attention() -> None:
-    """The naive layers of rotary-shift are those of `Rotary` with exact angles, and angles of the same dtype too."""
-    here = torch.arange(rotary_shift.TOKENS)
-    exact = rotary_shift.stack(here, torch.float64, "float64")
-    assert torch.equal(exact, rotary_shift.stack(here, torch.float64, "float64"))
-    assert float((rotary_shift.stack(here, torch.float32, "float64") - exact).abs().max()) < 1e-4
+@pytest.mark.parametrize("seed", [0, 3])
+def test_row_64_the_stack_of_the_shift_is_the_engine(seed: int) -> None:
+    """Layer by layer with `attend` and `Rotary`, from the same weights: the outputs, and what a layer adds."""
+    heads, width = rotary_shift.HEADS, rotary_shift.HEADS * rotary_shift.HEAD_DIM
+    here = torch.arange(5, 5 + rotary_shift.TOKENS)
+    noise = torch.Generator().manual_seed(seed)
+    start = torch.randn(1, rotary_shift.TOKENS, width, generator=noise, dtype=torch.float64)
+    weights = torch.randn(rotary_shift.LAYERS, 4, width, width, generator=noise, dtype=torch.float64)
+    x = start
+    for to_q, to_k, to_v, to_out in weights * width**-0.5:
+        q, k, v = ((x @ w).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (to_q, to_k, to_v))
+        rotary = rotary_shift.ROTARY
+        out = attend(rotary.rotate(q, here), rotary.rotate(k, here), v, Causal())
+        x = x + out.transpose(1, 2).flatten(2) @ to_out
+    found = rotary_shift.stack(here, torch.float64, "float64", seed)
+    torch.testing.assert_close(found, x[0], rtol=0, atol=1e-12)
+    assert float((found - start[0]).abs().max()) > 0.1, "the layers do something"
+    narrow = rotary_shift.stack(here, torch.float32, "float64", seed)
+    assert float((narrow - found).abs().max()) < 1e-4
 
 
-def test_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> None:
+def test_row_64_the_growth_of_float32_angles_is_measured(reports: dict[ModuleType, Report]) -> None:
+    rows = reports[rotary_shift].rows
+    still = [
+        row if row["angles"] != "float32" else {**row, "s = 10000": 1e-5, "s = 100000": 1e-5} for row in rows
+    ]
+    assert not rotary_shift.judge(still).seen
+
+
+def test_row_79_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> None:
     """Row 79: elu + 1, d = 64."""
     assert int((rotary_linear.products(*rotary_linear.pairs(0)) < 0).sum()) == 37
     assert reports[rotary_linear].picture.splitlines()[0] == "seed 0: 37 of 300 random pairs negative"
@@ -259,14 +294,17 @@ def test_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> N
 
 def test_only_the_turned_denominator_blows_up(reports: dict[ModuleType, Report]) -> None:
     rows = list(reports[rotary_linear].rows)
-    plain, both, above, cosine = rows
+    own = [row for row in rows if row["seed"] == 0]
+    plain, both, above, cosine = own
     assert both["largest |out| / |v|"] > 100
     assert above["off from sum 1"] > 0.1, "no distribution"
     assert above["largest |out| / |v|"] <= 2
     assert cosine["negative weights"] == plain["negative weights"] == 0
     assert cosine["off from sum 1"] < 1e-12
-    assert not rotary_linear.judge([0, 30, 40], rows).seen
-    assert not rotary_linear.judge([37, 30, 40], [rows[0], rows[0], *rows[2:]]).seen
+    assert rotary_linear.judge({0: 37, 1: 30}, rows).seen
+    assert not rotary_linear.judge({0: 0, 1: 30}, rows).seen
+    calm = [{**row, "largest |out| / |v|": 1.0} if row["seed"] == 1 else row for row in rows]
+    assert not rotary_linear.judge({0: 37, 1: 30}, calm).seen, "every seed must blow up"
 
 
 @pytest.mark.parametrize(

@@ -21,34 +21,31 @@ from headway_lab.explain import (
     rotary_trained,
     runs,
 )
-from headway_lab.explain.contests import CONTESTS, Gap, gap, gaps, position_schemes, rows
+from headway_lab.explain.contests import CONTESTS, gaps, position_schemes, rows
 from headway_lab.explain.report import Report, Row
 from headway_lab.explain.runs import Budget, BytePrediction, Run, batch_of, contend, mean_loss, small, train
+from headway_lab.explain.spread import Gap, gap, log_gap
 
-MODULES = (extrapolation, rotary_trained, blocks, linear_training)
 NAMES = (*CONTESTS, "extrapolation", "rotary-trained", "blocks", "linear-training")
 TOY = Budget(steps=2, rows=2, seeds=(0, 1))
+SMALL = {"steps": 2, "seeds": (0, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def toy_size() -> Iterator[None]:
-    """Two steps, two seeds; short rows where rows grow."""
+    """Few rows to judge by; short rows where rows grow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "HELD_OUT_ROWS", 8)
-        for module in MODULES:
-            patch.setattr(module, "BUDGET", TOY)
-        for name, contest in CONTESTS.items():
-            patch.setitem(CONTESTS, name, replace(contest, budget=TOY))
         patch.setattr(extrapolation, "ROWS", 2)
         patch.setattr(linear_training, "LENGTHS", (64, 128, 256))
         patch.setattr(linear_training, "REPEATS", 1)
-        patch.setattr(blocks, "REPEATS", 1)
+        patch.setattr(blocks, "REPEATS", 2)
         yield
 
 
 @pytest.fixture(scope="module")
 def reports(toy_size: None) -> dict[str, Report]:
-    return {name: find_topic(name).run() for name in NAMES}
+    return {name: find_topic(name).run(**SMALL) for name in NAMES}
 
 
 def made(*losses: float, size: int = 1) -> tuple[Run, ...]:
@@ -191,6 +188,17 @@ def test_where_nothing_differs_one_run_in_twenty_says_otherwise() -> None:
         assert share == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000)), seeds
 
 
+def test_what_is_shown_to_be_small_has_a_small_bound_too() -> None:
+    assert Gap(0.01, 0.01).within(0.05)
+    assert not Gap(0.01, 0.1).within(0.05), "no difference seen is none shown"
+    assert not Gap(-0.1, 0.01).within(0.05)
+    assert Gap(-0.1, 0.01).below(0.05)
+    assert not Gap(0.0, 0.06).below(0.05)
+    half = log_gap([1.0, 1.1, 0.9], [2.0, 2.2, 1.8])
+    assert half.factor == "0.5 (0.5 to 0.5)"
+    assert half.lower
+
+
 def test_one_seed_has_no_spread() -> None:
     with pytest.raises(ConfigError, match=r"two different seeds or more, got \(0, 0\)"):
         Budget(seeds=(0, 0))
@@ -198,12 +206,12 @@ def test_one_seed_has_no_spread() -> None:
 
 def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
     found = {"a": made(1.0, 2.0), "b": made(1.5, 2.5), "c": made(1.5, 2.6)}
-    table = rows(found, TOY)
+    table = rows(found, (0, 1))
     assert [line["against"] for line in table] == [None, "a", "b"]
     assert [table[1][name] for name in ("gap", "bound", "seen")] == [0.5, 0.0, True]
     assert gaps(table) == {"b": gap([1.5, 2.5], [1.0, 2.0]), "c": gap([1.5, 2.6], [1.5, 2.5])}
-    assert gaps(rows(found, TOY, "a"))["c"] == gap([1.5, 2.6], [1.0, 2.0])
-    assert [line["against"] for line in rows(found, TOY, "b")] == ["b", None, "b"]
+    assert gaps(rows(found, (0, 1), "a"))["c"] == gap([1.5, 2.6], [1.0, 2.0])
+    assert [line["against"] for line in rows(found, (0, 1), "b")] == ["b", None, "b"]
     assert [(line["seed 0"], line["seed 1"]) for line in table] == [(1.0, 2.0), (1.5, 2.5), (1.5, 2.6)]
 
 
@@ -213,7 +221,7 @@ def test_rows_measure_each_contender_against_the_one_that_is_named() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_topic_runs_and_draws_with_labels(name: str, reports: dict[str, Report]) -> None:
     found, topic = reports[name], find_topic(name)
-    assert "2 steps of 2 x 64 bytes" in found.verdict
+    assert "2 steps of 8 x 64 bytes" in found.verdict
     assert "seeds 0, 1" in found.verdict
     figure = Figure()
     topic.draw(figure, found)
@@ -235,12 +243,12 @@ def test_row_74_positions_says_rotary_only_when_it_is_lower() -> None:
     """Row 74."""
     low = made(1.00, 1.01, 0.99, 1.00)
     high = made(1.20, 1.22, 1.19, 1.21)
-    positions = replace(CONTESTS["positions"], budget=Budget())
+    positions, budget = CONTESTS["positions"], Budget()
     found = {name: low if name == "rotary" else high for name in positions.schemes}
-    assert positions.judge(found).seen
-    assert not positions.judge({**found, "learned": low}).seen
-    assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}).seen
-    assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}).seen, "spread hides it"
+    assert positions.judge(found, budget).seen
+    assert not positions.judge({**found, "learned": low}, budget).seen
+    assert not positions.judge({**found, "rotary": made(1.5, 1.5, 1.5, 1.5)}, budget).seen
+    assert not positions.judge({**found, "none": made(1.0, 3.0, 0.5, 2.0)}, budget).seen, "spread hides it"
 
 
 def test_row_75_extrapolation_at_the_trained_length_is_the_model_itself(
@@ -267,16 +275,22 @@ def test_row_75_extrapolation_is_seen_only_when_longer_rows_are_not_worse() -> N
     good, bad = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.99, 1.09]], [[1.0, 1.1], [2.0, 2.1]] * 2
     names = ("rotary", "rotary, window L", "sinusoidal", "ALiBi", "learned")
     found = dict.fromkeys(names, good) | {"learned": [[1.0, 1.1], None, None, None]}
-    assert extrapolation.judge(found).seen
-    assert "refused: learned" in extrapolation.judge(found).finding
-    assert not extrapolation.judge({**found, "rotary": bad}).seen
+    told = extrapolation.judge(found, TOY)
+    as_well = "rotary reads rows of 8 L as well as rows of L, within 0.05"
+    assert told.claims[as_well]
+    assert "refused: learned" in told.finding
+    assert not extrapolation.judge({**found, "rotary": bad}, TOY).claims[as_well]
+    noisy = [[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [0.9, 1.2]]
+    assert not extrapolation.judge({**found, "rotary": noisy}, TOY).claims[as_well], (
+        "a wide spread shows nothing"
+    )
     rescaled = {**found, **dict.fromkeys(extrapolation.RESCALED, bad)}
-    assert "lower than by any rescaling: seen" in extrapolation.judge(rescaled).finding
+    assert extrapolation.judge(rescaled, TOY).claims["and ends lower than by any rescaling"]
     rescaled["rotary, YaRN"] = good
-    assert "lower than by any rescaling: not seen" in extrapolation.judge(rescaled).finding
+    assert not extrapolation.judge(rescaled, TOY).claims["and ends lower than by any rescaling"]
 
 
-def test_layers_turn_where_they_are_said_to() -> None:
+def test_row_69_layers_turn_where_they_are_said_to() -> None:
     """Row 69."""
     turned = {
         name: [isinstance(scheme.at(i), Rotary) for i in range(4)]
@@ -292,18 +306,19 @@ def test_layers_turn_where_they_are_said_to() -> None:
     assert isinstance(CONTESTS["rotary-layers"].schemes["all"], PerLayer)
 
 
-def test_switches_rank_by_loss_and_say_what_is_worse() -> None:
+def test_rows_68_and_70_switches_rank_by_loss_and_say_what_is_worse() -> None:
     """Rows 68 and 70."""
     low, high = made(1.0, 1.1, 1.2), made(1.3, 1.4, 1.51)
-    switches = replace(CONTESTS["rotary-switches"], budget=Budget(seeds=(0, 1, 2)))
+    switches, budget = CONTESTS["rotary-switches"], Budget(seeds=(0, 1, 2))
     found = {name: high if "equal" in name else low for name in switches.schemes}
-    told = switches.judge(found)
-    assert told.seen
+    told = switches.judge(found, budget)
+    equal = "equal frequencies end higher than powers"
+    assert told.claims == dict.fromkeys(switches.claims, False) | {equal: True}
     assert told.finding.index("powers 1.100") < told.finding.index("equal to 1 1.403")
-    assert not switches.judge({**found, "equal to 1": low}).seen
+    assert not switches.judge({**found, "equal to 1": low}, budget).claims[equal]
 
 
-def test_drift_is_that_of_the_model_and_can_be_put_back() -> None:
+def test_row_62_drift_is_that_of_the_model_and_can_be_put_back() -> None:
     """Row 62."""
     spec = small(positions=Rotary(pairing="halves", trainable=True))
     run = train(spec, TOY, 0)
@@ -318,13 +333,17 @@ def test_drift_is_that_of_the_model_and_can_be_put_back() -> None:
     assert torch.equal(rotary_trained.drifts(run), drift), "and it is as it was"
 
 
-def test_frequencies_that_move_are_noticed() -> None:
-    found = {"fixed": made(1.0, 1.1), "trained": made(1.01, 1.08)}
-    still = torch.full((2, 2, 8), 1e-3)
-    assert rotary_trained.judge(found, still, [1.01, 1.08]).seen
-    assert not rotary_trained.judge(found, 100 * still, [1.01, 1.08]).seen
-    lower = {"fixed": made(1.0, 1.1), "trained": made(0.9, 1.0)}
-    assert not rotary_trained.judge(lower, still, [0.9, 1.0]).seen
+def test_row_62_frequencies_that_move_are_noticed_beyond_the_spread_of_seeds() -> None:
+    """Row 62."""
+    found = {"fixed": made(1.0, 1.1), "trained": made(0.9, 1.0)}
+    still, moved = torch.full((2, 2, 8), 1e-3), torch.full((2, 2, 8), 0.1)
+    move, used, worth = rotary_trained.judge(found, moved, [1.01, 1.12], TOY).claims.values()
+    assert (move, used, worth) == (True, True, True)
+    assert list(rotary_trained.judge(found, still, [0.9, 1.0], TOY).claims.values()) == [False, False, True]
+    one_seed = torch.stack((moved[0], still[0]))
+    assert not next(iter(rotary_trained.judge(found, one_seed, [1.01, 1.12], TOY).claims.values()))
+    alike = {"fixed": made(1.0, 1.1), "trained": made(1.01, 1.08)}
+    assert list(rotary_trained.judge(alike, moved, [1.5, 1.6], TOY).claims.values())[2] is False
 
 
 def test_row_33_the_ladder_ends_in_llama_and_changes_only_what_differs() -> None:
@@ -367,17 +386,23 @@ def test_rows_30_and_33_blocks_tell_which_rung_helps() -> None:
     names = list(blocks.ladder())
     found = {name: made(2.0 - 0.1 * i, 2.1 - 0.1 * i) for i, name in enumerate(names)}
     found["+ RMSNorm"] = found["+ pre-norm"]
-    times = dict.fromkeys(blocks.norm_times(), 1.0)
-    told = blocks.judge(found, times)
-    assert told.seen
-    assert "RMSNorm ends elsewhere than LayerNorm: not seen" in told.finding
-    assert "less time than torch's LayerNorm: not seen" in told.finding
-    assert not blocks.judge({**found, names[-1]: found["2017"]}, times).seen
+    layer_norm, *rms = blocks.norm_times()
+    times = {layer_norm: [2.0, 2.1, 2.2], **{name: [1.0, 1.2, 1.1] for name in rms}}
+    told = blocks.judge(found, times, TOY)
+    faster = [f"{name} takes less time than torch's LayerNorm" for name in rms]
+    assert told.claims["LLaMA's block ends below that of 2017"]
+    assert all(told.claims[claim] for claim in (*faster, "RMSNorm ends within 0.02 of LayerNorm"))
+    assert not told.claims["sharing keys costs loss"]
+    slow = blocks.judge(found, {**times, rms[0]: [1.0, 4.0, 2.0]}, TOY).claims
+    assert [slow[claim] for claim in faster] == [False, True], "each norm by its own rounds"
+    noisy = blocks.judge({**found, "+ RMSNorm": made(1.8, 2.1)}, times, TOY)
+    assert not noisy.claims["RMSNorm ends within 0.02 of LayerNorm"], "no difference seen is none shown"
+    assert not blocks.judge({**found, names[-1]: found["2017"]}, times, TOY).claims[next(iter(told.claims))]
 
 
-def test_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[str, Report]) -> None:
+def test_row_82_linear_attention_keeps_bytes_by_length_and_dense_by_pairs(reports: dict[str, Report]) -> None:
     """Row 82."""
-    costs = linear_training.measure()
+    costs = linear_training.measure(linear_training.LENGTHS)
     (_, linear), (_, dense) = (linear_training.slopes(costs, name) for name in ("linear", "softmax, dense"))
     assert linear == pytest.approx(1, abs=linear_training.SLOPE)
     assert dense > 1.2
@@ -393,15 +418,15 @@ def test_linear_attention_that_learns_nothing_is_not_seen() -> None:
 
     costs = [cost(name, n, n / 64, n) for name in linear_training.COLOURS for n in (64, 128)]
     good = {name: made(2.0, 2.1) for name in linear_training.contenders()}
-    assert linear_training.judge(good, costs, 3.0).seen
-    assert not linear_training.judge(good, costs, 2.05).seen
+    learns, linear = "its loss falls below that of guessing without context", "bytes kept grow linearly"
+    assert linear_training.judge(good, costs, 3.0, TOY).claims[learns]
+    assert not linear_training.judge(good, costs, 2.05, TOY).claims[learns]
     for most in (400, 100):
         other = [row for row in costs if row["attention"] != "linear"]
         other += [cost("linear", 64, 1.0, 100), cost("linear", 128, 4.0, most)]
-        found = linear_training.judge(good, other, 3.0)
-        assert not found.seen, "bytes by pairs, and bytes that do not grow, are not bytes by length"
-        assert "bytes kept grow linearly: not seen" in found.finding
-    assert "bytes kept grow linearly: seen" in linear_training.judge(good, costs, 3.0).finding
+        found = linear_training.judge(good, other, 3.0, TOY)
+        assert not found.claims[linear], "bytes by pairs, and bytes that do not grow, are not bytes by length"
+    assert linear_training.judge(good, costs, 3.0, TOY).claims[linear]
 
 
 def test_guessing_without_context_costs_the_entropy_of_bytes() -> None:

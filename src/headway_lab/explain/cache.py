@@ -162,15 +162,21 @@ def draw(figure: Figure, report: Report) -> None:
     """Left: operations of a step's attention against T. Right: the measured time of a step, from least to most."""
     left, right = panels(figure, 9, 3.8)
     lengths = report.column("T")
-    for name, colour in (("no cache", RED), ("cache", BLUE), ("ring", GREEN)):
+    for name, colour, aside in (("no cache", RED, 1), ("cache", BLUE, 0.95), ("ring", GREEN, 1.05)):
         left.loglog(lengths, report.column(f"{name} (FLOPs)"), "o-", color=colour, label=name)
         middle, least, most = (report.column(f"{name} (ms{of})") for of in ("", ", least", ", most"))
         right.errorbar(
-            lengths, middle, error_bars(middle, least, most), fmt="o", color=colour, capsize=3, label=name
+            [aside * length for length in lengths],
+            middle,
+            error_bars(middle, least, most),
+            fmt="o",
+            color=colour,
+            capsize=3,
+            label=name,
         )
     label_axes(left, "attention in step T", "T", "operations", {})
     label_axes(
-        right, "time of step T", "T", f"ms of one core (median, range of {STEPS} steps)", {}, **LOG_LOG
+        right, "time of step T", "T", f"ms of one core\n(median, range of {STEPS} steps)", {}, **LOG_LOG
     )
     for axes in (left, right):
         label_ticks(axes, lengths)

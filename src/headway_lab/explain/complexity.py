@@ -16,6 +16,7 @@ from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_t
 
 SEED = 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
+WIDTHS = (4.0, 2.0, 4.0, 2.0, 1.5)  # where lines lie on one another, both are seen
 
 FORMULA = """n tokens of width d, kernels of k tokens, windows of r keys; multiply-adds of a layer without projections:
 self-attention       2 n^2 d     2 products   path 1                 every token meets every other at once
@@ -200,8 +201,9 @@ def judge(rows: Rows, k: int, r: int) -> Report:
         finding=(
             f"at n = {n}, d = {d} attention takes {work[full] / work[recurrence]:g} times the operations of "
             f"recurrence, a chain of {waits[full]} products instead of {waits[recurrence]}, and a path of {path[full]} "
-            f"instead of {path[recurrence]}; windows of {r} keys take {work[near] / work[full]:.3g} of the operations for a "
-            f"path of {path[near]}, dilated convolutions {work[wide] / work[full]:.3g} for a path of {path[wide]}"
+            f"instead of {path[recurrence]}; windows of {r} keys take {work[near] / work[full]:.3g} of the "
+            f"operations for "
+            f"a path of {path[near]}, dilated convolutions {work[wide] / work[full]:.3g} for a path of {path[wide]}"
         ),
         highlight=tuple(i for i, row in enumerate(rows) if row["d"] == d and row["n"] >= n // 2),
     )
@@ -213,14 +215,16 @@ def draw(figure: Figure, report: Report) -> None:
     rows = [row for row in report.rows if row["d"] == width]
     panes = panels(figure, 12.5, 3.9, 3)
     for axes, (column, formula, title, y) in zip(panes, PANES, strict=True):
-        for name, colour in zip(dict.fromkeys(report.column("layer")), COLOURS, strict=True):
+        for name, colour, thick in zip(dict.fromkeys(report.column("layer")), COLOURS, WIDTHS, strict=True):
             n, counts, lines = (
                 [row[c] for row in rows if row["layer"] == name] for c in ("n", column, formula)
             )
-            axes.loglog(n, lines, color=colour, label=name)
-            axes.plot(n, counts, "o", color=colour, markersize=5)
+            axes.loglog(n, lines, color=colour, label=name, linewidth=thick)
+            axes.plot(n, counts, "o", color=colour, markersize=3 + thick)
         label_axes(axes, title, "tokens n", y)
         label_ticks(axes, n)
+    for axes in panes[1:]:
+        label_ticks(axes, [2**i for i in range(max(n).bit_length())], "y")
     panes[0].set_title(f"operations of one layer, d = {width}")
     figure.legend(*panes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
 

@@ -132,10 +132,11 @@ def step_spec(layout: Heads) -> ModelSpec:
 
 
 def step_times(layouts: Sequence[Heads], context: int) -> list[list[float]]:
-    """Seconds of one core for one more token of each layout, round by round, so that all run under the same load."""
+    """Seconds of one core for one more token of each layout, round by round, so that all run under the same load;
+    without the first round."""
     steps = [step_of(layout, context) for layout in layouts]
     with torch.inference_mode():
-        rounds = [[step() for step in steps] for _ in range(ROUNDS)]
+        rounds = [[step() for step in steps] for _ in range(ROUNDS + 1)][1:]
     return [list(times) for times in zip(*rounds, strict=True)]
 
 
@@ -157,7 +158,6 @@ def step_of(layout: Heads, context: int) -> Callable[[], float]:
         cache.trim(1)
         return fastest(lambda: model(new, cache=cache), 1, time.process_time)
 
-    again()
     return again
 
 
@@ -189,8 +189,9 @@ def judge(rows: Rows, slower: Gap, context: int, seeds: Sequence[int]) -> Report
         finding=(
             f"{share:.4g} of the cache with {one['kv heads']} kv head; the output is that of repeated "
             f"heads within {same:.0e}, and {other:.2g} or more from a sum of scores over the group; one more token "
-            f"with {one['kv heads']} kv head takes {one['FLOPs / token'] / full['FLOPs / token']:.2f} of the operations, "
-            f"{one['bytes / token'] / full['bytes / token']:.2f} of the bytes and {slower.factor} of the time "
+            f"with {one['kv heads']} kv head takes {one['FLOPs / token'] / full['FLOPs / token']:.2f} of the "
+            f"operations, {one['bytes / token'] / full['bytes / token']:.2f} of the bytes and {slower.factor} of "
+            f"the time "
             f"that it takes with {full['kv heads']}"
         ),
         picture="\n\n".join(picture(Heads.of(h, row["kv heads"])) for row in rows),

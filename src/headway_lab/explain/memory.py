@@ -187,13 +187,15 @@ def draw(figure: Figure, report: Report) -> None:
     stored = rows["n x n stored"]
     for cause, colour in zip(CAUSES, (GREY, GREEN, VIOLET, INK, BLUE, RED), strict=True):
         left.loglog(lengths, [row[f"{cause} (B)"] / 2**20 for row in stored], "o-", color=colour, label=cause)
-    label_axes(left, "kept for the backward where scores are stored", "tokens", "MiB", {"fontsize": 8})
+    label_axes(
+        left, "kept for the backward where scores are stored", "tokens", "MiB", {"fontsize": 8, "ncols": 3}
+    )
     for (kind, own), colour, form in zip(rows.items(), (RED, BLUE, GREEN), ("o", "o", "x"), strict=True):
         right.loglog(
             lengths, [row["predicted peak (B)"] / 2**20 for row in own], "-", color=colour, linewidth=1
         )
         right.loglog(lengths, [row["peak (B)"] / 2**20 for row in own], form, color=colour, label=kind)
-    label_axes(right, "peak of a training step", "tokens", "MiB (marks: measured, lines: predicted)", {})
+    label_axes(right, "peak of a training step", "tokens", "MiB (marks: measured,\nlines: predicted)", {})
     for axes, ticks in ((left, (0.1, 1, 10, 100)), (right, (5, 10, 20, 50, 100, 200, 500))):
         label_ticks(axes, lengths)
         label_ticks(axes, ticks, "y")

@@ -99,10 +99,9 @@ def judge(rows: Rows) -> Report:
         setting=f"{COUNT} tokens, {HEADS} heads of {WIDTH}, token {GLOBAL} global, float64, seed {SEED}",
         finding=(
             f"in {len(rows)} stacks the gradient reaches exactly the predicted tokens ({differing} pairs of "
-            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal['layers']} "
-            f"layers of 4 keys see {equal['tokens, by gradient']} tokens, {dilated['layers']} dilated ones of 3 keys "
-            f"{dilated['tokens, by gradient']}; windows alone never reach beyond that sum, one global token or one "
-            "full layer does"
+            f"{len(rows) * COUNT**2} differ) and as far back as the layers' reaches add up to. {equal['stack']!r} sees "
+            f"{equal['tokens, by gradient']} tokens in {equal['layers']} layers, {dilated['stack']!r} "
+            f"{dilated['tokens, by gradient']} in {dilated['layers']}"
         ),
     )
 

@@ -15,7 +15,7 @@ from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_t
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import normal, power
 
-DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2)
+DEPTHS, WIDTH, HEADS, TOKENS, ROWS, SEEDS = (4, 8, 16, 32), 64, 4, 16, 4, (0, 1, 2, 3, 4)
 CLOSE = 0.15
 ORDERS: tuple[Order, ...] = ("pre", "post")
 
@@ -120,8 +120,9 @@ def judge(rows: Rows) -> Report:
         ),
         finding=(
             f"the last layer's gradient goes with depth as L^p, p = {pre.mean - 0.5:.2f} ± {pre.bound:.2f} with the "
-            f"norm before and {post.mean:.2f} ± {post.bound:.2f} with the norm after; at {deep} layers the first layer's "
-            f"is {min(share['pre']):.1f} (before) and {min(share['post']):.1f} (after) times the last one's or more"
+            f"norm before and {post.mean:.2f} ± {post.bound:.2f} with the norm after; at {deep} layers the first "
+            f"layer's is {min(share['pre']):.1f} (before) and {min(share['post']):.1f} (after) times the last one's "
+            f"or more"
         ),
         highlight=tuple(i for i, row in enumerate(rows) if row["seed"] == seeds[0]),
     )

@@ -75,7 +75,7 @@ def judge(rows: Rows, seeds: Sequence[int] = SEEDS) -> Report:
             f"{tuple(seeds)}"
         ),
         finding=(
-            f"moved by 1000 the output changes, relative to its largest number, by {listed} with exact angles: "
+            f"moved by {far[0]} the output changes, relative to its largest number, by {listed} with exact angles: "
             f"rounding, never more than {most:.0f} eps at any shift in float32 or less. With angles kept in half "
             f"precision it changes by {worse}: no longer rounding. "
             f"With angles in float32 the change grows as s^{growth:.2f} from {far[0]} to {far[-1]}"
