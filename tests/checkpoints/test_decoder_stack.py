@@ -123,7 +123,7 @@ def test_post_norm_is_counted_in_the_plan() -> None:
     "family",
     ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)],
 )
-def test_row_27_any_of_them_is_trained_from_scratch(
+def test_any_of_them_is_trained_from_scratch(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text in, a folder that transformers loads and that we evaluate and generate from out."""

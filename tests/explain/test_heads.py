@@ -23,7 +23,7 @@ def test_sizes_are_those_of_the_formulas(found: Report) -> None:
     assert found.column("of MHA's cache") == [1, 1 / 2, 1 / 4, 1 / 8]
 
 
-def test_the_printed_formula_gives_other_numbers(found: Report) -> None:
+def test_row_9_the_printed_formula_gives_other_numbers(found: Report) -> None:
     """E5: a sum of scores over the group is not grouped-query attention, but for groups of one."""
     assert found.column("from summed scores")[0] < 1e-12
     assert min(found.column("from summed scores")[1:]) > 0.1

@@ -282,7 +282,7 @@ def test_row_64_the_growth_of_float32_angles_is_measured(reports: dict[ModuleTyp
     assert not rotary_shift.judge(still).seen
 
 
-def test_row_79_37_of_300_products_are_negative(reports: dict[ModuleType, Report]) -> None:
+def test_row_79_some_products_are_negative(reports: dict[ModuleType, Report]) -> None:
     """Row 79: elu + 1, d = 64."""
     assert int((rotary_linear.products(*rotary_linear.pairs(0)) < 0).sum()) == 37
     assert reports[rotary_linear].picture.splitlines()[0] == "seed 0: 37 of 300 random pairs negative"

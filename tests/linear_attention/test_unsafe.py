@@ -40,7 +40,7 @@ def products(q: Tensor, k: Tensor, apart: Tensor) -> Tensor:
     return (turned * phi_k).sum(-1)
 
 
-def test_row_79_37_of_300_random_pairs_have_a_negative_product() -> None:
+def test_row_79_some_random_pairs_have_a_negative_product() -> None:
     """With distances up to 2048; before the rotation none has. Nearer pairs turn less, and fewer are negative."""
     assert int((products(*pairs(300)) < 0).sum()) == 37
     q, k, apart = pairs(300)

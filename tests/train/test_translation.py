@@ -91,7 +91,7 @@ def test_row_14_a_target_is_read_one_slot_late() -> None:
     assert batch.inputs["source_tokens"].index.tolist() == [[0, 1, 2], [0, 1, -1]]
 
 
-def test_row_23_the_rate_rises_and_falls_as_the_paper_says() -> None:
+def test_the_rate_rises_and_falls_as_the_paper_says() -> None:
     width, warmup = 512, 4000
     rates = [inverse_sqrt(step, width, warmup) for step in range(1, 20001)]
     assert max(rates) == rates[warmup - 1] == pytest.approx((width * warmup) ** -0.5)
