@@ -21,6 +21,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "title": "Questions about attention, answered by runs",
         "seen": "seen at this size",
+        "seen in part": "seen in part at this size",
         "not seen": "not seen at this size",
         "table": "the numbers",
         "what": "what is verified",
@@ -29,6 +30,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "zh": {
         "title": "关于注意力的问题,用运行来回答",
         "seen": "在此规模下可见",
+        "seen in part": "在此规模下部分可见",
         "not seen": "在此规模下未见",
         "table": "数据",
         "what": "验证的内容",
@@ -81,7 +83,7 @@ def report_of(topic: str, out: Path) -> dict[str, Any]:
     path, formula = out / f"{topic}.json", find_topic(topic).FORMULA
     if path.is_file() and figure_of(topic, out).is_file():
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if report["formula"] == formula:
+        if report["formula"] == formula and "claims" in report:
             return report
     report = explain(topic, out).to_json()
     atomic_write(path, json_text(report))
@@ -97,7 +99,7 @@ def chapter(
     report: Mapping[str, Any], question: str, answer: str, figure: Path, words: Mapping[str, str]
 ) -> str:
     """One topic: question, answer, formulas, what is verified, the figure, the verdict and the numbers."""
-    topic, seen = report["topic"], "seen" if report["seen"] else "not seen"
+    topic, seen = report["topic"], report["verdict"].partition(" at this size")[0]
     shown = [report["rows"][i] for i in report["highlight"]] or report["rows"]
     formulas = "".join(formula_image(tex) for tex in formulas_of().get(topic, ()))
     picture = (
@@ -110,9 +112,16 @@ def chapter(
         f'<img alt="{escape(topic)}" src="{data_uri(figure.read_bytes(), "image/png")}">{picture}'
         f'<p class="verdict{" not" * (not report["seen"])}"><strong>{words[seen]}</strong> '
         f"({escape(report['setting'])}): {escape(report['finding'])}</p>"
+        f"{claims_list(report['claims'])}"
         f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown)}'
         f"</div></details><p>{words['run']}: <code>headway explain {topic}</code></p></section>"
     )
+
+
+def claims_list(claims: Mapping[str, bool]) -> str:
+    """Each claim with its result."""
+    items = (f"<li>{'✓' if seen else '✗'} {escape(claim)}</li>" for claim, seen in claims.items())
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:

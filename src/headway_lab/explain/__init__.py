@@ -36,65 +36,65 @@ GROUPS: dict[str, dict[str, Topic]] = {
         "scale": Topic(2, "Why are the scores divided by the square root of the head's width?"),
         "masks": Topic(2, "Does a mask keep the future out? The four patterns, drawn"),
         "permutation": Topic(1, "Does attention know the order of its tokens?"),
-        "multi-head": Topic(9, "Why several heads? One head has one place to look at"),
+        "multi-head": Topic(12, "Why several heads? One head has one place to look at"),
         "heads": Topic(3, "What do heads share in MHA, GQA and MQA, and what does it save?"),
         "complexity": Topic(
-            3, "Why self-attention? Operations, sequential steps and path lengths of four kinds of layer"
+            4, "Why self-attention? Operations, sequential steps and path lengths of four kinds of layer"
         ),
         "receptive-field": Topic(3, "How far does a stack of windows see?"),
     },
     "memory and time": {
         "cache": Topic(5, "What does the KV cache save, and does it change the result?"),
-        "memory": Topic(6, "Why does attention eat memory, and what does a window change?"),
-        "packing": Topic(3, "What does padding waste, and do packed examples see each other?"),
+        "memory": Topic(8, "Why does attention eat memory, and what does a window change?"),
+        "packing": Topic(1, "What does padding waste, and do packed examples see each other?"),
         "adapters": Topic(3, "What does an adapter of low rank train, and does merging it change the model?"),
     },
     "positions": {
         "sinusoids": Topic(1, "What do sinusoids tell of positions and distances?"),
         "embedding": Topic(1, "Why are embeddings multiplied by the square root of the width?"),
         "rotary-identity": Topic(
-            3, "Why do vectors turned by absolute positions give scores of relative ones?"
+            1, "Why do vectors turned by absolute positions give scores of relative ones?"
         ),
         "rotary-forms": Topic(3, "Are the printed ways of turning the same, and what does each cost?"),
         "rotary-expansion": Topic(
-            3, "What does the second term of a turned product mean, and does it decay without it?"
+            1, "What does the second term of a turned product mean, and does it decay without it?"
         ),
-        "rotary-decay": Topic(3, "Do rotary positions make far tokens matter less?"),
+        "rotary-decay": Topic(1, "Do rotary positions make far tokens matter less?"),
         "rotary-frequencies": Topic(
-            3, "Why d/2 angles instead of one, and does any other choice of them decay?"
+            9, "Why d/2 angles instead of one, and does any other choice of them decay?"
         ),
-        "rotary-values": Topic(3, "Why are values not turned?"),
+        "rotary-values": Topic(6, "Why are values not turned?"),
         "rotary-shift": Topic(
             3, "All positions moved by 1000 change the output a little: is rotary not invariant?"
         ),
         "rotary-linear": Topic(
-            3, "What breaks when linear attention turns queries and keys in its denominator too?"
+            6, "What breaks when linear attention turns queries and keys in its denominator too?"
         ),
     },
     "blocks": {
-        "norms": Topic(3, "What do BatchNorm, LayerNorm and RMSNorm average over?"),
+        "norms": Topic(2, "What do BatchNorm, LayerNorm and RMSNorm average over?"),
         "residual-order": Topic(
-            3, "Norm before or after the residual: what happens to the gradients of a deep stack?"
+            5, "Norm before or after the residual: what happens to the gradients of a deep stack?"
         ),
-        "swish": Topic(3, "What is Swish between beta = 0 and beta = infinity?"),
+        "swish": Topic(1, "What is Swish between beta = 0 and beta = infinity?"),
     },
     "small models, trained": {
         "positions": Topic(
-            3,
+            100,
             "Over one switch, at equal budgets: which marks of positions does a small model learn best with?",
         ),
-        "extrapolation": Topic(3, "Which marks of positions bear rows longer than those of training?"),
-        "rotary-layers": Topic(3, "What is lost when only some layers turn?"),
+        "extrapolation": Topic(90, "Which marks of positions bear rows longer than those of training?"),
+        "rotary-layers": Topic(100, "What is lost when only some layers turn?"),
         "rotary-switches": Topic(
-            3, "What do other frequencies, and turned values, do to a model trained on text?"
+            90, "What do other frequencies, and turned values, do to a model trained on text?"
         ),
-        "rotary-trained": Topic(3, "Do rotary frequencies that are trained move, and is it worth it?"),
+        "rotary-trained": Topic(25, "Do rotary frequencies that are trained move, and is it worth it?"),
         "blocks": Topic(
-            3,
+            65,
             "What is different between the Transformer of 2017 and LLaMA, and what does each difference do?",
         ),
         "linear-training": Topic(
-            3, "Does a model with linear attention and rotary positions train, and at what cost per token?"
+            120, "Does a model with linear attention and rotary positions train, and at what cost per token?"
         ),
     },
 }

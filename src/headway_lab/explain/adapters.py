@@ -74,8 +74,8 @@ def judge(rows: Rows) -> Report:
         setting=f"ranks {RANKS[0]}..{RANKS[-1]} on all linear layers; counts of {LARGE}, outputs of 2 blocks of width "
         f"{SMALL['width']} in float64",
         finding=(
-            f"rank {sixteen['rank']} trains {sixteen['share']:.2%} of {LARGE}: {sixteen['gradient and moments (GiB)']:.2f} GiB of "
-            f"gradient and moments instead of {sixteen['of all (GiB)']:.1f}; a fresh adapter changes nothing, and "
+            f"rank {sixteen['rank']} trains {sixteen['share']:.2%} of {LARGE}: "
+            f"{sixteen['gradient and moments (GiB)']:.2f} GiB of gradient and moments instead of {sixteen['of all (GiB)']:.1f}; a fresh adapter changes nothing, and "
             f"merging changes no output by more than {max(row['merged - apart'] for row in rows):.1e}"
         ),
     )
