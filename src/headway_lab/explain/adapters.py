@@ -75,8 +75,9 @@ def judge(rows: Rows) -> Report:
         f"{SMALL['width']} in float64",
         finding=(
             f"rank {sixteen['rank']} trains {sixteen['share']:.2%} of {LARGE}: "
-            f"{sixteen['gradient and moments (GiB)']:.2f} GiB of gradient and moments instead of {sixteen['of all (GiB)']:.1f}; a fresh adapter changes nothing, and "
-            f"merging changes no output by more than {max(row['merged - apart'] for row in rows):.1e}"
+            f"{sixteen['gradient and moments (GiB)']:.2f} GiB of gradient and moments "
+            f"instead of {sixteen['of all (GiB)']:.1f}; merging changes no output by more than "
+            f"{max(row['merged - apart'] for row in rows):.1e}"
         ),
     )
 

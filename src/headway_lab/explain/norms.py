@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.colors import ListedColormap
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, PALE
+from headway.draw import BLUE, GREY, INK, PALE
 from headway.nn import LayerNorm, RMSNorm
-from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, log_bars
+from headway_lab.explain.report import Axes, Figure, Report, Row, Rows, bare, label_axes
 from headway_lab.profiling import normal
 
 ROWS, TOKENS, WIDTH, SEEDS = 6, 10, 32, (0, 1, 2)
@@ -102,9 +103,20 @@ def draw(figure: Figure, report: Report) -> None:
     for place, name in enumerate(names, start=1):
         cube(above.add_subplot(1, 3, place, projection="3d"), name)
     changes = {"other rows": "other rows changed", "10 x": "x times 10", "x + 1": "x plus 1"}
-    for panel, (change, title) in zip(below.subplots(1, 3, sharey=True), changes.items(), strict=True):
-        log_bars(panel, names, report.column(f"change: {change}"), [BLUE] * len(names))
-        panel.set(title=title, xlim=(1e-17, 1e2), xlabel="change of row 0", xticks=[1e-16, 1e-8, 1])
+    axes = below.subplots()
+    found = np.array([[row[f"change: {change}"] for change in changes] for row in report.rows])
+    axes.pcolormesh(
+        found > EQUAL, cmap=ListedColormap([PALE, BLUE]), vmin=0, vmax=1, edgecolors="white", linewidth=3
+    )
+    for (row, column), change in np.ndenumerate(found):
+        text, colour = ("the same", INK) if change <= EQUAL else (f"moves by {change:.1f}", "white")
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xticks(np.arange(3) + 0.5, list(changes.values()))
+    axes.set_yticks(np.arange(3) + 0.5, names)
+    label_axes(axes, "what becomes of row 0", f"change of the input (the same: within {EQUAL:g})")
+    bare(axes)
+    axes.tick_params(labelsize=9)
 
 
 def cube(axes: Axes, name: str, side: int = 5) -> None:
@@ -113,7 +125,8 @@ def cube(axes: Axes, name: str, side: int = 5) -> None:
     if name == "BatchNorm":
         colours[:, :, -1], over = BLUE, "batch and tokens"  # of one feature
     else:
-        colours[-1, 0, :], over = BLUE, "features"  # of one token
+        colours[-1, 0, :] = BLUE  # of one token
+        over = "features, mean and variance" if name == "LayerNorm" else "features, squares alone"
     filled = np.ones_like(colours, dtype=bool)
     axes.voxels(filled, facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
     axes.set_title(f"{name}: over {over}", fontsize=10)
