@@ -6,7 +6,7 @@ from headway_lab.explain import explain
 
 SEEN = {
     "positions": ("rotary ends below what is added to embeddings", "and below no positions"),
-    "extrapolation": ("through a window of L rotary reads them as well as rows of L",),
+    "extrapolation": ("and ends lower than by any rescaling",),
     "rotary-layers": ("turning the first layer only ends higher than turning all", "turning none does"),
     "rotary-switches": ("equal frequencies end higher than powers",),
     "rotary-trained": (

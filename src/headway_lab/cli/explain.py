@@ -1,15 +1,19 @@
 """`headway explain [TOPIC]`: a question about attention, answered by a run."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from headway.cli._progress import progress
 from headway.cli._shared import JsonOption, ThreadsOption, print_report, set_threads
 from headway.errors import ConfigError
 from headway.report import duration
 from headway_lab.explain import GROUPS, TOPICS, explain, option
 from headway_lab.questions import Index, Match, entries, language_of
+
+LONG = 10  # seconds, from which on it is said that a run is under way
 
 
 def command(
@@ -73,7 +77,11 @@ def command(
         written = write_book(out, lang or "en")
         print_report({"written": str(written)}, f"written: {written}", json)
         return
-    report = explain(topic, out, quick=quick, **settings)
+    seconds = next((own[topic].seconds for own in GROUPS.values() if topic in own), 0)
+    less = "" if quick else ", with --quick less"
+    under_way = f"{topic}: about {duration(seconds)} of one core{less}"
+    with progress(under_way) if seconds >= LONG else nullcontext():
+        report = explain(topic, out, quick=quick, **settings)
     print_report(report.to_json(), report.to_text(), json)
 
 

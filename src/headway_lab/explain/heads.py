@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 import torch
+from matplotlib import colormaps
 from torch import Tensor
 
 from headway.attention import attend, attention_weights
@@ -233,8 +234,6 @@ def draw(figure: Figure, report: Report) -> None:
 def draw_layout(axes: Axes, layout: Heads) -> None:
     """One layout on matplotlib axes: query heads on top, each joined to the key/value head that it reads; a colour for
     each group, none twice."""
-    from matplotlib import colormaps
-
     heads, group, hues = layout.query_heads, layout.group, colormaps["turbo"]
     for k in range(layout.kv_heads):
         colour, centre = hues((k + 0.5) / layout.kv_heads), k * group + (group - 1) / 2
