@@ -247,7 +247,7 @@ def test_a_mutant_changes_the_verdict(topic: str, monkeypatch: pytest.MonkeyPatc
 # What formulas, names and units have of digits; every other digit of a finding is computed.
 SYMBOLS = re.compile(
     r"sqrt\(2\)|1 \+ cosine|Swish\(-?\d\)|\bx / 2|beta = 0|at 1 it|m [>=] 0|equal to 1|\[1/2, 1/2\]|\[1, 1\]"
-    r"|mean 0 and variance 1|sums? to 1"
+    r"|mean 0 and variance 1|sums? to 1|float32"
 )
 
 

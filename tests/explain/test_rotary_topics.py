@@ -43,12 +43,12 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def reports() -> dict[ModuleType, Report]:
-    """Every topic run once with two seeds, layers trained for 40 steps."""
+    """Every topic run once with two seeds, layers trained for 10 steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotary_decay, "PAIRS", 128)
         given: dict[ModuleType, dict[str, object]] = {
             **{module: {"seeds": (0, 1)} for module in (rotary_decay, rotary_linear, rotary_shift)},
-            **{module: {"seeds": (0, 1), "steps": 40} for module in TRAINED},
+            **{module: {"seeds": (0, 1), "steps": 10} for module in TRAINED},
         }
         return {module: module.run(**given.get(module, {})) for module in MODULES}
 

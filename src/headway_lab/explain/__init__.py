@@ -130,7 +130,7 @@ def explain(name: str, out: Path | None = None, *, quick: bool = False, **settin
     if unknown := [option(key) for key in given if key not in taken]:
         takes = f"it takes {listed([option(key) for key in taken])}" if taken else "it takes no settings"
         raise ConfigError(f"explain {name}: the topic takes no {listed(unknown)}; {takes}")
-    if small := [f"{option(key)} {value}" for key, value in settings.items() if value in range(-(2**31), 1)]:
+    if small := [f"{option(key)} {value}" for key, value in settings.items() if key != "seeds" and value < 1]:
         raise ConfigError(f"explain {name}: settings are 1 or more, got {listed(small)}")
     if "seeds" in settings and len(set(settings["seeds"])) < 2:
         raise ConfigError(
