@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
@@ -218,9 +218,21 @@ def module_of(topic: str) -> Any:
     )
 
 
-def outcome(topic: str, given: Mapping[str, Any]) -> Report:
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    """What topics keep for their pictures is of the code as it is."""
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
     for module in (masks, residual_order):
         module.measure.cache_clear()
+
+
+def outcome(topic: str, given: Mapping[str, Any]) -> Report:
+    forget()
     found: Report = find_topic(topic).run(**given)
     return found
 
