@@ -180,3 +180,4 @@ def draw(figure: Figure, report: Report) -> None:
     )
     for axes in (left, right):
         label_ticks(axes, lengths)
+    label_ticks(right, (1, 2, 5, 10, 20, 50), "y")
