@@ -28,6 +28,7 @@ KINDS: tuple[tuple[str, Pattern, str], ...] = (
     ("recomputed", Causal(), "sdpa"),
     ("window", Window.last(WINDOW), "banded"),
 )
+COPIES = {"banded": 1}  # of the output, in another layout, beside the one that every backend keeps
 CAUSES = ("norms", "ffn", "logits", "tables", "attention", "scores")
 
 FORMULA = """kept for the backward, in float32, per row of n tokens, L layers of width M, H heads of D, F, V:
@@ -90,13 +91,13 @@ def predicted(pattern: Pattern, backend: str, n: int) -> dict[str, int]:
     """Bytes kept, by cause and in all, and held at the peak."""
     spec, stored = spec_of(pattern), BACKENDS[backend].capabilities.stores_scores
     by_cause = cost.activation_bytes(spec, n, scores="stored" if stored else "recomputed", loss="logits")
-    twice = 4 * spec.layers * n * spec.width if backend == "banded" else 0
+    copies = COPIES.get(backend, 0) * 4 * spec.layers * n * spec.width
     causes = {
         "norms": by_cause["norms"],
         "ffn": by_cause["feed-forward"],
         "logits": by_cause["logits"],
         "tables": 8 * n * spec.head_dim,
-        "attention": by_cause["attention"] + twice,
+        "attention": by_cause["attention"] + copies,
         "scores": by_cause["scores"],
     }
     kept = sum(causes.values())
