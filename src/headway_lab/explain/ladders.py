@@ -10,8 +10,9 @@ from headway.errors import ConfigError
 from headway.models import ModelSpec
 from headway.models.difference import ladder
 from headway.report import plain, table
-from headway_lab.explain.contests import Gap, gap, gaps, losses, rows
+from headway_lab.explain.contests import gaps, losses, rows
 from headway_lab.explain.runs import VOCAB, Budget, contend
+from headway_lab.explain.spread import Gap, gap
 
 WIDTH, LAYERS, HEADS = 64, 2, 4
 UNTRAINED = ("context", "family")
@@ -117,7 +118,7 @@ def climb(first: ModelSpec, second: ModelSpec, budget: Budget) -> Ladder:
     """Trains every step of the ladder with every seed. Raises ConfigError as `steps` does."""
     runs = contend(steps(first, second, budget.tokens), budget)
     start, *_, end = runs.values()
-    return Ladder(tuple(rows(runs, budget)), gap(losses(end), losses(start)), budget)
+    return Ladder(tuple(rows(runs, budget.seeds)), gap(losses(end), losses(start)), budget)
 
 
 def command(
