@@ -44,6 +44,10 @@ class EndpointError(HeadwayError):
     """A server that refuses, does not answer, or answers with something else."""
 
 
+class RankError(HeadwayError):
+    """Another process of a run died, stopped or hangs."""
+
+
 def listed(names: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -1,9 +1,12 @@
-"""Rows sharded over ranks: context parallel for declared patterns, by the law that partials merge."""
+"""The processes of a run, and rows sharded over them: context parallel for declared patterns, by the law that partials
+merge."""
 
 from headway.parallel.context import ContextParallel
 from headway.parallel.exchange import DistributedExchange, Exchange
 from headway.parallel.layout import ShardLayout, choose_layout
+from headway.parallel.mesh import Mesh
 from headway.parallel.plan import ContextPlan, Read
+from headway.parallel.processes import Parallel, joined
 from headway.parallel.simulation import simulate
 
 __all__ = [
@@ -11,8 +14,11 @@ __all__ = [
     "ContextPlan",
     "DistributedExchange",
     "Exchange",
+    "Mesh",
+    "Parallel",
     "Read",
     "ShardLayout",
     "choose_layout",
+    "joined",
     "simulate",
 ]

@@ -4,7 +4,7 @@
     metrics.jsonl    a line for each step and each evaluation; loss.png: their picture
     final/           the trained model
     checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
-      optimizer.safetensors   moments of every parameter, and torch's random state
+      optimizer.safetensors   moments of every parameter
   adapter.safetensors     what is trained of a frozen model, instead of config and weights
       training.json           progress, settings, and what the data was
 
@@ -46,6 +46,7 @@ from headway.train.trainer import Progress
 
 FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
+ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter.safetensors"
 CONFIG, FINAL = "config.yaml", "final"
 NAME = re.compile(r"checkpoint-\d+")
@@ -54,7 +55,10 @@ NAME = re.compile(r"checkpoint-\d+")
 @dataclass
 class State:
     """A run's state: settings, what is trained, the optimizer, and how far it has come; and on what machine, since bits
-    depend on it: CPU threads, workers, rows per pass (None: all of the step's), and the version of torch.
+    depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes.
+
+    `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
+    and so they go on; all others draw by (seed, step, micro batch).
 
     `save` and `load` are its way to a folder and back."""
 
@@ -63,6 +67,7 @@ class State:
     optimizer: Optimizer
     machine: dict[str, Any]
     progress: Progress
+    draws_in_turn: bool = False
 
     def save(self, path: Path) -> None:
         """Write the folder `path` in one atomic step."""
@@ -76,7 +81,9 @@ class State:
         }
 
         def add_state(folder: Path) -> None:
-            tensors = self.optimizer.state_tensors() | {RNG: torch.get_rng_state()}
+            tensors = self.optimizer.state_tensors()
+            if self.draws_in_turn:
+                tensors[RNG] = torch.get_rng_state()
             write_safetensors(folder / OPTIMIZER, tensors)
             write_file(folder / STATE, json_text(record))
 
@@ -97,8 +104,8 @@ class State:
         )
 
     def load(self, path: Path) -> list[str]:
-        """Fill model, optimizer, progress and torch's random state from a checkpoint; returns remarks: what is
-        different now, and what follows from it.
+        """Fill model, optimizer and progress from a checkpoint; returns remarks: what is different now, and what
+        follows from it.
 
         Raises CheckpointError for a broken checkpoint, ConfigError for settings or data that it does not fit.
         """
@@ -109,13 +116,13 @@ class State:
                 f"cannot go on from {path}: the training data is not the same: it was {record['data']}, it is {data}"
             )
         for name, now in self.machine.items():
-            if (then := record["machine"].get(name)) != now:
+            if (then := record["machine"].get(name, ALONE.get(name))) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
         self._load_weights(path, record.get("base"))
         tensors = optimizer_tensors(path / OPTIMIZER)
-        if RNG not in tensors:
-            raise CheckpointError(f"{path / OPTIMIZER} has no {RNG}")
-        torch.set_rng_state(tensors.pop(RNG).clone())
+        self.draws_in_turn = RNG in tensors
+        if self.draws_in_turn:
+            torch.set_rng_state(tensors.pop(RNG).clone())
         self.optimizer.load_state_tensors(tensors)
         for field in fields(Progress):
             setattr(self.progress, field.name, record[field.name])

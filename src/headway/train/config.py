@@ -114,6 +114,20 @@ class TrainConfig(BaseModel):
     threads: int | None = setting(
         None, "CPU threads [default: torch's]", group="Machine", ge=1, on_resume="other bits"
     )
+    mesh: str | None = setting(
+        None,
+        "how the processes of the run share its work: dp=N, micro batches of a step [default: dp, all of them]",
+        group="Machine",
+        on_resume="same bits",
+    )
+    patience: float = setting(
+        600.0,
+        "how long processes wait for each other before the run ends",
+        group="Machine",
+        unit="s",
+        gt=0,
+        on_resume="same bits",
+    )
     seed: int = setting(0, "seed of weights, order of the data and dropout", group="Machine", ge=0, lt=2**63)
     out: str = setting("runs/train", "folder of the run", group="Output")
     log_every: int = setting(10, "a progress line every N steps", group="Output", unit="steps", ge=1)

@@ -20,12 +20,15 @@ METRICS, CURVE = "metrics.jsonl", "loss.png"
 
 class MetricsLog:
     """One JSON object per line, written line by line. On resume, what is later than the checkpoint is dropped,
-    so that every step is there once. `trackers`, where there are any, get each line, too."""
+    so that every step is there once. `trackers`, where there are any, get each line, too. Of the processes of a run one
+    `writes`."""
 
     trackers: Trackers | None = None
 
-    def __init__(self, path: Path, after: int | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, after: int | None = None, *, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+        if not writes:
+            return
         kept: list[dict[str, Any]] = []
         if after is not None and path.exists():
             kept = [r for r in read_metrics(path) if "step" in r and r["step"] <= after]
@@ -33,6 +36,8 @@ class MetricsLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; numbers that are not finite become null."""
+        if not self.writes:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(record))
         if self.trackers is not None:

@@ -7,17 +7,16 @@ result = train(config, resume="auto")          # goes on; bit for bit the run th
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headway.errors import CheckpointError
-from headway.models import cost
-from headway.report import cell
+from headway.errors import CheckpointError, RankError
+from headway.parallel import Parallel, joined
 from headway.storage import disk
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
@@ -27,7 +26,6 @@ from headway.train.checkpoint import (
     State,
     checkpoints,
     how_to_go_on,
-    save_final,
     step_of,
     take_mean,
     where_to_begin,
@@ -35,11 +33,13 @@ from headway.train.checkpoint import (
 from headway.train.config import TrainConfig
 from headway.train.config_io import config_yaml
 from headway.train.deadline import Deadline
+from headway.train.ending import leave_model, result
 from headway.train.evaluation import Evaluation
 from headway.train.inputs import made_inputs
 from headway.train.lock import locked
-from headway.train.metrics import CURVE, METRICS, MetricsLog, Reporter, clock, draw_curve, read_metrics
+from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+from headway.train.sharing import SharedPool, added_up_by, spread
 from headway.train.start import announce, check_room, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
@@ -64,30 +64,38 @@ def train(
         callbacks: called between steps, e.g. to sample text.
         quiet: no progress on stderr.
 
+    Under torchrun (`headway.parallel.joined`) each process calls it alike, and they share the micro batches of each
+    step; the folder is one that all of them see. The main process says and writes, and calls the callbacks.
+
     Raises:
         ConfigError, DataError, CheckpointError: before anything is trained; a disk without room for what the run will
         write is one reason. TrainingError: a loss or gradient that is not finite. CheckpointError: what could not be
         written, and the checkpoint to go on from. Interrupted: Ctrl-C or SIGTERM, after the running step was finished
-        and saved.
+        and saved. RankError: another process died, stopped or hangs; which one, and the checkpoint to go on from.
     """
     config = with_task(config)
     check_trackers(config)
     out, precision = Path(config.out), choose_precision(config.dtype)
     dtype = DTYPES[precision.what]
-    with locked(out) as remark, seeded(config.seed, config.threads):
-        start = where_to_begin(config, resume)
-        announce(config, quiet=quiet)
-        with made_inputs(out, start):
-            task = find_task(str(config.task))(config, out, start, dtype)
-            check_room(config, task)
-            called = [*task.callbacks(), *callbacks]
-        with Reporter(task.steps, config.log_every, quiet=quiet) as reporter:
-            for note in (*([] if remark is None else [remark]), *task.remarks):
-                reporter.note(note)
-            reporter.note(f"{precision.what}: {precision.why}")
-            run = Run(config, task, start, dtype, called, reporter)
-            with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
-                return run.go()
+    with joined(config.mesh, patience=config.patience) as parallel:
+        main = parallel.is_main
+        with locked(out) if main else nullcontext() as remark, seeded(config.seed, config.threads):
+            start = parallel.agree(where_to_begin(config, resume) if main else None)
+            announce(config, quiet=quiet or not main)
+            with parallel.main_first(), made_inputs(out, start) if main else nullcontext():
+                task = find_task(str(config.task))(config, out, start, dtype)
+                check_room(config, task)
+                called = [*task.callbacks(), *callbacks]
+            spread(task, parallel)
+            with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
+                for note in (*([] if remark is None else [remark]), *task.remarks):
+                    reporter.note(note)
+                reporter.note(f"{precision.what}: {precision.why}")
+                run = Run(config, task, start, dtype, called if main else (), reporter, parallel)
+                if not main:
+                    return run.go()
+                with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
+                    return run.go()
 
 
 SPEED_KNOWN = 8  # steps after which a run's speed is known
@@ -106,7 +114,9 @@ class Run:
         dtype: torch.dtype,
         callbacks: Sequence[Callback],
         reporter: Reporter,
+        parallel: Parallel,
     ) -> None:
+        self.parallel = parallel
         self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
         self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
         self.pool = MicrobatchPool(task.workers)
@@ -115,6 +125,7 @@ class Run:
             "workers": task.workers,
             "micro_batch": task.micro_batch,
             "torch": str(torch.__version__),
+            "processes": added_up_by(task, parallel),
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         if start is not None:
@@ -136,19 +147,24 @@ class Run:
             dtype=dtype,
             pool=self.pool,
             progress=self.state.progress,
+            seed=None if self.state.draws_in_turn else config.seed,
+            parallel=parallel,
         )
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
-        atomic_write(self.out / CONFIG, config_yaml(config))
-        self.log = MetricsLog(self.out / METRICS, None if start is None else self.state.progress.step)
+        if parallel.is_main:
+            atomic_write(self.out / CONFIG, config_yaml(config))
+        after = None if start is None else self.state.progress.step
+        self.log = MetricsLog(self.out / METRICS, after, writes=parallel.is_main)
 
     def go(self) -> TrainResult:
         """To the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError where
-        something could not be written."""
+        something could not be written; RankError where another process is missing."""
         try:
             return self.all_steps()
-        except (CheckpointError, OSError) as error:
-            raise CheckpointError(f"{error}. {how_to_go_on(self.out, self.state.progress.step)}") from error
+        except (CheckpointError, OSError, RankError) as error:
+            kind = RankError if isinstance(error, RankError) else CheckpointError
+            raise kind(f"{error}. {how_to_go_on(self.out, self.state.progress.step)}") from error
 
     def all_steps(self) -> TrainResult:
         """Evaluation and checkpoint at the start, the steps, and both at the end."""
@@ -185,7 +201,7 @@ class Run:
         steps = self.task.steps
         if steps is not None and self.state.progress.step >= steps:
             return True
-        return self.deadline.is_over(self.trainer.seconds)
+        return self.parallel.agree(self.deadline.is_over(self.trainer.seconds))
 
     def look_ahead(self) -> None:
         """Say, once a run by the clock knows its speed, that it ends within its warm-up."""
@@ -224,7 +240,7 @@ class Run:
                 self.measure(whole=False)
             if config.save_every and step % config.save_every == 0:
                 self.save()
-            if stop():
+            if any(self.parallel.gather(stop())):
                 raise Interrupted(self.save())
         for i, callback in enumerate(self.callbacks):
             now = time.monotonic()
@@ -245,7 +261,8 @@ class Run:
 
     def measure(self, *, whole: bool) -> None:
         """Evaluate on held-out data, if there is any."""
-        found = self.task.evaluate(self.trainer.weights.compute, self.pool, whole=whole)
+        pool = SharedPool(self.pool, self.parallel)
+        found = self.task.evaluate(self.trainer.weights.compute, pool, whole=whole)
         if found is not None:
             self.validation, number = found, self.state.progress.step
             self.say(f"held out, step {number}: {found}")
@@ -255,41 +272,28 @@ class Run:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
         begun = self.state.progress.seconds = self.trainer.seconds
         path = self.out / f"checkpoint-{self.state.progress.step}"
-        self.state.save(path)
-        for old in checkpoints(self.out)[: -self.config.keep_last]:
-            disk.remove(old)
+        if self.parallel.is_main:
+            self.state.save(path)
+            for old in checkpoints(self.out)[: -self.config.keep_last]:
+                disk.remove(old)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
 
     def average(self) -> None:
         """Take the mean of the last checkpoints as the model's weights."""
+        self.parallel.gather(None)  # they are written
         kept = [path for path in checkpoints(self.out) if step_of(path) > 0][-self.config.average :]
         take_mean(self.task.model, kept)
         self.trainer.weights.refresh()
         self.say(f"the model is the mean of {', '.join(path.name for path in kept)}")
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
-        """Save the trained model and draw the curve. `record` is the last step's, empty where none was left to do."""
+        """Save the trained model and draw the curve; every process has the result when that is done."""
         task, progress, validation = self.task, self.state.progress, self.validation
-        model, metrics, curve = (self.out / name for name in (FINAL, METRICS, CURVE))
-        save_final(model, task)
-        if validation is not None and validation.bits_per_byte is not None:
-            self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-        parameters = cost.parameter_count(task.model.spec)
-        title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
-        draw_curve(read_metrics(metrics), curve, title)
-        self.say(f"{model}: {progress.step} steps in {clock(progress.seconds)}")
-        return TrainResult(
-            out=self.out,
-            model=model,
-            metrics=metrics,
-            curve=curve,
-            steps=progress.step,
-            trained_tokens=progress.trained_tokens,
-            seconds=progress.seconds,
-            loss=record.get("loss"),
-            validation=validation,
-            next_command=task.next_command.format(model=shlex.quote(str(model))),
-            accuracy=record.get("accuracy"),
-            unit=task.unit,
-        )
+        if self.parallel.is_main:
+            if validation is not None and validation.bits_per_byte is not None:
+                self.log.write({"val_bits_per_byte": validation.bits_per_byte})
+            leave_model(self.out, task, progress)
+            self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
+        self.parallel.gather(None)
+        return result(self.out, task, progress, record, validation)

@@ -48,7 +48,7 @@ def with_task(config: TrainConfig) -> TrainConfig:
 
 @contextmanager
 def seeded(seed: int, threads: int | None) -> Iterator[None]:
-    """While open, torch draws from `seed` (dropout; a checkpoint brings its own state) on `threads` CPU threads."""
+    """While open, torch draws from `seed` (dropout by the step besides: `Trainer`) on `threads` CPU threads."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

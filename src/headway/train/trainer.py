@@ -16,9 +16,12 @@ from typing import Any, Generic
 import torch
 from torch import nn
 
+from headway.data.order import keyed
 from headway.errors import HeadwayError
+from headway.parallel.processes import ALONE, Parallel
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
+from headway.train.sharing import add_gradients
 from headway.train.tasks.base import Objective, StepStats
 
 Schedule = Callable[[int, float], float]
@@ -59,6 +62,9 @@ class Trainer(Generic[M]):
         dtype: of the weights that compute (`MasterWeights`).
         pool: runs micro batches at the same time; one after the other unless given.
         progress: what was done before; nothing unless given.
+        seed: dropout of a micro batch is drawn by (seed, step, its number in the step), whoever computes it; from
+            torch's generator as it is, unless given.
+        parallel: the processes that share the micro batches of each step; this one alone unless given.
     """
 
     def __init__(
@@ -72,7 +78,10 @@ class Trainer(Generic[M]):
         dtype: torch.dtype = torch.float32,
         pool: MicrobatchPool | None = None,
         progress: Progress | None = None,
+        seed: int | None = None,
+        parallel: Parallel = ALONE,
     ) -> None:
+        self.seed, self.parallel = seed, parallel
         self.objective, self.optimizer, self.schedule, self.clip = objective, optimizer, schedule, clip
         self.pool, self.progress = pool or MicrobatchPool(1), progress or Progress()
         self.weights = MasterWeights(model, dtype, self.pool.count)
@@ -91,9 +100,12 @@ class Trainer(Generic[M]):
         Raises TrainingError, before weights are changed, for a loss or a gradient that is not finite."""
         begin, progress = time.monotonic(), self.progress
         batches = self.objective.batches(progress.step)
-        loss_sum, count, sums = accumulate(self.weights, self.objective, batches, self.pool)
+        seed = None if self.seed is None else keyed(self.seed, progress.step)
+        loss_sum, count, sums = accumulate(
+            self.weights, self.objective, batches, self.pool, seed=seed, parallel=self.parallel
+        )
         norm = self._clip(loss_sum)
-        factor = self.schedule(progress.step, self.seconds)
+        factor = self.parallel.agree(self.schedule(progress.step, self.seconds))
         if count:
             self.optimizer.step(factor)
             self.weights.refresh()
@@ -123,30 +135,50 @@ class Trainer(Generic[M]):
 
 
 def accumulate(
-    weights: MasterWeights[M], objective: Objective[M], batches: Sequence[Any], pool: MicrobatchPool
+    weights: MasterWeights[M],
+    objective: Objective[M],
+    batches: Sequence[Any],
+    pool: MicrobatchPool,
+    *,
+    seed: int | None = None,
+    parallel: Parallel = ALONE,
 ) -> tuple[float, int, dict[str, float]]:
     """Add the gradient of a step to `.grad` of the fp32 weights; the sum of its losses, its targets, further sums.
 
-    Gradients are added up in the order of the micro batches, whichever of them is done first. Batches without a target
-    have no gradient."""
-    count = sum(objective.count(batch) for batch in batches)
+    Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
+    those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
+    step's dropout."""
+    own = parallel.share(batches)
+    count = sum(parallel.gather(sum(objective.count(batch) for _, batch in own)))
+    if not count:
+        return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
 
-    def run(job: tuple[M, Any]) -> tuple[float, Mapping[str, float]]:
-        found = objective.loss(*job)
+    def run(job: tuple[M, tuple[int, Any]]) -> tuple[float, Mapping[str, float]]:
+        replica, (number, batch) = job
+        if seed is not None:
+            torch.manual_seed(keyed(seed, number))
+        found = objective.loss(replica, batch)
         (found.total / count).backward()
         return float(found.loss), found.extra
 
-    for start in range(
-        0, len(batches) if count else 0, pool.count
-    ):  # no more gradients wait than there are replicas
-        jobs = zip(weights.replicas, batches[start : start + pool.count], strict=False)
+    for start in range(0, len(own), pool.count):  # no more gradients wait than there are replicas
+        jobs = zip(weights.replicas, own[start : start + pool.count], strict=False)
         for loss, sums in pool.map(run, jobs):
             loss_sum += loss
-            for name, value in sums.items():
-                extra[name] = extra.get(name, 0) + value
+            _add(extra, sums)
         weights.collect()
-    return loss_sum, count, extra
+    add_gradients(weights.master, parallel)
+    all_sums = dict[str, float]()
+    losses, extras = zip(*parallel.gather((loss_sum, extra)), strict=True)
+    for one in extras:
+        _add(all_sums, one)
+    return sum(losses), count, all_sums
+
+
+def _add(total: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        total[name] = total.get(name, 0) + value
 
 
 def fit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -59,6 +59,19 @@ class StepStats:
         return self.loss_sum / self.count if self.count else None
 
 
+class MicroBatches(Sequence[Any]):
+    """`make(part)` of each part, made when it is asked for: a process makes its own only."""
+
+    def __init__(self, make: Callable[[Any], Any], parts: Sequence[Any]) -> None:
+        self.make, self.parts = make, parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [*map(self.make, self.parts[at])] if isinstance(at, slice) else self.make(self.parts[at])
+
+
 class Objective(ABC, Generic[M]):
     """What a `Trainer` minimises: the sum of `loss` over the micro batches of a step, divided by the sum of `count`.
 
@@ -69,7 +82,7 @@ class Objective(ABC, Generic[M]):
     @abstractmethod
     def batches(self, step: int) -> Sequence[Any]:
         """The micro batches of step 0, 1, ..: a pure function of seed and step, so that a resumed run needs no more
-        than the number of steps that are done."""
+        than the number of steps that are done. Each is asked for once, by the process that computes it."""
 
     def count(self, batch: Any) -> int:
         """Targets of a batch, by which the summed loss is divided."""
@@ -111,7 +124,8 @@ class Task(Objective[M]):
         unit: what the loss is a mean over.
         base: the frozen model beside which an adapter is trained; None where the model itself is.
         warmup: steps of a warm-up that is as long in runs of any length; 0 where it is a share of the run.
-        workers: micro batches that run at the same time. micro_batch: rows of each; None where a step has one.
+        workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
+            process has one.
     """
 
     settings: ClassVar[type[TrainConfig]]
@@ -138,6 +152,10 @@ class Task(Objective[M]):
     @abstractmethod
     def optimizer(self, pool: MicrobatchPool) -> Optimizer:
         """Over the parameters of `model`."""
+
+    def spread(self, ranks: int) -> None:
+        """Called before the first step: so many processes share the micro batches of each, so that there should be at
+        least as many. What is not cut further is left as it is."""
 
     @property
     def held_steps(self) -> float:

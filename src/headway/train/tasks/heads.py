@@ -29,7 +29,7 @@ from headway.train.inputs import find_tokenizer, make_spec, model_spec
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.records import described, split
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import StepStats, Sums
+from headway.train.tasks.base import MicroBatches, StepStats, Sums
 from headway.train.tasks.rows import RowsTask
 
 ENCODED_AT_ONCE = 512
@@ -99,11 +99,11 @@ class HeadTask(RowsTask):
         """The rows of the records; unless they are to be `scored`, without what only that needs. Raises DataError for
         one that does not fit, with file and line."""
 
-    def batches(self, step: int) -> Sequence[Batch]:
+    def batches(self, step: int) -> Sequence[Any]:
         """See `Objective`: the step's rows, the shortest first."""
         rows = sorted(self.plan.rows_of(step), key=lambda i: self.train_rows.lengths[i])
         size = self.plan.micro_batch
-        return [self.train_rows.batch(rows[i : i + size]) for i in range(0, len(rows), size)]
+        return MicroBatches(self.train_rows.batch, [rows[i : i + size] for i in range(0, len(rows), size)])
 
     def count(self, batch: Batch) -> int:
         return self.train_rows.count(batch)

@@ -18,7 +18,7 @@ from headway.train.adapters import adapt, check_base, trained_parameters
 from headway.train.microbatch_pool import MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, learning_rate, parameter_groups
 from headway.train.rows_config import RowsConfig
-from headway.train.tasks.base import StepStats, Sums, Task
+from headway.train.tasks.base import MicroBatches, StepStats, Sums, Task
 
 
 class RowSource(Protocol):
@@ -136,6 +136,11 @@ class RowsTask(Task[Decoder | Encoder]):
         self.steps, self.micro_batch = self.plan.steps, self.plan.micro_batch
         self.flops, self.peak = cost.train_flops(model.spec, config.context), gemm_peak(dtype)
 
+    def spread(self, ranks: int) -> None:
+        """See `Task`: where `micro_batch` is not given, the rows of a step are shared among all workers."""
+        plan = Plan.of(self.config, self.plan.rows, self.workers * ranks)
+        self.plan, self.micro_batch, self.peak = plan, plan.micro_batch, self.peak * ranks
+
     @property
     def held_steps(self) -> float:
         """See `Task`."""
@@ -154,7 +159,7 @@ class RowsTask(Task[Decoder | Encoder]):
 
     def batches(self, step: int) -> Sequence[Any]:
         rows = self.train_rows.drawn(step)
-        return [rows.batch(part) for part in self.plan.micro_batches(step)]
+        return MicroBatches(rows.batch, self.plan.micro_batches(step))
 
     def loss(self, model: Decoder | Encoder, batch: Any) -> Sums:
         """See `Objective`; and tokens that are read."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +19,6 @@ from headway.data.pairs import (
     joint_tokenizer,
     read_pairs,
 )
-from headway.data.rows import Batch
 from headway.models import EncoderDecoder, Head, ModelSpec, build
 from headway.patterns import Full
 from headway.text import Tokenizer
@@ -27,7 +26,7 @@ from headway.train.config import TASK, TrainConfig, setting
 from headway.train.evaluation import Evaluation
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.tasks.base import Task
+from headway.train.tasks.base import MicroBatches, Task
 
 
 class TranslationConfig(TrainConfig):
@@ -55,6 +54,15 @@ class TranslationConfig(TrainConfig):
 
     batch_tokens: int = setting(
         2048, "slots of a step on either side, padding included", group="Batch", unit="tokens", ge=2
+    )
+    micro_batch: int | None = setting(
+        None,
+        "pairs of one forward pass; the step's gradient is the same for any value [default: the step's pairs, shared "
+        "among the processes]",
+        group="Batch",
+        unit="pairs",
+        ge=1,
+        on_resume="other bits",
     )
     steps: int = setting(
         2000, "length of the run", group="Length", unit="optimizer steps", ge=1, on_resume="same bits"
@@ -112,7 +120,7 @@ class Translation(Task[EncoderDecoder]):
         self.generation = {"decoder_start_token_id": START, "eos_token_id": END}
         self.rows_of_epoch = lru_cache(1)(partial(batches, self.train, config.batch_tokens, config.seed))
         self.steps_per_epoch = len(self.rows_of_epoch(0))
-        self.warmup = config.warmup
+        self.warmup, self.micro_batch, self.ranks = config.warmup, config.micro_batch, 1
 
     @property
     def held_steps(self) -> float:
@@ -131,9 +139,15 @@ class Translation(Task[EncoderDecoder]):
     def schedule(self, step: int, seconds: float) -> float:
         return inverse_sqrt(step + 1, self.config.width, self.config.warmup)
 
-    def batches(self, step: int) -> Sequence[Batch]:
-        """See `Objective`: the step's pairs at once, with smoothed labels."""
-        return [self.train.batch(self._rows(step), label_smoothing=self.config.label_smoothing)]
+    def spread(self, ranks: int) -> None:
+        """See `Task`."""
+        self.ranks = ranks
+
+    def batches(self, step: int) -> Sequence[Any]:
+        """See `Objective`: the step's pairs, with smoothed labels."""
+        rows, make = self._rows(step), partial(self.train.batch, label_smoothing=self.config.label_smoothing)
+        size = self.micro_batch or -(-len(rows) // self.ranks)
+        return MicroBatches(make, [rows[i : i + size] for i in range(0, len(rows), size)])
 
     def epoch(self, steps: int) -> float:
         return steps / self.steps_per_epoch
@@ -144,17 +158,19 @@ class Translation(Task[EncoderDecoder]):
 
     def evaluate(self, model: EncoderDecoder, pool: MicrobatchPool, *, whole: bool) -> Evaluation | None:
         """See `Objective`: without dropout and smoothing."""
-        if self.held is None:
+        held = self.held
+        if held is None:
             return None
         model.eval()
-        total, tokens = 0.0, 0
-        with torch.no_grad():
-            for rows in batches(self.held, self.config.batch_tokens, 0, 0):
-                batch = self.held.batch(rows)
-                total += float(self.loss(model, batch).loss)
-                tokens += self.count(batch)
+
+        @torch.no_grad()
+        def run(rows: list[int]) -> tuple[float, int]:
+            batch = held.batch(rows)
+            return float(self.loss(model, batch).loss), self.count(batch)
+
+        found = list(pool.map(run, batches(held, self.config.batch_tokens, 0, 0)))
         model.train()
-        return Evaluation(total, tokens)
+        return Evaluation(sum(loss for loss, _ in found), sum(tokens for _, tokens in found))
 
     def _rows(self, step: int) -> list[int]:
         """The pairs that step `step` reads."""

@@ -1,0 +1,157 @@
+"""The processes of a run: who takes what, and what they tell each other."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headway.errors import RankError
+from headway.parallel.mesh import Mesh
+from headway.parallel.roll import STOPPED, Roll
+
+BUCKET_BYTES = 64 << 20
+T = TypeVar("T")
+R = TypeVar("R")
+_runs = itertools.count()
+
+
+class Parallel:
+    """One of the processes of a run, which all ask for the same messages in the same order.
+
+    Attributes:
+        mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
+        dp_rank, cp_rank: its places along the axes of the mesh.
+
+    Raises RankError, at a message, when another process died, stopped or hangs: which one.
+    """
+
+    def __init__(self, mesh: Mesh = Mesh(), roll: Roll | None = None) -> None:  # noqa: B008
+        self.mesh, self._roll = mesh, roll
+        self.rank = 0 if roll is None else roll.rank
+        self.dp_rank, self.cp_rank = divmod(self.rank, mesh.cp)
+        self._turns = itertools.count()
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
+        """This process's of the items of a step, with their numbers: every dp-th, each once over the dp axis."""
+        return [(i, items[i]) for i in range(self.dp_rank, len(items), self.mesh.dp)]
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all processes, in the order of ranks."""
+        if self._roll is None:
+            return [value]
+        found: list[T] = [value] * self.mesh.ranks
+        self._together(lambda: dist.all_gather_object(found, value))
+        return found
+
+    def agree(self, value: T) -> T:
+        """The main process's value."""
+        return self.gather(value)[0]
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Every tensor becomes its sum over the processes, with the same bits in all of them."""
+        self._in_buckets(tensors, dist.all_reduce)
+
+    @torch.no_grad()
+    def take_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """Every tensor becomes the main process's."""
+        self._in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
+
+    def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
+        """`run` of all items, each computed by one process; the results, in order, are in all of them."""
+        given = list(items)
+        parts = self.gather(list(run(given[self.rank :: self.mesh.ranks])))
+        return [parts[i % self.mesh.ranks][i // self.mesh.ranks] for i in range(len(given))]
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process goes through the body alone, however long it takes; then the others, side by side."""
+        if self._roll is None:
+            yield
+            return
+        key = f"turn/{next(self._turns)}"
+        if not self.is_main:
+            self._roll.wait(key)
+        yield
+        if self.is_main:
+            self._roll.store.set(key, "")
+
+    def _in_buckets(self, tensors: Iterable[Tensor], act: Callable[[Tensor], object]) -> None:
+        for bucket in () if self._roll is None else _buckets(tensors):
+            flat = torch.cat([t.flatten() for t in bucket])
+            self._together(partial(act, flat))
+            for t, found in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                t.copy_(found.view_as(t))
+
+    def _together(self, act: Callable[[], object]) -> None:
+        assert self._roll is not None
+        try:
+            self._roll.come()
+            act()
+        except RuntimeError as error:
+            raise self._roll.missing(error) from error
+
+
+ALONE = Parallel()
+
+
+@contextmanager
+def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Parallel]:
+    """The processes that torchrun (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) started, or those of
+    torch.distributed where it is initialized already; else this process alone.
+
+    Args:
+        mesh: how they share the work (`Mesh.of`).
+        patience: seconds that they wait for each other.
+
+    Messages go by gloo, and by NCCL between GPUs. Raises ConfigError for a mesh of another number of processes,
+    RankError where they do not find each other.
+    """
+    there = dist.is_initialized()
+    ranks = dist.get_world_size() if there else int(os.environ.get("WORLD_SIZE", "1"))
+    shape = Mesh.of(mesh, ranks)
+    if ranks == 1:
+        yield ALONE
+        return
+    if not there:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=patience))
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"the {ranks} processes of the run did not find each other: {error}") from error
+    store = dist.distributed_c10d.PrefixStore(f"headway/{next(_runs)}", dist.distributed_c10d._get_default_store())
+    roll = Roll(store, dist.get_rank(), ranks)
+    try:
+        yield Parallel(shape, roll)
+    except BaseException as error:
+        roll.leave(STOPPED if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
+        raise
+    else:
+        roll.leave(None)
+    finally:
+        if not there:
+            dist.destroy_process_group()
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype and device, up to `BUCKET_BYTES` together, or one."""
+    for _, alike in itertools.groupby(tensors, lambda t: (t.dtype, t.device)):
+        bucket: list[Tensor] = []
+        for t in alike:
+            if bucket and sum(held.nbytes for held in bucket) + t.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket = []
+            bucket.append(t)
+        yield bucket

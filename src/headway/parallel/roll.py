@@ -1,0 +1,107 @@
+"""Which process of a run is missing, and since when."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+
+import torch.distributed as dist
+
+from headway.errors import RankError
+
+BEAT, SILENCE = 0.5, 4.0
+"""Seconds between two signs of life, and without one until a process counts as gone."""
+STOPPED = "-"
+
+
+class Roll:
+    """The list of a run's processes in the store that they share: who each is, how many messages it has come to, a sign
+    of life twice a second, and why it left.
+
+    A process that was killed gives no sign of life. One that hangs does, but does not come to the messages that the
+    others wait at.
+    """
+
+    def __init__(self, store: dist.distributed_c10d.Store, rank: int, ranks: int) -> None:
+        self.store, self.rank, self.ranks, self.number = store, rank, ranks, 0
+        self._over = threading.Event()
+        self._set("who", f"process {os.getpid()} on host {socket.gethostname()}")
+        self._thread = threading.Thread(target=self._beat, args=(store.clone(),), daemon=True)  # type: ignore[attr-defined]
+        self._thread.start()
+
+    def come(self) -> None:
+        """Before each message among all: this process has come to it."""
+        self.number += 1
+        self._set("at", str(self.number))
+
+    def leave(self, why: str | None) -> None:
+        """The end, for what reason: None for a whole run."""
+        self._over.set()
+        self._thread.join()
+        if why is not None:
+            try:
+                self._set("left", why)
+            except RuntimeError:
+                return  # with its store the run is gone
+
+    def wait(self, key: str) -> None:
+        """Until the main process has written `key`, however long that takes. Raises RankError when it is gone."""
+        before, since = "", time.monotonic()
+        try:
+            while not self.store.check([key]):
+                time.sleep(0.05)
+                now = self._get("beat", 0)
+                if now != before:
+                    before, since = now, time.monotonic()
+                if (time.monotonic() - since > SILENCE or self._get("left", 0)) and (gone := self._absent()):
+                    raise RankError("; ".join(gone))
+        except RuntimeError as error:
+            raise self.missing(error) from error
+
+    def missing(self, error: RuntimeError) -> Exception:
+        """What to raise when a message among all failed with `error`: who is missing, or else `error`."""
+        try:
+            absent = self._absent()
+        except RuntimeError:
+            absent = [
+                f"rank 0, or who started the run, is gone: its store does not answer (asked by rank {self.rank})"
+            ]
+        return RankError("; ".join(absent)) if absent else error
+
+    def _absent(self) -> list[str]:
+        """Of each other process that is missing, why."""
+        others = [rank for rank in range(self.ranks) if rank != self.rank]
+        before = {rank: self._get("beat", rank) for rank in others}
+        time.sleep(SILENCE)
+        found, late = list[str](), list[str]()
+        for rank in others:
+            why = self._get("left", rank)
+            named = f"rank {rank} ({self._get('who', rank) or 'which never came'})"
+            if why:
+                found += [] if why == STOPPED else [f"{named} stopped: {why}"]
+            elif self._get("beat", rank) == before[rank]:
+                found.append(f"{named} is gone: it was killed, or its host is; it gives no sign of life")
+            elif int(self._get("at", rank) or 0) < self.number:
+                late.append(
+                    f"{named} hangs: it lives, but did not come to where rank {self.rank} waited for it"
+                )
+        return found or late
+
+    def _beat(self, store: dist.distributed_c10d.Store) -> None:
+        for number in itertools.count():
+            try:
+                store.set(f"beat/{self.rank}", str(number))
+            except RuntimeError:
+                return  # with its store the run is gone
+            if self._over.wait(BEAT):
+                return
+
+    def _set(self, what: str, value: str) -> None:
+        self.store.set(f"{what}/{self.rank}", value)
+
+    def _get(self, what: str, rank: int) -> str:
+        key = f"{what}/{rank}"
+        return bytes(self.store.get(key)).decode() if self.store.check([key]) else ""

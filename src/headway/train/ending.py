@@ -1,0 +1,45 @@
+"""The end of a run: its model, its picture, and what is said of it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from headway.models import cost
+from headway.report import cell
+from headway.train.callbacks import TrainResult
+from headway.train.checkpoint import FINAL, save_final
+from headway.train.evaluation import Evaluation
+from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
+from headway.train.tasks.base import Task
+from headway.train.trainer import Progress
+
+
+def leave_model(out: Path, task: Task[Any], progress: Progress) -> None:
+    """Save the trained model in the folder `out`, and draw the curve."""
+    save_final(out / FINAL, task)
+    parameters = cost.parameter_count(task.model.spec)
+    title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
+    draw_curve(read_metrics(out / METRICS), out / CURVE, title)
+
+
+def result(
+    out: Path, task: Task[Any], progress: Progress, record: dict[str, Any], validation: Evaluation | None
+) -> TrainResult:
+    """What the run left behind. `record` is the last step's, empty where none was left to do."""
+    model = out / FINAL
+    return TrainResult(
+        out=out,
+        model=model,
+        metrics=out / METRICS,
+        curve=out / CURVE,
+        steps=progress.step,
+        trained_tokens=progress.trained_tokens,
+        seconds=progress.seconds,
+        loss=record.get("loss"),
+        validation=validation,
+        next_command=task.next_command.format(model=shlex.quote(str(model))),
+        accuracy=record.get("accuracy"),
+        unit=task.unit,
+    )

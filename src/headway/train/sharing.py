@@ -1,0 +1,68 @@
+"""How the processes of a run share its steps and its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from headway.errors import ConfigError
+from headway.parallel import Parallel
+from headway.train.microbatch_pool import MicrobatchPool, R, T
+from headway.train.tasks.base import Task
+
+
+class SharedPool(MicrobatchPool):
+    """A pool whose items are shared among processes: each computes its own on `pool`, and all have all results."""
+
+    def __init__(self, pool: MicrobatchPool, parallel: Parallel) -> None:
+        super().__init__(pool.count)
+        self.pool, self.parallel = pool, parallel
+
+    def map(self, run: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        """See `MicrobatchPool`."""
+        return self.parallel.map(lambda own: self.pool.map(run, own), items)
+
+
+def spread(task: Task[Any], parallel: Parallel) -> None:
+    """Share the micro batches of each step among processes, which begin with the weights of the main one.
+
+    Raises ConfigError where there are too few of them, and where the processes have not read the same data."""
+    ranks = parallel.mesh.dp
+    if parallel.mesh.ranks == 1:
+        return
+    task.spread(ranks)
+    if (count := len(task.batches(0))) < ranks:
+        raise ConfigError(
+            f"{ranks} processes were to share the micro batches of a step, and a step has {count}: use fewer "
+            "processes, larger steps, or a smaller micro_batch"
+        )
+    read = parallel.gather(dict(task.data))
+    if other := [rank for rank, data in enumerate(read) if data != read[0]]:
+        raise ConfigError(
+            f"the processes have not read the same data: rank 0 has {read[0]}, rank {other[0]} has {read[other[0]]}; "
+            "give all of them the same files"
+        )
+    parallel.take_from_main(t.data for t in chain(task.model.parameters(), task.model.buffers()))
+
+
+def added_up_by(task: Task[Any], parallel: Parallel) -> int:
+    """How many processes' sums a step's gradient is the sum of, so that its bits are theirs: 1 where they are those of
+    one process, since two micro batches of the same rows have one sum."""
+    ranks = parallel.mesh.ranks
+    return 1 if task.micro_batch is not None and len(task.batches(0)) <= 2 else ranks
+
+
+def add_gradients(model: nn.Module, parallel: Parallel) -> None:
+    """Make `.grad` of every parameter its sum over the processes; None where no process has one."""
+    if parallel.mesh.ranks == 1:
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    some = map(any, zip(*parallel.gather([p.grad is not None for p in trained]), strict=True))
+    for p, there in zip(trained, some, strict=True):
+        if there and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    parallel.add_up(p.grad for p in trained if p.grad is not None)

@@ -1,0 +1,68 @@
+"""Several processes of a run, forked from the one that tests, so that nothing is imported again."""
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def start(ranks: int, run: Callable[[int], Any], said: Path) -> list[int]:
+    """Fork `ranks` processes, as torchrun would start them; each calls run(its rank), and what it says on stderr goes to
+    `said`/RANK. Their ids."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    said.mkdir(parents=True, exist_ok=True)
+    children = []
+    for rank in range(ranks):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of threaded processes
+            child = os.fork()
+        if child == 0:
+            _become(rank, ranks, port, run, said / str(rank))
+        children.append(child)
+    return children
+
+
+def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: Path) -> None:
+    code = 1
+    try:
+        os.environ |= {
+            "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)
+        }  # fmt: skip
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        try:
+            run(rank)
+            code = 0
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def ended(children: list[int], seconds: float = 120.0) -> list[int]:
+    """The exit codes of processes, in their order (negative: the signal that killed one); AssertionError where one still
+    runs after so many seconds, which is killed."""
+    codes: dict[int, int] = {}
+    until = time.monotonic() + seconds
+    while len(codes) < len(children) and time.monotonic() < until:
+        for child in children:
+            if child not in codes and (found := os.waitpid(child, os.WNOHANG))[0]:
+                codes[child] = os.waitstatus_to_exitcode(found[1])
+        time.sleep(0.01)
+    for child in children:
+        if child not in codes:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    assert len(codes) == len(children), f"{len(children) - len(codes)} of {len(children)} processes had to be killed"
+    return [codes[child] for child in children]
+
+
+def together(ranks: int, run: Callable[[int], Any], said: Path) -> None:
+    """`run` in so many processes, all of which come to its end."""
+    codes = ended(start(ranks, run, said))
+    told = "\n".join(f"rank {rank}: {(said / str(rank)).read_text()}" for rank in range(ranks))
+    assert codes == [0] * ranks, told
