@@ -10,8 +10,8 @@ from typing import Any
 
 
 def start(ranks: int, run: Callable[[int], Any], said: Path) -> list[int]:
-    """Fork `ranks` processes, as torchrun would start them; each calls run(its rank), and what it says on stderr goes to
-    `said`/RANK. Their ids."""
+    """Fork `ranks` processes, as torchrun would start them; each calls run(its rank), and what it says on stderr goes
+    to `said`/RANK. Their ids."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -44,8 +44,8 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
 
 
 def ended(children: list[int], seconds: float = 120.0) -> list[int]:
-    """The exit codes of processes, in their order (negative: the signal that killed one); AssertionError where one still
-    runs after so many seconds, which is killed."""
+    """The exit codes of processes, in their order (negative: the signal that killed one). AssertionError where one
+    still runs after so many seconds, which is killed."""
     codes: dict[int, int] = {}
     until = time.monotonic() + seconds
     while len(codes) < len(children) and time.monotonic() < until:
@@ -57,7 +57,9 @@ def ended(children: list[int], seconds: float = 120.0) -> list[int]:
         if child not in codes:
             os.kill(child, 9)
             os.waitpid(child, 0)
-    assert len(codes) == len(children), f"{len(children) - len(codes)} of {len(children)} processes had to be killed"
+    assert len(codes) == len(children), (
+        f"{len(children) - len(codes)} of {len(children)} processes had to be killed"
+    )
     return [codes[child] for child in children]
 
 

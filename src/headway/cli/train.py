@@ -7,9 +7,10 @@ import inspect
 import itertools
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -54,6 +55,16 @@ def run(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved settings as YAML and stop")
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            help="processes on this machine that share the run: torchrun --nproc-per-node N -m headway train "
+            "(docs/parallel.md) [default: those that torchrun started, or 1]",
+            rich_help_panel="Run",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="print model, counts, steps and memory; train nothing, write nothing"),
@@ -63,10 +74,18 @@ def run(
 ) -> int:
     """Train a model: a decoder on the next token of a text, an encoder on masked ones, a translator on pairs of
     sentences (--task translation). Resumes bit for bit."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes is not None and started not in (1, processes):
+        raise ConfigError(f"--processes {processes}, and {started} are started already; leave it out")
+    several = max(started, processes or 1) > 1
     if config is not None and STAGES in read_yaml(config):
         if print_config or dry_run:
             raise ConfigError(
                 f"{config} is a recipe of several runs; --print-config and --dry-run are for one run"
+            )
+        if several:
+            raise ConfigError(
+                f"{config} is a recipe of several runs, which one process makes; drop --processes"
             )
         return _recipe(config, overrides, flags, resume, small, json)
     settings = resolve(config, overrides, flags, small=small)
@@ -79,6 +98,8 @@ def run(
         plan = describe_run(settings)
         print_report(plan, plan.text(), json)
         return 0
+    if several and started == 1:
+        start_processes(processes or 1)
     from headway.train import Interrupted, train
 
     try:
@@ -87,8 +108,16 @@ def run(
         own = shlex.quote(str(Path(settings.out) / "config.yaml"))
         note(f"saved {stop.checkpoint}\ngo on with: headway train --config {own} --resume auto")
         return 130
-    _print(result, json)
+    if os.environ.get("RANK", "0") == "0":
+        _print(result, json)
     return 0
+
+
+def start_processes(count: int) -> NoReturn:
+    """Become torchrun, which starts this command line in `count` processes; they share the CPU's threads."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    os.execv(sys.executable, [sys.executable, *launcher, "-m", "headway", *sys.argv[1:]])
 
 
 def _recipe(

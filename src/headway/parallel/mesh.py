@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from math import prod
 
-from headway.errors import ConfigError, did_you_mean, listed
+from headway.errors import ConfigError, listed
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Mesh:
             name, _, number = part.strip().partition("=")
             if name not in axes or name in sizes or not number.isdecimal() or int(number) < 1:
                 raise ConfigError(
-                    f"mesh {text!r}: {part.strip()!r} is no axis{did_you_mean(name, axes)}; write {listed(axes)}, each "
-                    "at most once, as in dp=2,cp=4"
+                    f"mesh {text!r}: {part.strip()!r} is no axis; write {listed(axes)}, each at most once, as in "
+                    "dp=2,cp=4"
                 )
             sizes[name] = int(number)
         if (asked := prod(sizes.values())) != ranks:

@@ -131,7 +131,9 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
             dist.init_process_group(backend, timeout=timedelta(seconds=patience))
         except (RuntimeError, ValueError) as error:
             raise RankError(f"the {ranks} processes of the run did not find each other: {error}") from error
-    store = dist.distributed_c10d.PrefixStore(f"headway/{next(_runs)}", dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d.PrefixStore(
+        f"headway/{next(_runs)}", dist.distributed_c10d._get_default_store()
+    )
     roll = Roll(store, dist.get_rank(), ranks)
     try:
         yield Parallel(shape, roll)
@@ -143,6 +145,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     finally:
         if not there:
             dist.destroy_process_group()
+            roll.linger()
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

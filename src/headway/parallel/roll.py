@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -42,10 +43,17 @@ class Roll:
         self._over.set()
         self._thread.join()
         if why is not None:
-            try:
+            with suppress(RuntimeError):  # with its store the run is gone
                 self._set("left", why)
-            except RuntimeError:
-                return  # with its store the run is gone
+
+    def linger(self) -> None:
+        """Behind the connections of a process that left for a reason: rank 0, which may hold the store, stays until the
+        others have read it, or are gone."""
+        until = time.monotonic() + 2 * SILENCE
+        with suppress(RuntimeError):
+            if self.rank == 0 and self._get("left", 0):
+                while time.monotonic() < until and not all(self._get("left", r) for r in range(self.ranks)):
+                    time.sleep(0.05)
 
     def wait(self, key: str) -> None:
         """Until the main process has written `key`, however long that takes. Raises RankError when it is gone."""

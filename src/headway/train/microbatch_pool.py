@@ -63,6 +63,8 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
     As many as there are CPU threads, unless there are fewer micro batches, the gradients that all of them hold at
     once would take more than a GiB, or dropout draws its seeds in the order of the micro batches.
     """
+    if config.in_one_pass:
+        return Choice("1", "the loss compares all rows of a step, which is one forward pass")
     asked, threads = config.workers, config.threads or torch.get_num_threads()
     micro_batches = -(-config.rows_per_step // (config.micro_batch or 1))
     kinds = {kind: getattr(spec, kind) for kind in ("attention_dropout", "dropout", "activation_dropout")}

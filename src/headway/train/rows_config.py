@@ -193,6 +193,11 @@ class RowsConfig(TrainConfig):
     def rows_per_step(self) -> int:
         """Rows of up to `context` tokens in one optimizer step."""
 
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether the loss compares all rows of a step, so that they cannot be cut into micro batches."""
+        return False
+
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""
         lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]

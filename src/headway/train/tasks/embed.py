@@ -47,12 +47,17 @@ class EmbedConfig(WholeConfig):
     )
     out: str = setting("runs/embed", "folder of the run", group="Output")
 
+    @property
+    def in_one_pass(self) -> bool:
+        """See `RowsConfig`."""
+        return self.loss == "infonce"
+
     def contradictions(self) -> dict[str, bool]:
         """See `TrainConfig`."""
         apart = self.micro_batch is not None or self.workers is not None
         return {
             "loss infonce compares all texts of a step, which is one forward pass; leave micro_batch and workers out, "
-            "or lower batch": self.loss == "infonce" and apart,
+            "or lower batch": self.in_one_pass and apart,
             **super().contradictions(),
         }
 

@@ -59,7 +59,8 @@ class Plan:
         per_step = config.rows_per_step
         total = config.steps * per_step if config.steps is not None else (config.epochs or 1) * rows
         limit = total if config.max_seconds is None else None
-        return Plan(config.seed, rows, per_step, limit, config.micro_batch or -(-per_step // workers))
+        cut = 1 if config.in_one_pass else workers
+        return Plan(config.seed, rows, per_step, limit, config.micro_batch or -(-per_step // cut))
 
     @property
     def steps(self) -> int | None:
