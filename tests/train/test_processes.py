@@ -2,26 +2,44 @@
 
 import json
 import os
+import random
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from headway.data import Batch
 from headway.errors import ConfigError
-from headway.parallel import Mesh
+from headway.parallel import Mesh, Parallel, joined
+from headway.parallel.processes import ALONE
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.config import TrainConfig
+from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
+from headway.train.optimizer import Optimizer
+from headway.train.tasks.base import Sums
 from headway.train.tasks.translation import TranslationConfig
+from headway.train.trainer import Trainer
+from tests.parallel import steps
 from tests.train.conftest import documents
+from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
 from tests.train.test_masked import ENCODER
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_disk_call, killed_at_micro_batch
+from tests.train.test_resume import (
+    assert_same_bits,
+    in_a_child,
+    killed_at_disk_call,
+    killed_at_micro_batch,
+    lines,
+)
+from tests.train.test_step import model, ragged
 from tests.train.test_translation import TINY, corpus
 
 Make = Callable[..., TextConfig]
@@ -35,6 +53,10 @@ def as_one(config: TrainConfig, folder: Path, ranks: int = 2) -> None:
     train(alone, quiet=True)
     together(ranks, lambda rank: train(shared), folder / "said")
     assert_same_bits(shared.out, alone.out)
+    held = [
+        [r for r in read_metrics(Path(c.out) / "metrics.jsonl") if "val_loss" in r] for c in (alone, shared)
+    ]
+    assert held[0] == held[1]
 
 
 def test_row_45_two_processes_are_one(settings: Make, tmp_path: Path) -> None:
@@ -79,6 +101,33 @@ def test_row_45_translation(tmp_path: Path) -> None:
     as_one(TranslationConfig.of(pairs), tmp_path)
 
 
+class Draws(Given):
+    """Notes what torch draws in each micro batch."""
+
+    def __init__(self, parts: Sequence[Batch]) -> None:
+        super().__init__(parts)
+        self.drawn: list[float] = []
+
+    def loss(self, model: Any, batch: Any) -> Sums:
+        self.drawn.append(float(torch.rand(())))
+        return super().loss(model, batch)
+
+
+def test_dropout_is_drawn_by_the_step_and_the_number_of_the_micro_batch() -> None:
+    def drawn(seed: int | None) -> list[float]:
+        objective, net = Draws(ragged(2)), model()
+        optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.0))
+        trainer = Trainer(objective, net, optimizer, seed=seed)
+        for _ in range(2):
+            trainer.step()
+        return objective.drawn
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert len(first) == len({*first}) == 4
+    assert again == first
+    assert not {*first} & {*other}
+
+
 # --- processes that come and go
 
 
@@ -116,6 +165,34 @@ def test_killed_and_resumed_by_one_and_by_two(
     assert checkpoints(Path(usual.out))[-1].name == "checkpoint-4"
     together(2, lambda rank: train(usual, resume="auto"), tmp_path / "three")
     assert "not bit for bit" not in (tmp_path / "three" / "0").read_text()
+    assert_same_bits(usual.out, whole.out)
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
+    whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
+    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "patience": 30.0})
+    begin = time.monotonic()
+    together(2, lambda rank: train(whole), tmp_path / "said")
+    seconds = time.monotonic() - begin
+    rng, kills, said = random.Random(0), 0, tmp_path / "said"
+    while kills < 10:
+        victim = rng.randrange(2)
+        children = start(2, lambda rank: train(usual, resume="auto"), said)
+        time.sleep(rng.uniform(0.1, 0.7) * seconds)
+        os.kill(children[victim], signal.SIGKILL)
+        codes = ended(children)
+        if codes[victim] == 0:  # it came to its end: begin again
+            assert_same_bits(usual.out, whole.out)
+            shutil.rmtree(usual.out)
+            continue
+        kills += 1
+        told = (said / str(1 - victim)).read_text()
+        assert f"RankError: rank {victim}" in told or "did not find each other" in told, told
+    together(2, lambda rank: train(usual, resume="auto"), said)
     assert_same_bits(usual.out, whole.out)
 
 
@@ -183,3 +260,53 @@ def test_a_mesh_is_of_as_many_processes_as_there_are(text: str, message: str) ->
     assert str(Mesh(2, 3)) == "dp=2,cp=3"
     with pytest.raises(ConfigError, match=message):
         Mesh.of(text, 4)
+
+
+# --- rows whose tokens are shared, too
+
+
+@pytest.mark.parametrize("mesh", ["cp=2", pytest.param("dp=2,cp=2", marks=pytest.mark.slow)])
+def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: str, tmp_path: Path) -> None:
+    """Loss and gradients in float64, over three steps; some processes have no trained token."""
+
+    def stepped(name: str, parallel: Parallel = ALONE) -> tuple[list[float | None], list[torch.Tensor]]:
+        net = steps.model_of(name)
+        ids, targets, tokens = steps.rows(name)
+        one = Batch({"ids": ids, "tokens": tokens}, targets)
+        optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
+        trainer = Trainer(Given([one, one]), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+        return [trainer.step().loss for _ in range(3)], [p.detach() for p in net.parameters()]
+
+    names = list(steps.PATTERNS)
+    expected = {name: stepped(name) for name in names}
+
+    def rank(number: int) -> None:
+        with joined(mesh) as parallel:
+            for name in names:
+                losses, weights = stepped(name, parallel)
+                torch.testing.assert_close(losses, expected[name][0], rtol=1e-10, atol=0)
+                torch.testing.assert_close(weights, expected[name][1], rtol=1e-10, atol=1e-12)
+
+    together(Mesh.of(mesh, 4 if "dp" in mesh else 2).ranks, rank, tmp_path)
+
+
+@pytest.mark.slow
+def test_row_45_a_run_of_sharded_rows(settings: Make, tmp_path: Path) -> None:
+    alone, shared = (
+        settings(micro_batch=4, out=str(tmp_path / "alone")),
+        settings(micro_batch=4, mesh="dp=2,cp=2"),
+    )
+    first = train(alone, quiet=True)
+    together(4, lambda rank: train(shared), tmp_path / "said")
+    assert lines(shared.out)[-1] == pytest.approx(lines(alone.out)[-1], rel=1e-4)
+    assert first.steps == 6
+
+
+def test_only_sums_over_tokens_are_sharded(tmp_path: Path) -> None:
+    config = TranslationConfig.of({**TINY, **corpus(tmp_path), "mesh": "cp=2", "out": str(tmp_path / "run")})
+    said = tmp_path / "said"
+    assert ended(start(2, lambda rank: train(config), said)) == [1, 1]
+    assert (
+        "ConfigError: mesh dp=1,cp=2: the loss of this task is not a sum over the tokens"
+        in (said / "1").read_text()
+    )

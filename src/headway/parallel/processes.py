@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import RankError
+from headway.parallel.exchange import DistributedExchange, Exchange
 from headway.parallel.mesh import Mesh
 from headway.parallel.roll import STOPPED, Roll
 
@@ -30,12 +31,18 @@ class Parallel:
     Attributes:
         mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
         dp_rank, cp_rank: its places along the axes of the mesh.
+        exchange: among the processes that share the tokens of a row with this one; None where none does.
 
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
 
-    def __init__(self, mesh: Mesh = Mesh(), roll: Roll | None = None) -> None:  # noqa: B008
-        self.mesh, self._roll = mesh, roll
+    def __init__(
+        self,
+        mesh: Mesh = Mesh(),  # noqa: B008
+        roll: Roll | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        self.mesh, self._roll, self.exchange = mesh, roll, exchange
         self.rank = 0 if roll is None else roll.rank
         self.dp_rank, self.cp_rank = divmod(self.rank, mesh.cp)
         self._turns = itertools.count()
@@ -97,10 +104,18 @@ class Parallel:
 
     def _together(self, act: Callable[[], object]) -> None:
         assert self._roll is not None
-        try:
+        with self.named():
             self._roll.come()
             act()
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """While open, a message that fails is a RankError, which names the process that is missing."""
+        try:
+            yield
         except RuntimeError as error:
+            if self._roll is None:
+                raise
             raise self._roll.missing(error) from error
 
 
@@ -136,7 +151,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     )
     roll = Roll(store, dist.get_rank(), ranks)
     try:
-        yield Parallel(shape, roll)
+        yield Parallel(shape, roll, _exchange(shape))
     except BaseException as error:
         roll.leave(STOPPED if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
         raise
@@ -146,6 +161,14 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
         if not there:
             dist.destroy_process_group()
             roll.linger()
+
+
+def _exchange(mesh: Mesh) -> Exchange | None:
+    """Every process makes the groups of all, in their order, and keeps its own."""
+    if mesh.cp == 1:
+        return None
+    groups = [dist.new_group([dp * mesh.cp + cp for cp in range(mesh.cp)]) for dp in range(mesh.dp)]
+    return DistributedExchange(groups[dist.get_rank() // mesh.cp])
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

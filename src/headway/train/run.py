@@ -84,14 +84,15 @@ def train(
             announce(config, quiet=quiet or not main)
             with parallel.main_first(), made_inputs(out, start) if main else nullcontext():
                 task = find_task(str(config.task))(config, out, start, dtype)
-                check_room(config, task)
-                called = [*task.callbacks(), *callbacks]
+                if main:
+                    check_room(config, task)
+                called = [*task.callbacks(), *callbacks] if main else []
             spread(task, parallel)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)
                 reporter.note(f"{precision.what}: {precision.why}")
-                run = Run(config, task, start, dtype, called if main else (), reporter, parallel)
+                run = Run(config, task, start, dtype, called, reporter, parallel)
                 if not main:
                     return run.go()
                 with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:

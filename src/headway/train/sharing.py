@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headway.data import Batch
 from headway.errors import ConfigError
-from headway.parallel import Parallel
+from headway.parallel import ContextParallel, Parallel, choose_layout
 from headway.train.microbatch_pool import MicrobatchPool, R, T
 from headway.train.tasks.base import Task
 
@@ -27,13 +28,40 @@ class SharedPool(MicrobatchPool):
         return self.parallel.map(lambda own: self.pool.map(run, own), items)
 
 
+def own_batch(batch: Any, model: nn.Module, parallel: Parallel) -> Any:
+    """Of a micro batch, the slots that this process has (`ContextParallel`): all of them without context parallel."""
+    if parallel.exchange is None:
+        return batch
+    inputs = dict(batch.inputs)
+    ids, tokens = inputs.pop("ids"), inputs.pop("tokens")
+    if inputs:
+        raise ConfigError(
+            f"context parallel: rows cannot be sharded whose model is given {', '.join(inputs)}, too"
+        )
+    layout, _ = choose_layout(model.spec.patterns, tokens, parallel.mesh.cp)  # type: ignore[arg-type, union-attr]
+    context = ContextParallel(tokens, layout, parallel.exchange)
+    own = {"ids": context.take(ids), "tokens": context.tokens, "context": context}
+    return Batch(own, context.take(batch.targets))
+
+
 def spread(task: Task[Any], parallel: Parallel) -> None:
     """Share the micro batches of each step among processes, which begin with the weights of the main one.
 
-    Raises ConfigError where there are too few of them, and where the processes have not read the same data."""
+    Raises ConfigError where there are too few of them, where tokens of rows should be sharded that cannot be, and where
+    the processes have not read the same data."""
     ranks = parallel.mesh.dp
     if parallel.mesh.ranks == 1:
         return
+    if parallel.mesh.cp > 1 and not task.by_token:
+        raise ConfigError(
+            f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
+            "cannot be sharded; leave cp out"
+        )
+    if parallel.mesh.cp > 1 and task.workers > 1:
+        raise ConfigError(
+            f"mesh {parallel.mesh}: {task.workers} micro batches side by side would mix up their messages; set "
+            "workers=1"
+        )
     task.spread(ranks)
     if (count := len(task.batches(0))) < ranks:
         raise ConfigError(

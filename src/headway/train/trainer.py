@@ -21,7 +21,7 @@ from headway.errors import HeadwayError
 from headway.parallel.processes import ALONE, Parallel
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
-from headway.train.sharing import add_gradients
+from headway.train.sharing import add_gradients, own_batch
 from headway.train.tasks.base import Objective, StepStats
 
 Schedule = Callable[[int, float], float]
@@ -64,7 +64,8 @@ class Trainer(Generic[M]):
         progress: what was done before; nothing unless given.
         seed: dropout of a micro batch is drawn by (seed, step, its number in the step), whoever computes it; from
             torch's generator as it is, unless given.
-        parallel: the processes that share the micro batches of each step; this one alone unless given.
+        parallel: the processes that share the micro batches of each step, and the tokens of their rows; this one alone
+            unless given.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ def accumulate(
     Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
-    own = parallel.share(batches)
+    own = [(i, own_batch(batch, weights.master, parallel)) for i, batch in parallel.share(batches)]
     count = sum(parallel.gather(sum(objective.count(batch) for _, batch in own)))
     if not count:
         return 0.0, 0, {}
@@ -157,9 +158,10 @@ def accumulate(
     def run(job: tuple[M, tuple[int, Any]]) -> tuple[float, Mapping[str, float]]:
         replica, (number, batch) = job
         if seed is not None:
-            torch.manual_seed(keyed(seed, number))
-        found = objective.loss(replica, batch)
-        (found.total / count).backward()
+            torch.manual_seed(keyed(seed, number, parallel.cp_rank))
+        with parallel.named():
+            found = objective.loss(replica, batch)
+            (found.total / count).backward()
         return float(found.loss), found.extra
 
     for start in range(0, len(own), pool.count):  # no more gradients wait than there are replicas

@@ -122,6 +122,7 @@ class Task(Objective[M]):
         steps: length of the run; None where the clock decides.
         remarks: what is said when the run begins, of data that was not taken as it is, say.
         unit: what the loss is a mean over.
+        by_token: whether it is a sum over the tokens of rows, so that these may be sharded over processes.
         base: the frozen model beside which an adapter is trained; None where the model itself is.
         warmup: steps of a warm-up that is as long in runs of any length; 0 where it is a share of the run.
         workers: micro batches that run at the same time, in each process. micro_batch: rows of each; None where each
@@ -130,6 +131,7 @@ class Task(Objective[M]):
 
     settings: ClassVar[type[TrainConfig]]
     next_command: ClassVar[str]
+    by_token: ClassVar[bool] = False
     model: M
     tokenizer: Tokenizer
     data: Mapping[str, Any]

@@ -73,6 +73,7 @@ class Chat(RowsTask):
     """The tokens of answers, each up to the token that ends it. Losses are in nats per such token."""
 
     settings = ChatConfig
+    by_token = True
     next_command = "headway chat {model}"
     config: ChatConfig
     train_rows: ChatRows

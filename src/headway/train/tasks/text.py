@@ -25,6 +25,7 @@ class TextTask(RowsTask):
     """Rows of tokens of a text. A kind of it says which models it trains, and which tokens of a row are predicted."""
 
     settings = TextConfig
+    by_token = True
     config: TextConfig
     in_template: ClassVar[bool]
     """Whether the documents of the token file begin and end as the tokenizer's template says."""
