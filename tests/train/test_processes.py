@@ -79,26 +79,25 @@ def test_row_45_next_tokens_and_masked_ones(
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_row_45_conversations(tmp_path: Path, optimizer: str) -> None:
-    as_one(
-        chat(tmp_path, **{**HALVES, "micro_batch": 3}, optimizer=optimizer, validation_share=0.1), tmp_path
-    )
+    how = {**HALVES, "micro_batch": 3, "optimizer": optimizer, "backend": "auto"}
+    as_one(chat(tmp_path, **how, validation_share=0.1), tmp_path)
 
 
 @pytest.mark.slow
 def test_row_45_translation(tmp_path: Path) -> None:
+    """Steps of 40 pairs, or 20."""
     files = corpus(tmp_path)
     held = {f"validation_{side}": path for side, path in files.items()}
-    pairs = {
-        **TINY,
-        **files,
-        **held,
-        "dropout": 0.1,
+    how = {
+        "batch_tokens": 128,
+        "micro_batch": 20,
+        "seed": 1,
         "steps": 20,
-        "micro_batch": 5,
+        "dropout": 0.1,
         "clip": 0.3,
         "eval_every": 9,
     }
-    as_one(TranslationConfig.of(pairs), tmp_path)
+    as_one(TranslationConfig.of({**TINY, **files, **held, **how}), tmp_path)
 
 
 class Draws(Given):
