@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headway.choice import Choice
     from headway.models import ModelSpec
     from headway.models.cost import LayerPlan, Machine, Report
+    from headway.models.cost.processes import ProcessShare
 
 
 def command(
@@ -43,6 +44,14 @@ def command(
         str | None,
         typer.Option("--patterns", help="other patterns, e.g. 'Window.last(1024); Causal()', repeated"),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", min=1, help="also what each of N processes of a training step takes"),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", help="how they share it: dp=2,cp=4 [default: dp, all of them]"),
+    ] = None,
     measure: Annotated[
         bool,
         typer.Option("--measure", help="measure this machine again; else what was measured today counts"),
@@ -55,7 +64,9 @@ def command(
     from headway.errors import ConfigError, did_you_mean
     from headway.models.cost.alternatives import what_fits
     from headway.models.cost.planning import DTYPES, plan
+    from headway.models.cost.processes import process_shares
     from headway.models.quantize import weight_kind
+    from headway.parallel import Mesh
     from headway.patterns import parse
 
     if dtype not in DTYPES:
@@ -88,7 +99,31 @@ def command(
     report = plan(spec, **asked)
     would = [] if report.fits else [*what_fits(report, lambda **other: plan(spec, **{**asked, **other}))]
     found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
-    print_report(found, to_text(report, spec, would), json)
+    text = to_text(report, spec, would)
+    if processes is not None or mesh is not None:
+        shares = process_shares(spec, Mesh.of(mesh, processes or 1), asked["context"], batch, DTYPES[dtype])
+        found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
+    print_report(found, text, json)
+
+
+def shares_table(shares: "Sequence[ProcessShare]") -> str:
+    """A row for each process of a training step."""
+    names = ("process", "rows x tokens", "holds", "gradients sent", "keys sent", "hops", "pairs, to the mean")
+    return table(
+        names,
+        [
+            (
+                str(share.rank),
+                f"{share.rows} x {share.tokens}",
+                size(share.memory),
+                size(share.gradients_sent),
+                size(share.keys_sent),
+                share.hops,
+                f"{share.pairs:.2f}",
+            )
+            for share in shares
+        ],
+    )
 
 
 def _machine(dtype: "torch.dtype", again: bool) -> "Machine":
