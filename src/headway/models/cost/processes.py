@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
@@ -53,7 +53,8 @@ def process_shares(
     Raises ConfigError for fewer rows than dp, and for an encoder-decoder whose rows would be sharded."""
     if batch < mesh.dp:
         raise ConfigError(
-            f"mesh {mesh}: {mesh.dp} processes share the rows of a step, and it has {batch}; give --batch"
+            f"mesh {mesh}: {mesh.dp} processes share the rows of a step, and it has {batch}; take more rows, or fewer "
+            "processes"
         )
     if mesh.cp > 1 and spec.encoder is not None:
         raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
@@ -70,8 +71,10 @@ def process_shares(
     for rank in range(mesh.ranks):
         dp, cp = divmod(rank, mesh.cp)
         rows, tokens = len(range(dp, batch, mesh.dp)), shards[cp].count
-        size = {"rows": rows, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "dtype": dtype}
-        sent = sum(plan.bytes_sent(cp, **size) * layers // heads for plan, layers, heads in plans)  # type: ignore[arg-type]
+        size: dict[str, Any] = {"rows": rows, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
+        sent = sum(
+            plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in plans
+        )
         held = sum(training_bytes(spec, tokens, rows, dtype, **options).values())
         hops = max(len(plan.hops) for plan, _, _ in plans)
         even = work[cp] * mesh.cp / sum(work)
