@@ -14,8 +14,8 @@ from headway.tokens import Tokens
 from tests.parallel.test_plan import Counted
 
 SPEC = ModelSpec.of_depth(
-    3, 31, context=240, patterns=[Window.last(20), Causal(), Window.last(20)], width=16, heads=2, kv_heads=1, head_dim=8,
-    hidden=24,
+    3, 31, context=240, patterns=[Window.last(20), Causal(), Window.last(20)], width=16, heads=2, kv_heads=1,
+    head_dim=8, hidden=24,
 )  # fmt: skip
 
 

@@ -172,7 +172,7 @@ def test_killed_at_ten_random_moments(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
-    whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
+    whole = settings(**HALVES | {"steps": 12}, save_every=1, out=str(tmp_path / "whole"))
     usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "patience": 30.0})
     begin = time.monotonic()
     together(2, lambda rank: train(whole), tmp_path / "said")
