@@ -264,8 +264,10 @@ def test_a_mesh_is_of_as_many_processes_as_there_are(text: str, message: str) ->
 # --- rows whose tokens are shared, too
 
 
-@pytest.mark.parametrize("mesh", ["cp=2", pytest.param("dp=2,cp=2", marks=pytest.mark.slow)])
-def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mesh", [Mesh(cp=2), *(pytest.param(m, marks=pytest.mark.slow) for m in (Mesh(2, 2), Mesh(4)))], ids=str
+)
+def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_path: Path) -> None:
     """Loss and gradients in float64, over three steps; some processes have no trained token."""
 
     def stepped(name: str, parallel: Parallel = ALONE) -> tuple[list[float | None], list[torch.Tensor]]:
@@ -273,20 +275,20 @@ def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: str, tmp_pa
         ids, targets, tokens = steps.rows(name)
         one = Batch({"ids": ids, "tokens": tokens}, targets)
         optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
-        trainer = Trainer(Given([one, one]), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+        trainer = Trainer(Given([one] * mesh.dp), net, optimizer, clip=0.5, seed=0, parallel=parallel)
         return [trainer.step().loss for _ in range(3)], [p.detach() for p in net.parameters()]
 
     names = list(steps.PATTERNS)
     expected = {name: stepped(name) for name in names}
 
     def rank(number: int) -> None:
-        with joined(mesh) as parallel:
+        with joined(str(mesh)) as parallel:
             for name in names:
                 losses, weights = stepped(name, parallel)
                 torch.testing.assert_close(losses, expected[name][0], rtol=1e-10, atol=0)
                 torch.testing.assert_close(weights, expected[name][1], rtol=1e-10, atol=1e-12)
 
-    together(Mesh.of(mesh, 4 if "dp" in mesh else 2).ranks, rank, tmp_path)
+    together(mesh.ranks, rank, tmp_path)
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""Processes are started by the command, by torchrun, and by SLURM."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.train import TextConfig, config_yaml, train
+from tests.train.test_resume import assert_same_bits
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., TextConfig]
+
+
+def ran(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    around = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=around, cwd=ROOT, timeout=240)
+
+
+@pytest.fixture
+def shared(settings: Make, tmp_path: Path) -> Path:
+    """Settings of a run with two micro batches a step, which was made in one process, too."""
+    how: dict[str, Any] = {"micro_batch": 4, "optimizer": "muon", "dropout": 0.1}
+    train(settings(**how, out=str(tmp_path / "alone")), quiet=True)
+    file = tmp_path / "run.yaml"
+    file.write_text(config_yaml(settings(**how, out=str(tmp_path / "shared"))))
+    return file
+
+
+@pytest.mark.slow
+def test_the_command_starts_processes(shared: Path) -> None:
+    done = ran(sys.executable, "-m", "headway", "train", "--processes", "2", "--config", str(shared))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("next: headway generate") == 1
+    assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
+
+
+@pytest.mark.slow
+def test_slurm_starts_a_launcher_on_each_node(shared: Path) -> None:
+    """Of a cluster of one node, whose commands are scripts."""
+    commands = shared.parent / "bin"
+    commands.mkdir()
+    for name, does in {
+        "srun": 'exec "$@"',
+        "scontrol": "echo localhost",
+        "python": f'exec {sys.executable} "$@"',
+    }.items():
+        (commands / name).write_text(f"#!/bin/sh\n{does}\n")
+        (commands / name).chmod(0o755)
+    cluster = {
+        "SLURM_JOB_NODELIST": "here",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_ON_NODE": "2",
+    }
+    path = f"{commands}:{os.environ['PATH']}"
+    done = ran(
+        "bash", "recipes/slurm.sh", "--config", str(shared), PATH=path, PROCESSES="2", PORT="29611", **cluster
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
+
+
+def test_processes_that_are_started_already_are_not_started_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headway.cli import run
+
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert run(["train", "--processes", "2", "--config", str(shared)]) == 1
+    assert "--processes 2, and 4 are started already" in capsys.readouterr().err
+    recipe = str(ROOT / "recipes" / "evolution.yaml")
+    assert run(["train", "--config", recipe]) == 1
+    assert "a recipe of several runs, which one process makes" in capsys.readouterr().err
