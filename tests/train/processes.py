@@ -1,6 +1,8 @@
 """Several processes of a run, forked from the one that tests, so that nothing is imported again."""
 
+import faulthandler
 import os
+import signal
 import socket
 import time
 import warnings
@@ -34,6 +36,7 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)
         }  # fmt: skip
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        faulthandler.enable(2)
         try:
             run(rank)
             code = 0
@@ -55,7 +58,7 @@ def ended(children: list[int], seconds: float = 120.0) -> list[int]:
         time.sleep(0.01)
     for child in children:
         if child not in codes:
-            os.kill(child, 9)
+            os.kill(child, signal.SIGABRT)  # it says where it was
             os.waitpid(child, 0)
     assert len(codes) == len(children), (
         f"{len(children) - len(codes)} of {len(children)} processes had to be killed"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headway.cli import run
 from headway.train import TextConfig, config_yaml, train
 from tests.train.test_resume import assert_same_bits
 
@@ -66,12 +67,10 @@ def test_slurm_starts_a_launcher_on_each_node(shared: Path) -> None:
 
 
 def test_processes_that_are_started_already_are_not_started_again(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from headway.cli import run
-
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert run(["train", "--processes", "2", "--config", str(shared)]) == 1
+    assert run(["train", "--processes", "2", "--data", "text/"]) == 1
     assert "--processes 2, and 4 are started already" in capsys.readouterr().err
     recipe = str(ROOT / "recipes" / "evolution.yaml")
     assert run(["train", "--config", recipe]) == 1

@@ -221,8 +221,11 @@ def test_a_process_that_hangs_is_named(settings: Make, tmp_path: Path) -> None:
     assert "hangs: it lives, but did not come" in said
 
 
-def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path) -> None:
+def test_what_cannot_be_shared_is_refused(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of one micro batch, other data than rank 0 has, an error of the main process: both processes end."""
+    monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(1, 60)))
 
