@@ -50,11 +50,12 @@ def ended(children: list[int], seconds: float = 120.0) -> list[int]:
     """The exit codes of processes, in their order (negative: the signal that killed one). AssertionError where one
     still runs after so many seconds, which is killed."""
     codes: dict[int, int] = {}
-    until = time.monotonic() + seconds
-    while len(codes) < len(children) and time.monotonic() < until:
+    for _ in range(round(100 * seconds)):  # while all of them are stopped, nobody counts
         for child in children:
             if child not in codes and (found := os.waitpid(child, os.WNOHANG))[0]:
                 codes[child] = os.waitstatus_to_exitcode(found[1])
+        if len(codes) == len(children):
+            break
         time.sleep(0.01)
     for child in children:
         if child not in codes:

@@ -173,15 +173,18 @@ def test_killed_at_ten_random_moments(
 ) -> None:
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
     whole = settings(**HALVES | {"steps": 12}, save_every=1, out=str(tmp_path / "whole"))
-    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "patience": 30.0})
+    usual = whole.model_copy(update={"out": str(tmp_path / "killed")})
+    lock, said = tmp_path / "killed" / "run.lock", tmp_path / "said"
     begin = time.monotonic()
-    together(2, lambda rank: train(whole), tmp_path / "said")
-    seconds = time.monotonic() - begin
-    rng, kills, said = random.Random(0), 0, tmp_path / "said"
+    together(2, lambda rank: train(whole), said)
+    rng, kills, seconds = random.Random(0), 0, time.monotonic() - begin
     while kills < 10:
+        lock.unlink(missing_ok=True)
         victim = rng.randrange(2)
         children = start(2, lambda rank: train(usual, resume="auto"), said)
-        time.sleep(rng.uniform(0.1, 0.7) * seconds)
+        while not lock.exists():  # they have found each other then
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.6) * seconds)
         os.kill(children[victim], signal.SIGKILL)
         codes = ended(children)
         if codes[victim] == 0:  # it came to its end: begin again
@@ -190,7 +193,7 @@ def test_killed_at_ten_random_moments(
             continue
         kills += 1
         told = (said / str(1 - victim)).read_text()
-        assert f"RankError: rank {victim}" in told or "did not find each other" in told, told
+        assert codes[1 - victim] == 0 or f"RankError: rank {victim}" in told, told
     together(2, lambda rank: train(usual, resume="auto"), said)
     assert_same_bits(usual.out, whole.out)
 

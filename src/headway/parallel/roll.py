@@ -41,7 +41,7 @@ class Roll:
     def leave(self, why: str | None) -> None:
         """The end, for what reason: None for a whole run."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(SILENCE)
         if why is not None:
             with suppress(RuntimeError):  # with its store the run is gone
                 self._set("left", why)
@@ -83,7 +83,8 @@ class Roll:
         """Of each other process that is missing, why."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         before = {rank: self._get("beat", rank) for rank in others}
-        time.sleep(SILENCE)
+        for _ in range(round(SILENCE / BEAT)):  # time in which this process itself was stopped does not count
+            time.sleep(BEAT)
         found, late = list[str](), list[str]()
         for rank in others:
             why = self._get("left", rank)
