@@ -17,7 +17,7 @@ from torch import Tensor
 from headway.errors import RankError
 from headway.parallel.exchange import DistributedExchange, Exchange
 from headway.parallel.mesh import Mesh
-from headway.parallel.roll import STOPPED, Roll
+from headway.parallel.roll import FOLLOWED, Roll
 
 BUCKET_BYTES = 64 << 20
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     try:
         yield Parallel(shape, roll, _exchange(shape))
     except BaseException as error:
-        roll.leave(STOPPED if isinstance(error, RankError) else f"{type(error).__name__}: {error}")
+        roll.leave(f"{FOLLOWED if isinstance(error, RankError) else ''}{type(error).__name__}: {error}")
         raise
     else:
         roll.leave(None)

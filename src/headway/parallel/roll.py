@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from headway.errors import RankError
 
-BEAT, SILENCE = 0.5, 4.0
-"""Seconds between two signs of life, and without one until a process counts as gone."""
-STOPPED = "-"
+BEAT, SILENCE, LOST = 0.5, 4.0, 60.0
+"""Seconds between two signs of life; without one, until a process is named when a message failed; and until the main one
+is given up where nothing failed, which may be on a busy machine."""
+FOLLOWED = "-"
+"""Before the reason of a process that stopped because another one was missing."""
 
 
 class Roll:
@@ -64,7 +66,7 @@ class Roll:
                 now = self._get("beat", 0)
                 if now != before:
                     before, since = now, time.monotonic()
-                if (time.monotonic() - since > SILENCE or self._get("left", 0)) and (gone := self._absent()):
+                if (time.monotonic() - since > LOST or self._get("left", 0)) and (gone := self._absent()):
                     raise RankError("; ".join(gone))
         except RuntimeError as error:
             raise self.missing(error) from error
@@ -85,19 +87,20 @@ class Roll:
         before = {rank: self._get("beat", rank) for rank in others}
         for _ in range(round(SILENCE / BEAT)):  # time in which this process itself was stopped does not count
             time.sleep(BEAT)
-        found, late = list[str](), list[str]()
+        found, late, followed = list[str](), list[str](), list[str]()
         for rank in others:
             why = self._get("left", rank)
             named = f"rank {rank} ({self._get('who', rank) or 'which never came'})"
             if why:
-                found += [] if why == STOPPED else [f"{named} stopped: {why}"]
+                by_itself = not why.startswith(FOLLOWED)
+                (found if by_itself else followed).append(f"{named} stopped: {why.removeprefix(FOLLOWED)}")
             elif self._get("beat", rank) == before[rank]:
                 found.append(f"{named} is gone: it was killed, or its host is; it gives no sign of life")
             elif int(self._get("at", rank) or 0) < self.number:
                 late.append(
                     f"{named} hangs: it lives, but did not come to where rank {self.rank} waited for it"
                 )
-        return found or late
+        return found or late or followed
 
     def _beat(self, store: dist.distributed_c10d.Store) -> None:
         for number in itertools.count():
