@@ -14,8 +14,8 @@ import torch.distributed as dist
 from headway.errors import RankError
 
 BEAT, SILENCE, LOST = 0.5, 4.0, 60.0
-"""Seconds between two signs of life; without one, until a process is named when a message failed; and until the main one
-is given up where nothing failed, which may be on a busy machine."""
+"""Seconds between two signs of life; without one, until a process is named when a message failed; until the main one
+is given up where none did, which may be a busy machine."""
 FOLLOWED = "-"
 """Before the reason of a process that stopped because another one was missing."""
 
