@@ -46,6 +46,11 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
         os._exit(code)
 
 
+def runs(child: int) -> bool:
+    """Whether a process has not come to its end yet."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
 def ended(children: list[int], seconds: float = 120.0) -> list[int]:
     """The exit codes of processes, in their order (negative: the signal that killed one). AssertionError where one
     still runs after so many seconds, which is killed."""

@@ -29,7 +29,7 @@ from headway.train.trainer import Trainer
 from tests.parallel import steps
 from tests.train.conftest import documents
 from tests.train.objectives import Given
-from tests.train.processes import ended, start, together
+from tests.train.processes import ended, runs, start, together
 from tests.train.test_chat import config as chat
 from tests.train.test_masked import ENCODER
 from tests.train.test_resume import (
@@ -182,7 +182,7 @@ def test_killed_at_ten_random_moments(
         lock.unlink(missing_ok=True)
         victim = rng.randrange(2)
         children = start(2, lambda rank: train(usual, resume="auto"), said)
-        while not lock.exists():  # they have found each other then
+        while not lock.exists() and runs(children[0]):  # they have found each other then
             time.sleep(0.01)
         time.sleep(rng.uniform(0.0, 0.6) * seconds)
         os.kill(children[victim], signal.SIGKILL)
