@@ -9,7 +9,7 @@ import pytest
 from headway.cli import run
 from headway.errors import ConfigError
 from headway_lab import book
-from headway_lab.book import WORDS, formula_image, formulas_of, write_book
+from headway_lab.book import SEEN, WORDS, formula_image, formulas_of, write_book
 from headway_lab.explain import TOPICS
 from headway_lab.questions import LANGUAGES
 
@@ -36,6 +36,14 @@ def test_a_book_has_its_chapters_and_fetches_nothing(language: str, tmp_path: Pa
     assert page.count("<section") == 2
     assert WORDS[language]["seen" if report["seen"] else "not seen"] in page
     assert report["setting"] in page
+    seen = [
+        json.loads((tmp_path / f"{topic}.json").read_text())["seen"] for topic in ("permutation", "swish")
+    ]
+    contents = page.partition("<section")[0]
+    assert [
+        sign == SEEN for sign in re.findall(r"</a>&nbsp;<span[^>]*><span class=\"mark\">(.)<", contents)
+    ] == seen
+    assert page.count("<figure>") == 2
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
     assert "http" not in page
 

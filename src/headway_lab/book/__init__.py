@@ -26,27 +26,43 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "table": "the numbers",
         "what": "what is verified",
         "run": "run it",
+        "legend": "verdicts of the runs in this book",
     },
     "zh": {
-        "title": "关于注意力的问题,用运行来回答",
+        "title": "用运行回答关于注意力的问题",
         "seen": "在此规模下可见",
         "seen in part": "在此规模下部分可见",
         "not seen": "在此规模下未见",
         "table": "数据",
         "what": "验证的内容",
         "run": "运行",
+        "legend": "本书各次运行的结论",
     },
 }
+SEEN, UNSEEN = "✓", "✗"
+NOT = ' class="not"'
 STYLE = """
-body { max-width: 46rem; margin: 0 auto; padding: 1rem; font: 1rem/1.6 system-ui, sans-serif; color: #222; }
-h2 { margin-top: 3rem; line-height: 1.3; }
+body { max-width: 46rem; margin: 0 auto; padding: 1rem; color: #222; overflow-wrap: break-word;
+  font: 1rem/1.6 system-ui, "PingFang SC", "Noto Sans CJK SC", "Microsoft YaHei", sans-serif; }
+h1, h2 { line-height: 1.3; text-wrap: balance; }
+h1 { font-size: 1.7rem; }
+h2 { margin-top: 3.5rem; font-size: 1.3rem; }
 img { max-width: 100%; height: auto; }
+ol { padding-left: 2rem; }
+li { margin: .2rem 0; }
+a { color: #1f5a99; text-decoration-color: #bcd; text-underline-offset: .2em; }
+.mark { color: #3a7; }
+.not .mark { color: #b44; }
+.claims { list-style: none; padding-left: .8rem; font-size: .9rem; }
+.legend { font-size: .85rem; color: #666; }
 .formula img { display: block; margin: .8rem auto; }
+figure { margin: 1.2rem 0; overflow-x: auto; }
+@media (max-width: 40rem) { figure img { max-width: none; width: 38rem; } }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; background: #f6f6f4; padding: .6rem; }
 .picture pre, .numbers { overflow-x: auto; }
 .picture pre { white-space: pre; overflow-wrap: normal; }
-table { border-collapse: collapse; font-size: .8rem; }
-td, th { padding: .15rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
+table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+td, th { white-space: nowrap; padding: .15rem .5rem; border-bottom: 1px solid #ddd; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .verdict { border-left: .3rem solid #3a7; padding-left: .8rem; }
 .verdict.not { border-color: #b44; }
@@ -66,12 +82,17 @@ def write_book(out: Path, language: str = "en", topics: Iterable[str] = tuple(TO
         chapter(report, questions[topic], found[topic].answer, figure_of(topic, out), words)
         for topic, report in reports.items()
     ]
-    links = "".join(f'<li><a href="#{topic}">{escape(asked)}</a></li>' for topic, asked in questions.items())
+    links = "".join(
+        f'<li><a href="#{topic}">{escape(asked)}</a>&nbsp;{mark(reports[topic]["seen"])}</li>'
+        for topic, asked in questions.items()
+    )
     page = (
         f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(words['title'])}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{escape(words['title'])}</h1><ol>{links}</ol>\n" + "\n".join(chapters) + "</body></html>\n"
+        f"<h1>{escape(words['title'])}</h1><ol>{links}</ol>"
+        f'<p class="legend">{escape(words["legend"])}: {mark(True)} {words["seen"]}, '
+        f"{mark(False)} {words['not seen']}</p>\n" + "\n".join(chapters) + "</body></html>\n"
     )
     path = out / f"{language}.html"
     atomic_write(path, page)
@@ -109,19 +130,24 @@ def chapter(
         f'<section id="{topic}"><h2>{escape(question)}</h2><p>{escape(answer)}</p>'
         f'<div class="formula">{formulas}</div>'
         f"<details><summary>{words['what']}</summary><pre>{escape(report['formula'])}</pre></details>"
-        f'<img alt="{escape(topic)}" src="{data_uri(figure.read_bytes(), "image/png")}">{picture}'
+        f'<figure><img alt="{escape(question)}" src="{data_uri(figure.read_bytes(), "image/png")}"></figure>{picture}'
         f'<p class="verdict{" not" * (not report["seen"])}"><strong>{words[seen]}</strong> '
-        f"({escape(report['setting'])}): {escape(report['finding'])}</p>"
+        f'<span lang="en">({escape(report["setting"])}): {escape(report["finding"])}</span></p>'
         f"{claims_list(report['claims'])}"
         f'<details><summary>{words["table"]}</summary><div class="numbers">{html_table(report["columns"], shown)}'
         f"</div></details><p>{words['run']}: <code>headway explain {topic}</code></p></section>"
     )
 
 
+def mark(seen: bool) -> str:
+    """Whether a run shows what is claimed, as a sign."""
+    return f'<span{NOT * (not seen)}><span class="mark">{SEEN if seen else UNSEEN}</span></span>'
+
+
 def claims_list(claims: Mapping[str, bool]) -> str:
     """Each claim with its result."""
-    items = (f"<li>{'✓' if seen else '✗'} {escape(claim)}</li>" for claim, seen in claims.items())
-    return f"<ul>{''.join(items)}</ul>"
+    items = (f"<li>{mark(seen)} {escape(claim)}</li>" for claim, seen in claims.items())
+    return f'<ul class="claims" lang="en">{"".join(items)}</ul>'
 
 
 def html_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
