@@ -1,0 +1,109 @@
+"""docs/requirements.md, of the rows and slips in the two tables here. `python -m tests.requirements` writes it anew."""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "requirements.md"
+INTRODUCTION = """# Requirements
+
+What headway must do, drawn from five texts on Transformers, which [documents](documents/README.md) follow one by one:
+multi-head attention with masks and caches; the Transformer of 2017; LLaMA, Alpaca, Vicuna; rotary embedding and
+RoFormer; Longformer and grouped queries. A number in a test's name (`test_row_57_...`) is a row here. Beside each row
+stand tests that show it, below `tests/`, and a command that shows it to a reader. "in part" says what the tests leave
+out, "missing" that nothing shows a row yet. This page is written from `tests/requirements.toml` and `tests/slips.toml`,
+and `tests/test_requirements.py` follows every name.
+"""
+SLIPS = """## Slips of the documents
+
+Where a document slips, the right thing is done, and said on its two pages and in the file named here.
+
+| slip | what is said | what is right | where | shown by |
+|---|---|---|---|---|"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A requirement. `lacks` says what its tests leave out; without a `command` the first test is run."""
+
+    section: str
+    number: int
+    holds: str
+    tests: tuple[str, ...]
+    lacks: str = ""
+    command: str = ""
+
+    @property
+    def status(self) -> str:
+        """shown, in part or missing."""
+        if not self.tests:
+            return "missing"
+        return f"in part: {self.lacks}" if self.lacks else "shown"
+
+    @property
+    def shown_by(self) -> str:
+        """What a reader types."""
+        return self.command or f"python -m pytest tests/{self.tests[0]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slip:
+    """What a document says wrongly, and what is right. `page` names its pages below docs/documents, `where` a file."""
+
+    name: str
+    page: str
+    says: str
+    right: str
+    where: str
+    tests: tuple[str, ...]
+
+
+def rows() -> Iterator[Row]:
+    """All rows, by section."""
+    for section, found in tomllib.loads((TESTS / "requirements.toml").read_text(encoding="utf-8")).items():
+        for number, row in found.items():
+            yield Row(section=section, number=int(number), **{**row, "tests": tuple(row["tests"])})
+
+
+def slips() -> Iterator[Slip]:
+    """All slips."""
+    for name, slip in tomllib.loads((TESTS / "slips.toml").read_text(encoding="utf-8")).items():
+        yield Slip(name=name, **{**slip, "tests": tuple(slip["tests"])})
+
+
+def cell(text: str) -> str:
+    """A text between the bars of a table."""
+    return text.replace("|", "\\|")
+
+
+def page() -> str:
+    """The whole page."""
+    found = list(rows())
+    counts = [sum(row.status.startswith(word) for row in found) for word in ("shown", "in part", "missing")]
+    parts = [INTRODUCTION, "Of {} rows {} are shown, {} in part, {} missing.\n".format(len(found), *counts)]
+    for section in dict.fromkeys(row.section for row in found):
+        lines = [
+            f"## {section}",
+            "",
+            "| # | what must hold | status | tests | command |",
+            "|---|---|---|---|---|",
+        ]
+        for row in found:
+            if row.section == section:
+                tests = "<br>".join(f"`{test}`" for test in row.tests)
+                lines.append(
+                    f"| {row.number} | {cell(row.holds)} | {cell(row.status)} | {tests} | `{cell(row.shown_by)}` |"
+                )
+        parts.append("\n".join([*lines, ""]))
+    lines = [SLIPS]
+    for slip in slips():
+        tests = "<br>".join(f"`{test}`" for test in slip.tests)
+        pages = f"[en](documents/{slip.page}.en.md), [zh](documents/{slip.page}.zh.md), `{slip.where}`"
+        lines.append(f"| {slip.name} | {cell(slip.says)} | {cell(slip.right)} | {pages} | {tests} |")
+    return "\n".join([*parts, "\n".join(lines), ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,111 @@
+"""docs/documents: a page in English and one in Chinese on each of five texts, alike in what they name, and right in it.
+
+Commands are read, not run: every topic that they name runs in tests/explain, every recipe in tests/recipes.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command_lines import BLOCK, ROOT, inline_of, lines_of, read_command
+from tests.requirements import slips
+from tests.test_architecture import top_level
+
+FOLDER = ROOT / "docs" / "documents"
+NAMES = sorted({path.name.partition(".")[0] for path in FOLDER.glob("*.??.md")})
+PAGES = sorted(FOLDER.glob("*.??.md"))
+PLACE = re.compile(r"`((?:src|tests|recipes|docs)/[\w/.-]+?\.(?:py|yaml|md))(?:::?(\w+))?`")
+MENTIONED = re.compile(r"\*\*(E\d+)\.\*\*")
+COMMANDS = sorted(
+    {
+        line
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for line in [
+            *lines_of(page.read_text(encoding="utf-8")),
+            *(inline_of(page.read_text(encoding="utf-8")) if page.parent == FOLDER else ()),
+        ]
+    }
+)
+
+
+def text_of(name: str, language: str) -> str:
+    return (FOLDER / f"{name}.{language}.md").read_text(encoding="utf-8")
+
+
+def test_there_are_five_documents_in_two_languages() -> None:
+    assert len(NAMES) == 5
+    assert [path.name for path in PAGES] == [
+        f"{name}.{language}.md" for name in NAMES for language in ("en", "zh")
+    ]
+    linked = re.findall(r"\]\(([\w.-]+\.md)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert sorted(linked) == [path.name for path in PAGES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_languages_have_the_same_formulas_commands_places_and_slips(name: str) -> None:
+    english, chinese = text_of(name, "en"), text_of(name, "zh")
+    formulas = [
+        [block for kind, block in BLOCK.findall(text) if kind == "math"] for text in (english, chinese)
+    ]
+    assert formulas[0] == formulas[1] != []
+    assert lines_of(english) == lines_of(chinese) != []
+    for pattern in (PLACE, MENTIONED):
+        assert pattern.findall(english) == pattern.findall(chinese)
+    assert english.count("\n#") == chinese.count("\n#")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_short_and_what_it_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert 80 <= text.count("\n") <= 160
+    assert (re.search(r"[\u4e00-\u9fff]{6}", text) is not None) or ".en." in page.name
+    places = PLACE.findall(text)
+    assert places
+    for file, name in places:
+        assert (ROOT / file).is_file(), file
+        assert not name or name in top_level(ROOT / file), f"{file}:{name}"
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (page.parent / target).is_file(), target
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_slip_is_put_right_on_both_pages_of_its_document(language: str) -> None:
+    found = {name: sorted(MENTIONED.findall(text_of(name, language))) for name in NAMES}
+    named = {name: sorted(slip.name for slip in slips() if slip.page == name) for name in NAMES}
+    assert found == named
+
+
+def test_papers_have_their_own_numbers() -> None:
+    links = {
+        "Longformer": "2004.05150",
+        "RoFormer": "2104.09864",
+        "GQA": "2305.13245",
+    }
+    for language in ("en", "zh"):
+        head = text_of("longformer-rope-gqa", language).partition("##")[0]
+        for paper, number in links.items():
+            assert re.search(
+                rf"{paper}\s*[(\uff08][^(\uff08]*\[arXiv:{number}\]\(https://arxiv\.org/abs/{number}\)", head
+            )
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_pages_is_read(line: str) -> None:
+    read_command(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("headway explain rotary-identiti", "rotary-identiti"),
+        ("headway train --config recipes/none.yaml", "none.yaml"),
+        ("headway plan llama-9b", "llama-9b"),
+        ("headway show 'Windo.last(3)'", "Windo"),
+        ("headway judge A B --endpoint URL", "--endpoint"),
+        ("headway bench nothing", "nothing"),
+    ],
+)
+def test_a_command_that_is_not_there_is_noticed(line: str, says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        read_command(line)
