@@ -3,6 +3,9 @@ speed."""
 
 import ctypes
 import mmap
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +25,37 @@ def test_peak_rss_counts_bytes_that_were_held() -> None:
     after = hardware.peak_rss()
     assert after >= held.numel()  # in bytes, not in kilobytes
     assert before <= after < hardware.memory_total() * 2
+
+
+FAULTS = """
+import resource, sys, torch
+from headway import hardware
+kept = sys.argv[1] == "keep" and hardware.keep_freed_memory()
+def step():
+    for _ in range(4):
+        torch.ones(16 << 20)  # 64 MiB, 16384 pages
+for _ in range(10):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc's malloc")
+def test_kept_memory_takes_no_page_faults() -> None:
+    taken = {}
+    for how in ("as it is", "keep"):
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+        kept, faults = done.stdout.split()
+        assert kept == str(how == "keep")
+        taken[how] = int(faults)
+    assert taken["keep"] < 100 < taken["as it is"]
+
+
+def test_elsewhere_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert hardware.keep_freed_memory() is False
 
 
 def test_large_pages_are_asked_for_inside_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,10 @@ def run(
         return 0
     if several and started == 1:
         start_processes(processes or 1)
+    from headway.hardware import keep_freed_memory
     from headway.train import Interrupted, train
 
+    keep_freed_memory()
     try:
         result = train(settings, resume=resume)
     except Interrupted as stop:
@@ -123,10 +125,12 @@ def start_processes(count: int) -> NoReturn:
 def _recipe(
     config: Path, overrides: list[str] | None, flags: Mapping[str, Any], resume: str, small: bool, json: bool
 ) -> int:
+    from headway.hardware import keep_freed_memory
     from headway.recipes import read_recipe, run_recipe
     from headway.train import Interrupted
 
     recipe = read_recipe(config, overrides or (), _given(flags), _environment(), small=small)
+    keep_freed_memory()
     try:
         report = run_recipe(recipe, resume=resume)
     except Interrupted as stop:
