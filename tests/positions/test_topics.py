@@ -33,10 +33,20 @@ def test_decay_is_seen_with_the_golden_numbers(tmp_path: Path) -> None:
 
 def test_decay_is_not_seen_where_it_is_not() -> None:
     flat, ones = torch.full((257,), 32.5), torch.ones(257)
-    assert not rotary_decay.judge(flat, flat, ones / 2, ones / 2, ones).seen
     falling = torch.linspace(32.5, 6, 257)
-    assert rotary_decay.judge(falling, flat, ones / 2, ones / 2, ones).seen
-    assert not rotary_decay.judge(falling, flat, ones * 1.01, ones / 2, ones).seen
+    bumpy = falling.clone()
+    bumpy[100] += 1
+    fading = torch.linspace(1, 0.2, 257)
+    assert rotary_decay.judge(bumpy, flat, ones / 2, ones / 2, fading).seen
+    for changed in (
+        (flat, flat, ones / 2, ones / 2, fading),
+        (falling, flat, ones / 2, ones / 2, fading),
+        (bumpy, bumpy, ones / 2, ones / 2, fading),
+        (bumpy, flat, ones * 1.01, ones / 2, fading),
+        (bumpy, flat, ones / 2, ones * 0.6, fading),
+        (bumpy, flat, ones / 2, ones / 2, ones),
+    ):
+        assert not rotary_decay.judge(*changed).seen
 
 
 def test_order_is_seen_only_with_positions() -> None:
@@ -61,4 +71,5 @@ def test_shuffle_error_leaves_the_global_generator_alone() -> None:
 
 def test_verdicts_never_refute() -> None:
     report = explain("permutation")
-    assert replace(report, seen=False).verdict.startswith("not seen at this size")
+    refuted = replace(report, claims=dict.fromkeys(report.claims, False))
+    assert refuted.verdict.startswith("not seen at this size")

@@ -165,7 +165,7 @@ def offered(name: str) -> Any:
     for command in commands().values():
         if name in command.offers:
             return importlib.import_module(command.offers[name]).command
-    raise ConfigError(f"no installed package offers {name!r}; headway's laboratory (headway_lab) does")
+    raise ConfigError(f"no installed package offers {name!r}; headway's laboratory does")
 
 
 def _invoke(name: str, entry: Command, arguments: list[str]) -> int:
