@@ -119,6 +119,7 @@ def test_a_limit_that_the_machine_does_not_have_is_refused() -> None:
         Request(**vars(REQUEST) | {"limit": 10**15})
 
 
+@pytest.mark.slow
 def test_the_command_and_its_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     quick = ["--quick", "--tokens", "512", "--window", "16", "--memory-limit", "256"]
     assert run(["bench", "growth", *quick, "--json", "--out", str(tmp_path)]) == 0

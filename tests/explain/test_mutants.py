@@ -241,7 +241,11 @@ def test_every_topic_has_a_mutant() -> None:
     assert set(TABLE) == set(TOPICS)
 
 
-@pytest.mark.parametrize("topic", TABLE)
+LONG = ("adapters", "cache", "memory", "residual-order", "rotary-forms", "rotary-shift")
+"""Topics of seconds each, twice."""
+
+
+@pytest.mark.parametrize("topic", [pytest.param(t, marks=[pytest.mark.slow] * (t in LONG)) for t in TABLE])
 def test_a_mutant_changes_the_verdict(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant, module = TABLE[topic], module_of(topic)
     for name, stub in mutant.stubs.items():
