@@ -46,9 +46,12 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
         os._exit(code)
 
 
-def runs(child: int) -> bool:
-    """Whether a process has not come to its end yet."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+def soon(happens: Callable[[], bool], children: list[int], seconds: float = 60.0) -> None:
+    """Wait until something happens, a process comes to its end, or so many seconds are over."""
+    for _ in range(round(100 * seconds)):
+        if happens() or any(os.waitid(os.P_PID, c, os.WEXITED | os.WNOHANG | os.WNOWAIT) for c in children):
+            break
+        time.sleep(0.01)
 
 
 def ended(children: list[int], seconds: float = 120.0) -> list[int]:

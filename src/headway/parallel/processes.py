@@ -36,15 +36,12 @@ class Parallel:
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
 
-    def __init__(
-        self,
-        mesh: Mesh = Mesh(),  # noqa: B008
-        roll: Roll | None = None,
-        exchange: Exchange | None = None,
-    ) -> None:
-        self.mesh, self._roll, self.exchange = mesh, roll, exchange
+    def __init__(self, mesh: Mesh = Mesh(), roll: Roll | None = None) -> None:  # noqa: B008
+        self.mesh, self._roll = mesh, roll
         self.rank = 0 if roll is None else roll.rank
         self.dp_rank, self.cp_rank = divmod(self.rank, mesh.cp)
+        with self.named():
+            self.exchange = _exchange(mesh)
         self._turns = itertools.count()
 
     @property
@@ -119,6 +116,14 @@ class Parallel:
             raise self._roll.missing(error) from error
 
 
+def _exchange(mesh: Mesh) -> Exchange | None:
+    """Every process makes the groups of all, in their order, and keeps its own."""
+    if mesh.cp == 1:
+        return None
+    groups = [dist.new_group([dp * mesh.cp + cp for cp in range(mesh.cp)]) for dp in range(mesh.dp)]
+    return DistributedExchange(groups[dist.get_rank() // mesh.cp])
+
+
 ALONE = Parallel()
 
 
@@ -151,7 +156,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     )
     roll = Roll(store, dist.get_rank(), ranks)
     try:
-        yield Parallel(shape, roll, _exchange(shape))
+        yield Parallel(shape, roll)
     except BaseException as error:
         roll.leave(f"{FOLLOWED if isinstance(error, RankError) else ''}{type(error).__name__}: {error}")
         raise
@@ -161,14 +166,6 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
         if not there:
             dist.destroy_process_group()
             roll.linger()
-
-
-def _exchange(mesh: Mesh) -> Exchange | None:
-    """Every process makes the groups of all, in their order, and keeps its own."""
-    if mesh.cp == 1:
-        return None
-    groups = [dist.new_group([dp * mesh.cp + cp for cp in range(mesh.cp)]) for dp in range(mesh.dp)]
-    return DistributedExchange(groups[dist.get_rank() // mesh.cp])
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

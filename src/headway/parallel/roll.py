@@ -25,15 +25,19 @@ class Roll:
     of life twice a second, and why it left.
 
     A process that was killed gives no sign of life. One that hangs does, but does not come to the messages that the
-    others wait at.
+    others wait at. Raises RankError, at the beginning, where one of them is gone before all have signed.
     """
 
     def __init__(self, store: dist.distributed_c10d.Store, rank: int, ranks: int) -> None:
         self.store, self.rank, self.ranks, self.number = store, rank, ranks, 0
         self._over = threading.Event()
-        self._set("who", f"process {os.getpid()} on host {socket.gethostname()}")
-        self._thread = threading.Thread(target=self._beat, args=(store.clone(),), daemon=True)  # type: ignore[attr-defined]
-        self._thread.start()
+        try:
+            self._set("who", f"process {os.getpid()} on host {socket.gethostname()}")
+            self._thread = threading.Thread(target=self._beat, args=(store.clone(),), daemon=True)  # type: ignore[attr-defined]
+            self._thread.start()
+            store.wait([f"who/{other}" for other in range(ranks)])
+        except RuntimeError as error:
+            raise self.missing(error) from error
 
     def come(self) -> None:
         """Before each message among all: this process has come to it."""
