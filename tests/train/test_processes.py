@@ -94,6 +94,7 @@ def test_row_45_translation(tmp_path: Path) -> None:
 # --- processes that come and go
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_by_one_and_by_two(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
