@@ -1,6 +1,7 @@
 """Several processes that share the micro batches of each step train as one does, bit for bit."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -216,7 +217,7 @@ def test_what_cannot_be_shared_is_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dp=2,pd=2", r"'pd=2' is no axis; write dp and cp"),
+        ("dp=2,pd=2", r"'pd=2' is no axis; write dp, fsdp, cp and tp"),
         ("dp=2,dp=2", "'dp=2' is no axis"),
         ("dp=0", "'dp=0' is no axis"),
         ("dp", "'dp' is no axis"),
@@ -224,11 +225,29 @@ def test_what_cannot_be_shared_is_refused(
     ],
 )
 def test_a_mesh_is_of_as_many_processes_as_there_are(text: str, message: str) -> None:
-    assert Mesh.of("cp=2, dp=2", 4) == Mesh(2, 2)
-    assert Mesh.of(None, 4) == Mesh(4)
-    assert str(Mesh(2, 3)) == "dp=2,cp=3"
+    assert Mesh.of("cp=2, dp=2", 4) == Mesh(dp=2, cp=2)
+    assert Mesh.of(None, 4) == Mesh(dp=4)
+    assert str(Mesh(dp=2, cp=3)) == "dp=2,cp=3"
+    assert str(Mesh()) == "dp=1"
     with pytest.raises(ConfigError, match=message):
         Mesh.of(text, 4)
+
+
+def test_processes_are_numbered_along_four_axes() -> None:
+    mesh = Mesh(dp=2, fsdp=3, cp=2, tp=2)
+    places = [mesh.place(rank) for rank in range(mesh.ranks)]
+    assert [((p.dp * 3 + p.fsdp) * 2 + p.cp) * 2 + p.tp for p in places] == list(range(24))
+    for axes in (("dp",), ("cp",), ("dp", "fsdp"), ("cp", "tp")):
+        groups = mesh.groups(*axes)
+        assert sorted(rank for group in groups for rank in group) == list(range(24))
+        for group in groups:
+            assert group == sorted(group)
+            others = {
+                tuple(getattr(places[rank], a) for a in ("dp", "fsdp", "cp", "tp") if a not in axes)
+                for rank in group
+            }
+            assert len(others) == 1
+            assert len(group) == math.prod(getattr(mesh, a) for a in axes)
 
 
 # --- rows whose tokens are shared, too
@@ -252,6 +271,6 @@ def test_only_sums_over_tokens_are_sharded(tmp_path: Path, monkeypatch: pytest.M
     said = tmp_path / "said"
     assert ended(start(2, lambda rank: train(config), said)) == [1, 1]
     assert (
-        "ConfigError: mesh dp=1,cp=2: the loss of this task is not a sum over the tokens"
+        "ConfigError: mesh cp=2: the loss of this task is not a sum over the tokens"
         in (said / "1").read_text()
     )

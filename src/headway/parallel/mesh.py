@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import product
 from math import prod
 
 from headway.errors import ConfigError, listed
@@ -10,15 +11,19 @@ from headway.errors import ConfigError, listed
 
 @dataclass(frozen=True)
 class Mesh:
-    """Processes numbered along two axes, the last fastest: rank = dp_rank cp + cp_rank.
+    """Processes numbered along four axes, the last fastest: of place (d, f, c, t), rank ((d fsdp + f) cp + c) tp + t.
 
     Attributes:
         dp: data parallel: processes that share the micro batches of a step.
+        fsdp: fully sharded data parallel: these share micro batches, too, and have a part of every weight each.
         cp: context parallel: processes that share the tokens of each row (`ContextParallel`).
+        tp: tensor parallel: processes that share the heads and the hidden units of each layer.
     """
 
     dp: int = 1
+    fsdp: int = 1
     cp: int = 1
+    tp: int = 1
 
     @staticmethod
     def of(text: str | None, ranks: int) -> Mesh:
@@ -47,7 +52,33 @@ class Mesh:
     @property
     def ranks(self) -> int:
         """How many processes there are."""
-        return self.dp * self.cp
+        return prod(self._sizes.values())
+
+    @property
+    def batches(self) -> int:
+        """How many share the micro batches of a step."""
+        return self.dp * self.fsdp
+
+    def place(self, rank: int) -> Mesh:
+        """The number of a process along each axis."""
+        places = {}
+        for axis, size in reversed(self._sizes.items()):
+            rank, places[axis] = divmod(rank, size)
+        return Mesh(**places)
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """The processes that differ in their places along these axes alone, group after group."""
+        together: dict[tuple[int, ...], list[int]] = {}
+        sizes = self._sizes
+        for rank, place in enumerate(product(*map(range, sizes.values()))):
+            others = tuple(p for p, axis in zip(place, sizes, strict=True) if axis not in axes)
+            together.setdefault(others, []).append(rank)
+        return list(together.values())
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
-        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        """The axes that have more than one process."""
+        return ",".join(f"{axis}={size}" for axis, size in self._sizes.items() if size > 1) or "dp=1"

@@ -30,7 +30,7 @@ class Parallel:
 
     Attributes:
         mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
-        dp_rank, cp_rank: its places along the axes of the mesh.
+        place: its number along each axis of the mesh.
         exchange: among the processes that share the tokens of a row with this one; None where none does.
 
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
@@ -39,7 +39,7 @@ class Parallel:
     def __init__(self, mesh: Mesh = Mesh(), roll: Roll | None = None) -> None:  # noqa: B008
         self.mesh, self._roll = mesh, roll
         self.rank = 0 if roll is None else roll.rank
-        self.dp_rank, self.cp_rank = divmod(self.rank, mesh.cp)
+        self.place = mesh.place(self.rank)
         with self.named():
             self.exchange = _exchange(mesh)
         self._turns = itertools.count()
@@ -49,8 +49,9 @@ class Parallel:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
-        """This process's of the items of a step, with their numbers: every dp-th, each once over the dp axis."""
-        return [(i, items[i]) for i in range(self.dp_rank, len(items), self.mesh.dp)]
+        """This process's of the items of a step, with their numbers, each once over the axes dp and fsdp."""
+        first = self.place.dp * self.mesh.fsdp + self.place.fsdp
+        return [(i, items[i]) for i in range(first, len(items), self.mesh.batches)]
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, in the order of ranks."""
@@ -120,8 +121,8 @@ def _exchange(mesh: Mesh) -> Exchange | None:
     """Every process makes the groups of all, in their order, and keeps its own."""
     if mesh.cp == 1:
         return None
-    groups = [dist.new_group([dp * mesh.cp + cp for cp in range(mesh.cp)]) for dp in range(mesh.dp)]
-    return DistributedExchange(groups[dist.get_rank() // mesh.cp])
+    groups = [(ranks, dist.new_group(ranks)) for ranks in mesh.groups("cp")]
+    return DistributedExchange(next(group for ranks, group in groups if dist.get_rank() in ranks))
 
 
 ALONE = Parallel()

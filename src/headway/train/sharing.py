@@ -49,7 +49,7 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 
     Raises ConfigError where there are too few of them, where tokens of rows should be sharded that cannot be, and where
     the processes have not read the same data."""
-    ranks = parallel.mesh.dp
+    ranks = parallel.mesh.batches
     if parallel.mesh.ranks == 1:
         return
     if parallel.mesh.cp > 1 and not task.by_token:

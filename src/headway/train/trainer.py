@@ -158,7 +158,7 @@ def accumulate(
     def run(job: tuple[M, tuple[int, Any]]) -> tuple[float, Mapping[str, float]]:
         replica, (number, batch) = job
         if seed is not None:
-            torch.manual_seed(keyed(seed, number, parallel.cp_rank))
+            torch.manual_seed(keyed(seed, number, parallel.place.cp))
         with parallel.named():
             found = objective.loss(replica, batch)
             (found.total / count).backward()

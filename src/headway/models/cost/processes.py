@@ -69,7 +69,8 @@ def process_shares(
     gradients = 2 * (mesh.ranks - 1) * 4 * parameter_count(spec) // mesh.ranks
     found = []
     for rank in range(mesh.ranks):
-        dp, cp = divmod(rank, mesh.cp)
+        place = mesh.place(rank)
+        dp, cp = place.dp, place.cp
         rows, tokens = len(range(dp, batch, mesh.dp)), shards[cp].count
         size: dict[str, Any] = {"rows": rows, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
         sent = sum(
