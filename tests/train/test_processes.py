@@ -39,9 +39,10 @@ HALVES: dict[str, Any] = {"micro_batch": 4, "steps": 20, "clip": 0.3, "dropout":
 """Of 8 rows a step."""
 
 
-def as_one(config: TrainConfig, folder: Path, ranks: int = 2) -> None:
+def as_one(config: TrainConfig, folder: Path, ranks: int = 2, mesh: str | None = None) -> None:
     """The run of these settings in one process and in several: weights, moments and every line of the log."""
     alone, shared = (config.model_copy(update={"out": str(folder / name)}) for name in ("alone", "shared"))
+    shared = shared.model_copy(update={"mesh": mesh})
     train(alone, quiet=True)
     together(ranks, lambda rank: train(shared), folder / "said")
     assert_same_bits(shared.out, alone.out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from headway.data import Batch
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
 from headway.train.optimizer import Optimizer
+from headway.train.sharing import shard
 from headway.train.tasks.base import Sums
 from headway.train.trainer import Trainer
 from tests.parallel import steps
@@ -77,7 +79,7 @@ def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
 
 @pytest.mark.parametrize(
     "mesh",
-    [Mesh(cp=2), *(pytest.param(m, marks=pytest.mark.slow) for m in (Mesh(dp=2, cp=2), Mesh(dp=4)))],
+    [Mesh(cp=2), *(pytest.param(m, marks=pytest.mark.slow) for m in (Mesh(dp=2, cp=2), Mesh(dp=4), Mesh(fsdp=2, cp=2)))],
     ids=str,
 )
 def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_path: Path) -> None:
@@ -87,9 +89,12 @@ def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_p
         net = steps.model_of(name)
         ids, targets, tokens = steps.rows(name)
         one = Batch({"ids": ids, "tokens": tokens}, targets)
+        sharded = shard(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
         optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
-        trainer = Trainer(Given([one] * mesh.dp), net, optimizer, clip=0.5, seed=0, parallel=parallel)
-        return [trainer.step().loss for _ in range(3)], [p.detach() for p in net.parameters()]
+        trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+        losses = [trainer.step().loss for _ in range(3)]
+        whole: Any = net if sharded is None else sharded.whole()
+        return losses, [p.detach() for p in whole.parameters()]
 
     names = list(steps.PATTERNS)
     expected = {name: stepped(name) for name in names}

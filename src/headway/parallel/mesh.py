@@ -32,6 +32,17 @@ class Mesh:
         Raises ConfigError for another number of processes than there are, and for what is no mesh."""
         if text is None:
             return Mesh(dp=ranks)
+        mesh = Mesh.read(text)
+        if mesh.ranks != ranks:
+            raise ConfigError(
+                f"mesh {text!r} is of {mesh.ranks} processes, and the run has {ranks}; start as many (headway train "
+                f"--processes {mesh.ranks}, or torchrun), or give another mesh"
+            )
+        return mesh
+
+    @staticmethod
+    def read(text: str) -> Mesh:
+        """`dp=2,cp=4`, for as many processes as that is. Raises ConfigError for what is no mesh."""
         axes = [field.name for field in fields(Mesh)]
         sizes: dict[str, int] = {}
         for part in text.split(","):
@@ -42,11 +53,6 @@ class Mesh:
                     "dp=2,cp=4"
                 )
             sizes[name] = int(number)
-        if (asked := prod(sizes.values())) != ranks:
-            raise ConfigError(
-                f"mesh {text!r} is of {asked} processes, and the run has {ranks}; start as many (headway train "
-                f"--processes {asked}, or torchrun), or give another mesh"
-            )
         return Mesh(**sizes)
 
     @property

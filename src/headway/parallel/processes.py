@@ -36,12 +36,17 @@ class Parallel:
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
 
-    def __init__(self, mesh: Mesh = Mesh(), roll: Roll | None = None) -> None:  # noqa: B008
-        self.mesh, self._roll = mesh, roll
+    def __init__(
+        self,
+        mesh: Mesh = Mesh(),  # noqa: B008
+        roll: Roll | None = None,
+        patience: timedelta | None = None,
+    ) -> None:
+        self.mesh, self._roll, self._patience = mesh, roll, patience
         self.rank = 0 if roll is None else roll.rank
         self.place = mesh.place(self.rank)
-        with self.named():
-            self.exchange = _exchange(mesh)
+        self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
+        self.exchange: Exchange | None = DistributedExchange(self.group("cp")) if mesh.cp > 1 else None
         self._turns = itertools.count()
 
     @property
@@ -66,8 +71,11 @@ class Parallel:
         return self.gather(value)[0]
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Every tensor becomes its sum over the processes, with the same bits in all of them."""
-        self._in_buckets(tensors, dist.all_reduce)
+        """Every tensor becomes its sum over the processes that have the same part of each weight (the axes dp and cp),
+        with the same bits in all of them."""
+        if self.mesh.dp * self.mesh.cp > 1:
+            group = self.group("dp", "cp")
+            self._in_buckets(tensors, lambda flat: dist.all_reduce(flat, group=group))
 
     @torch.no_grad()
     def take_from_main(self, tensors: Iterable[Tensor]) -> None:
@@ -77,8 +85,22 @@ class Parallel:
     def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
         """`run` of all items, each computed by one process; the results, in order, are in all of them."""
         given = list(items)
-        parts = self.gather(list(run(given[self.rank :: self.mesh.ranks])))
+        own = given[self.rank :: self.mesh.ranks]
+        if self.mesh.fsdp > 1:  # all of them gather weights, or none does
+            own += given[:1] * (-(-len(given) // self.mesh.ranks) - len(own))
+        with self.named():
+            found = list(run(own))
+        parts = self.gather(found)
         return [parts[i % self.mesh.ranks][i // self.mesh.ranks] for i in range(len(given))]
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        """The processes that differ from this one in their places along these axes alone. Every process asks for it;
+        the first time all groups are made, in their order, and each keeps its own."""
+        if axes not in self._groups:
+            with self.named():
+                made = [(ranks, dist.new_group(ranks, self._patience)) for ranks in self.mesh.groups(*axes)]
+            self._groups[axes] = next(group for ranks, group in made if self.rank in ranks)
+        return self._groups[axes]
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
@@ -117,14 +139,6 @@ class Parallel:
             raise self._roll.missing(error) from error
 
 
-def _exchange(mesh: Mesh) -> Exchange | None:
-    """Every process makes the groups of all, in their order, and keeps its own."""
-    if mesh.cp == 1:
-        return None
-    groups = [(ranks, dist.new_group(ranks)) for ranks in mesh.groups("cp")]
-    return DistributedExchange(next(group for ranks, group in groups if dist.get_rank() in ranks))
-
-
 ALONE = Parallel()
 
 
@@ -157,7 +171,7 @@ def joined(mesh: str | None = None, *, patience: float = 600.0) -> Iterator[Para
     )
     roll = Roll(store, dist.get_rank(), ranks)
     try:
-        yield Parallel(shape, roll)
+        yield Parallel(shape, roll, timedelta(seconds=patience))
     except BaseException as error:
         roll.leave(f"{FOLLOWED if isinstance(error, RankError) else ''}{type(error).__name__}: {error}")
         raise

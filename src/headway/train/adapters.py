@@ -14,7 +14,8 @@ from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
 from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear
-from headway.storage.lazy import copy_into, forms
+from headway.parallel.sharded import fill
+from headway.storage.lazy import forms
 from headway.train.rows_config import RowsConfig
 
 NAME = "default"
@@ -95,4 +96,4 @@ def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> 
         )
     with torch.no_grad():
         for name, value in own.items():
-            copy_into(tensors, name, value)
+            fill(value, tensors, name)

@@ -30,8 +30,8 @@ from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
+from headway.parallel.sharded import fill, own_part, sharded_like
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import copy_into
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
@@ -46,6 +46,7 @@ from headway.train.trainer import Progress
 
 FORMAT = 2
 STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
+NORM = "float64"
 ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter.safetensors"
 CONFIG, FINAL = "config.yaml", "final"
@@ -58,7 +59,8 @@ class State:
     depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes.
 
     `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
-    and so they go on; all others draw by (seed, step, micro batch).
+    and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by torch's norm,
+    as in runs whose checkpoints name no other; all others by one in float64 (`train/gradient_norm.py`).
 
     `save` and `load` are its way to a folder and back."""
 
@@ -68,20 +70,23 @@ class State:
     machine: dict[str, Any]
     progress: Progress
     draws_in_turn: bool = False
+    torch_norm: bool = False
 
-    def save(self, path: Path) -> None:
-        """Write the folder `path` in one atomic step."""
+    def save(self, path: Path, model: Any, moments: Mapping[str, Tensor]) -> None:
+        """Write the folder `path` in one atomic step: whole weights and moments, of `task.model` and `optimizer` or,
+        where these are sharded, gathered from all processes."""
         record = {
             "format": FORMAT,
             **asdict(self.progress),
             "config": self.config.model_dump(mode="json"),
             "data": dict(self.task.data),
             "machine": self.machine,
+            **({} if self.torch_norm else {"norm": NORM}),
             **({} if self.task.base is None else {"base": self.task.base.fingerprint}),
         }
 
         def add_state(folder: Path) -> None:
-            tensors = self.optimizer.state_tensors()
+            tensors = dict(moments)
             if self.draws_in_turn:
                 tensors[RNG] = torch.get_rng_state()
             write_safetensors(folder / OPTIMIZER, tensors)
@@ -89,13 +94,13 @@ class State:
 
         if self.task.base is not None:
             with atomic_folder(path) as folder:
-                write_safetensors(folder / ADAPTER, trained_adapter(self.task.model).tensors)
+                write_safetensors(folder / ADAPTER, trained_adapter(model).tensors)
                 self.task.tokenizer.save(folder)
                 add_state(folder)
             return
         save_folder(
             path,
-            self.task.model,
+            model,
             tokenizer=self.task.tokenizer,
             generation=self.task.generation,
             keep_pairing=True,
@@ -118,6 +123,7 @@ class State:
         for name, now in self.machine.items():
             if (then := record["machine"].get(name, ALONE.get(name))) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
+        self.torch_norm = record.get("norm") != NORM
         self._load_weights(path, record.get("base"))
         tensors = optimizer_tensors(path / OPTIMIZER)
         self.draws_in_turn = RNG in tensors
@@ -157,7 +163,7 @@ class State:
             )
         with torch.no_grad():
             for name, value in own.items():
-                copy_into(folder.tensors, name, value)
+                fill(value, folder.tensors, name)
 
 
 def optimizer_tensors(file: Path) -> dict[str, Tensor]:
@@ -171,13 +177,14 @@ def _current_name(name: str) -> str:
     return parameter_name(parameter) + slash + field
 
 
-def save_final(path: Path, task: Task[Any]) -> None:
-    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it."""
+def save_final(path: Path, task: Task[Any], model: Any) -> None:
+    """Write the trained model as a folder; of a frozen one its adapter, as PEFT keeps it. `model` is that of the task,
+    with whole weights."""
     how: dict[str, Any] = {"tokenizer": task.tokenizer, "generation": task.generation, "overwrite": True}
     if task.base is None:
-        save_folder(path, task.model, **how)
+        save_folder(path, model, **how)
         return
-    save_adapter(path, trained_adapter(task.model), task.model.spec, base=task.base.folder, **how)
+    save_adapter(path, trained_adapter(model), model.spec, base=task.base.folder, **how)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -233,7 +240,8 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+                mean = torch.stack([state[name].double() for state in states]).mean(0)
+                own_part(value).copy_(own_part(sharded_like(value, mean)))
 
 
 def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from headway.choice import Choice
 from headway.errors import ConfigError
 from headway.hardware import bf16_native, cpu_name
 from headway.models import ModelSpec
+from headway.parallel import Mesh
 from headway.train.rows_config import RowsConfig
 
 GRADIENT_BYTES = 1 << 30
@@ -79,6 +80,8 @@ def choose_workers(config: RowsConfig, spec: ModelSpec, gradient: int) -> Choice
         return Choice("1", "dropout draws its seeds in the order of the micro batches")
     if asked is not None:
         return Choice(str(min(asked, micro_batches)), "asked for")
+    if config.mesh is not None and Mesh.read(config.mesh).fsdp > 1:
+        return Choice("1", "sharded weights are gathered for one micro batch at a time")
     held = threads * gradient
     if threads > 1 and held > GRADIENT_BYTES:
         return Choice("1", f"the gradients of {threads} workers would take {held / 2**30:.1f} GiB")

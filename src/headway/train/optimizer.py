@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
+from headway.parallel.sharded import sharded_like
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.rows_config import RowsConfig
 
@@ -179,8 +180,9 @@ class Optimizer:
         )
 
     def _take(self, name: str, state: Mapping[str, Tensor]) -> None:
-        self._owner(name).state[self.parameters[name]] = {
-            field: value.clone() for field, value in state.items()
+        p = self.parameters[name]
+        self._owner(name).state[p] = {
+            field: sharded_like(p, value.clone()) for field, value in state.items()
         }
 
 

@@ -17,6 +17,7 @@ import torch
 
 from headway.errors import CheckpointError, RankError
 from headway.parallel import Parallel, joined
+from headway.parallel.sharded import Sharded, whole
 from headway.storage import disk
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
@@ -39,7 +40,7 @@ from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
-from headway.train.sharing import SharedPool, added_up_by, spread
+from headway.train.sharing import SharedPool, added_up_by, shard, spread
 from headway.train.start import announce, check_room, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
@@ -88,11 +89,12 @@ def train(
                     check_room(config, task)
                 called = [*task.callbacks(), *callbacks] if main else []
             spread(task, parallel)
+            sharded = shard(task, parallel, dtype)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)
                 reporter.note(f"{precision.what}: {precision.why}")
-                run = Run(config, task, start, dtype, called, reporter, parallel)
+                run = Run(config, task, start, dtype, called, reporter, parallel, sharded)
                 if not main:
                     return run.go()
                 with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
@@ -116,8 +118,9 @@ class Run:
         callbacks: Sequence[Callback],
         reporter: Reporter,
         parallel: Parallel,
+        sharded: Sharded[Any] | None = None,
     ) -> None:
-        self.parallel = parallel
+        self.parallel, self.sharded = parallel, sharded
         self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
         self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
         self.pool = MicrobatchPool(task.workers)
@@ -130,7 +133,11 @@ class Run:
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         if start is not None:
-            for remark in self.state.load(start):
+            remarks = self.state.load(start)
+            if sharded is not None and self.state.torch_norm:
+                self.state.torch_norm = False
+                remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
+            for remark in remarks:
                 self.say(f"not bit for bit the same run: {remark}")
             self.say(f"going on from {start}: step {self.state.progress.step}")
         elif config.moments is not None:
@@ -145,11 +152,12 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=dtype,
+            dtype=torch.float32 if sharded else dtype,  # what is gathered is in `dtype`
             pool=self.pool,
             progress=self.state.progress,
             seed=None if self.state.draws_in_turn else config.seed,
             parallel=parallel,
+            torch_norm=self.state.torch_norm,
         )
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
@@ -243,15 +251,24 @@ class Run:
                 self.save()
             if any(self.parallel.gather(stop())):
                 raise Interrupted(self.save())
-        for i, callback in enumerate(self.callbacks):
-            now = time.monotonic()
-            if last or callback.is_due(step, now - self.called[i]):
-                self.called[i] = now
-                self.call(callback, record, last)
+        self.call_back(record, last)
 
-    def call(self, callback: Callback, record: dict[str, Any], last: bool) -> None:
+    def call_back(self, record: dict[str, Any], last: bool) -> None:
+        """Call the callbacks that are due."""
+        now, step = time.monotonic(), self.state.progress.step
+        due = [i for i, c in enumerate(self.callbacks) if last or c.is_due(step, now - self.called[i])]
+        model = self.trainer.weights.compute
+        if self.sharded is not None:
+            if not self.parallel.agree(bool(due)):
+                return
+            model = self.sharded.whole(here=self.parallel.is_main)
+        for i in due:
+            self.called[i] = now
+            self.call(self.callbacks[i], model, record, last)
+
+    def call(self, callback: Callback, model: Any, record: dict[str, Any], last: bool) -> None:
         """Call a callback, which leaves model and random state as they are."""
-        model, tokenizer = self.trainer.weights.compute, self.task.tokenizer
+        tokenizer = self.task.tokenizer
         step, seconds = self.state.progress.step, self.trainer.seconds
         model.eval()
         try:
@@ -273,12 +290,19 @@ class Run:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
         begun = self.state.progress.seconds = self.trainer.seconds
         path = self.out / f"checkpoint-{self.state.progress.step}"
+        model, moments = self.whole(), self.state.optimizer.state_tensors()
+        if self.sharded is not None:
+            moments = whole(moments, here=self.parallel.is_main)
         if self.parallel.is_main:
-            self.state.save(path)
+            self.state.save(path, model, moments)
             for old in checkpoints(self.out)[: -self.config.keep_last]:
                 disk.remove(old)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
+
+    def whole(self) -> Any:
+        """The trained model with whole weights; where they are sharded, in the main process."""
+        return self.task.model if self.sharded is None else self.sharded.whole(here=self.parallel.is_main)
 
     def average(self) -> None:
         """Take the mean of the last checkpoints as the model's weights."""
@@ -290,11 +314,11 @@ class Run:
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
-        task, progress, validation = self.task, self.state.progress, self.validation
+        task, progress, validation, model = self.task, self.state.progress, self.validation, self.whole()
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-            leave_model(self.out, task, progress)
+            leave_model(self.out, task, model, progress)
             self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         self.parallel.gather(None)
         return result(self.out, task, progress, record, validation)

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from headway.data import Batch
 from headway.errors import ConfigError
+from headway.nn import Block, Nf4Linear
 from headway.parallel import ContextParallel, Parallel, choose_layout
+from headway.parallel.sharded import Sharded, own_part
 from headway.train.microbatch_pool import MicrobatchPool, R, T
 from headway.train.tasks.base import Task
 
@@ -57,7 +60,7 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
             f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
             "cannot be sharded; leave cp out"
         )
-    if parallel.mesh.cp > 1 and task.workers > 1:
+    if parallel.mesh.fsdp * parallel.mesh.cp > 1 and task.workers > 1:
         raise ConfigError(
             f"mesh {parallel.mesh}: {task.workers} micro batches side by side would mix up their messages; set "
             "workers=1"
@@ -77,6 +80,26 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
     parallel.take_from_main(t.data for t in chain(task.model.parameters(), task.model.buffers()))
 
 
+def shard(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Sharded[Any] | None:
+    """Cut the weights of a task's model into parts, one for each process of the axis fsdp; None without that axis.
+    `dtype` computes.
+
+    Raises ConfigError for a frozen model in 4 bits, of which there are no parts."""
+    if parallel.mesh.fsdp == 1:
+        return None
+    model: nn.Module = task.model
+    if any(isinstance(m, Nf4Linear) for m in model.modules()):
+        raise ConfigError(
+            f"mesh {parallel.mesh}: a base in 4 bits cannot be sharded, and each process would have all of it; leave "
+            "base out, so that it is in bf16 and sharded, or share the micro batches alone (dp)"
+        )
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    across = [m.cross_attn for m in blocks if m.cross_attn is not None]
+    keys = [p for m in across for layer in (m.k_proj, m.v_proj, m.k_norm) if layer for p in layer.parameters()]
+    mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
+    return Sharded(task.model, blocks, keys, mesh, dtype)
+
+
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
     """How many processes' sums a step's gradient is the sum of, so that its bits are theirs: 1 where they are those of
     one process, since two micro batches of the same rows have one sum."""
@@ -93,4 +116,4 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
     for p, there in zip(trained, some, strict=True):
         if there and p.grad is None:
             p.grad = torch.zeros_like(p)
-    parallel.add_up(p.grad for p in trained if p.grad is not None)
+    parallel.add_up(own_part(p.grad) for p in trained if p.grad is not None)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
-from torch import nn
 
 from headway.data.order import keyed
 from headway.errors import HeadwayError
 from headway.parallel.processes import ALONE, Parallel
+from headway.parallel.sharded import own_part
+from headway.train.gradient_norm import gradient_norm, torch_norm
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import add_gradients, own_batch
@@ -66,6 +67,7 @@ class Trainer(Generic[M]):
             torch's generator as it is, unless given.
         parallel: the processes that share the micro batches of each step, and the tokens of their rows; this one alone
             unless given.
+        torch_norm: gradients are clipped by torch's norm in float32, as a run of an earlier version began with.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class Trainer(Generic[M]):
         progress: Progress | None = None,
         seed: int | None = None,
         parallel: Parallel = ALONE,
+        torch_norm: bool = False,
     ) -> None:
-        self.seed, self.parallel = seed, parallel
+        self.seed, self.parallel, self.torch_norm = seed, parallel, torch_norm
         self.objective, self.optimizer, self.schedule, self.clip = objective, optimizer, schedule, clip
         self.pool, self.progress = pool or MicrobatchPool(1), progress or Progress()
         self.weights = MasterWeights(model, dtype, self.pool.count)
@@ -119,7 +122,8 @@ class Trainer(Generic[M]):
         """Check and clip the gradient; its norm before."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        total = nn.utils.get_total_norm(gradients.values())
+        own = [own_part(g) for g in gradients.values()]
+        total = torch_norm(own) if self.torch_norm else gradient_norm(own, self.parallel)
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
@@ -131,7 +135,9 @@ class Trainer(Generic[M]):
                 + ". A run that is resumed comes here again: look at this data, or begin anew with a lower learning "
                 "rate or a longer warm-up"
             )
-        nn.utils.clip_grads_with_norm_(named.values(), self.clip, total)
+        factor = (self.clip / (total + 1e-6)).clamp(max=1.0)
+        for gradient in own:
+            gradient.mul_(factor)
         return norm
 
 
@@ -149,20 +155,23 @@ def accumulate(
     Gradients are added up in the order of the micro batches, whichever of them is done first; each process adds up
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
-    own = [(i, own_batch(batch, weights.master, parallel)) for i, batch in parallel.share(batches)]
-    count = sum(parallel.gather(sum(objective.count(batch) for _, batch in own)))
+    own = [(i, own_batch(batch, weights.master, parallel), 1) for i, batch in parallel.share(batches)]
+    count = sum(parallel.gather(sum(objective.count(batch) for _, batch, _ in own)))
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
+    if parallel.mesh.fsdp > 1:  # all of them gather weights, or none does
+        idle = -(-len(batches) // parallel.mesh.batches) - len(own)
+        own += [(0, own_batch(batches[0], weights.master, parallel), 0)] * idle
 
-    def run(job: tuple[M, tuple[int, Any]]) -> tuple[float, Mapping[str, float]]:
-        replica, (number, batch) = job
+    def run(job: tuple[M, tuple[int, Any, int]]) -> tuple[float, Mapping[str, float]]:
+        replica, (number, batch, times) = job
         if seed is not None:
             torch.manual_seed(keyed(seed, number, parallel.place.cp))
         with parallel.named():
             found = objective.loss(replica, batch)
-            (found.total / count).backward()
-        return float(found.loss), found.extra
+            (times * found.total / count).backward()
+        return times * float(found.loss), found.extra if times else {}
 
     for start in range(0, len(own), pool.count):  # no more gradients wait than there are replicas
         jobs = zip(weights.replicas, own[start : start + pool.count], strict=False)

@@ -1,0 +1,103 @@
+"""Weights of which each process has a part: fully sharded data parallel by torch's `fully_shard` (Zhao et al. 2023).
+
+Every parameter is cut along its first axis. The parameters of a unit (a block, or all that lie in none) are gathered
+when its forward begins and again for its backward, and dropped behind each; gradients are added up and cut at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from headway.storage.lazy import copy_into
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Sharded(Generic[M]):
+    """A module whose parameters are sharded in place, and what makes a whole one of it.
+
+    Args:
+        model: with the same weights in every process.
+        units: modules of it that are gathered one at a time.
+        early: parameters of units that are asked for before their units run; they are gathered with the root.
+        mesh: the processes that have a part of every weight each.
+        dtype: of the weights that are gathered, where it is not float32; gradients are added up in float32.
+
+    Gradients are summed over the processes of `mesh`, never averaged.
+    """
+
+    def __init__(
+        self,
+        model: M,
+        units: Iterable[nn.Module],
+        early: Iterable[nn.Parameter],
+        mesh: DeviceMesh,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model, self._form = model, _form(model)
+        narrow = dtype != torch.float32
+        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+        how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
+        for unit in units:
+            fully_shard(unit, ignored_params=set(early), **how)
+        fully_shard(model, **how)
+        for unit in model.modules():
+            if isinstance(unit, FSDPModule):
+                unit.set_gradient_divide_factor(1.0)
+                unit.set_force_sum_reduction_for_comms(True)  # gloo has no product before the sum
+
+    def whole(self, *, here: bool = True) -> M | None:
+        """A plain module with the weights of all parts, which every process asks for; None where it is not wanted
+        `here`."""
+        state = whole(self.model.state_dict(), here=here)
+        if not here:
+            return None
+        plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
+        plain.load_state_dict(state, assign=True)
+        return plain
+
+
+def _form(model: M) -> M:
+    """A copy of a module without the memory of its parameters; buffers are the same."""
+    memo: dict[int, Tensor] = {id(b): b for b in model.buffers()}
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+def whole(tensors: Mapping[str, Tensor], *, here: bool = True) -> dict[str, Tensor]:
+    """The tensors of all parts, which every process asks for; none of them where they are not wanted `here`."""
+    found = {}
+    for name, value in tensors.items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        if here:
+            found[name] = full.detach()
+    return found
+
+
+def own_part(value: Tensor) -> Tensor:
+    """The memory of a tensor that this process has; all of it where it is not sharded."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def sharded_like(like: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor, which every process has, as `like` is sharded; nothing is sent."""
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Copy a named tensor, which every process has, into one that may be sharded."""
+    if isinstance(target, DTensor):
+        own_part(target).copy_(own_part(sharded_like(target, tensors[name])))
+    else:
+        copy_into(tensors, name, target)

@@ -1,0 +1,49 @@
+"""The norm that gradients are clipped by.
+
+    |g| = sqrt(sum of g_i^2)            over all numbers of all parameters, in float64
+
+Each row of a parameter's first axis is summed by itself, and all of these sums are added exactly (`math.fsum`: one
+rounding), so that the bits depend neither on how parameters are sharded, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headway.parallel import Parallel
+from headway.parallel.processes import ALONE
+
+PIECE = 4096
+"""Numbers of a row that are summed at once: fewer than torch shares among threads."""
+AT_ONCE = 1 << 20
+
+
+def gradient_norm(gradients: Iterable[Tensor], parallel: Parallel = ALONE) -> Tensor:
+    """Of what this process has of the gradients (`headway.parallel.sharded.own_part`), and the others of the rest."""
+    own = [0.0]
+    for gradient in gradients:
+        own += row_squares(gradient).tolist()
+    if parallel.mesh.fsdp > 1:
+        parts = parallel.gather(torch.tensor(own, dtype=torch.float64))
+        own = [square for rank in parallel.mesh.groups("fsdp")[0] for square in parts[rank].tolist()]
+    return torch.tensor(math.sqrt(math.fsum(own)), dtype=torch.float64)
+
+
+@torch.no_grad()
+def row_squares(x: Tensor) -> Tensor:
+    """The sum of squares of each row of the first axis, in float64, [rows]."""
+    rows = x.reshape(x.shape[0], -1) if x.dim() else x.reshape(1, 1)
+    found = torch.zeros(rows.shape[0], dtype=torch.float64)
+    for sums, some in zip(found.split(AT_ONCE // PIECE), rows.split(AT_ONCE // PIECE), strict=True):
+        for piece in some.split(PIECE, 1):
+            sums += piece.double().square().sum(1)
+    return found
+
+
+def torch_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Of each parameter's norm, both in the gradients' dtype, as runs of earlier versions began with."""
+    return nn.utils.get_total_norm(gradients)
