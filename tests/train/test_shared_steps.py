@@ -79,7 +79,13 @@ def test_row_45_what_is_wrong_shows(tmp_path: Path, wrong: str) -> None:
 
 @pytest.mark.parametrize(
     "mesh",
-    [Mesh(cp=2), *(pytest.param(m, marks=pytest.mark.slow) for m in (Mesh(dp=2, cp=2), Mesh(dp=4), Mesh(fsdp=2, cp=2)))],
+    [
+        Mesh(cp=2),
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in (Mesh(dp=2, cp=2), Mesh(dp=4), Mesh(fsdp=2, cp=2))
+        ),
+    ],
     ids=str,
 )
 def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ when its forward begins and again for its backward, and dropped behind each; gra
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -49,6 +50,8 @@ class Sharded(Generic[M]):
         for unit in units:
             fully_shard(unit, ignored_params=set(early), **how)
         fully_shard(model, **how)
+        # losses of each target are a view of their chunks, and nobody writes into them
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(1.0)

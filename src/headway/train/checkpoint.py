@@ -59,8 +59,8 @@ class State:
     depend on it: CPU threads, workers, rows per pass (None: all of the step's), the version of torch, and processes.
 
     `draws_in_turn`: dropout draws from torch's generator, whose state is kept. So did runs whose checkpoints have it,
-    and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by torch's norm,
-    as in runs whose checkpoints name no other; all others by one in float64 (`train/gradient_norm.py`).
+    and so they go on; all others draw by (seed, step, micro batch). `torch_norm`: gradients are clipped by the norm of
+    torch, as in runs whose checkpoints name no other; all others by one in float64 (`gradient_norm`).
 
     `save` and `load` are its way to a folder and back."""
 

@@ -14,6 +14,7 @@ from headway.nn import OutputLayer
 from headway.parallel.sharded import sharded_like
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.rows_config import RowsConfig
+from headway.train.sharded_step import plain_parts
 
 
 class Groups(NamedTuple):
@@ -112,7 +113,8 @@ class Optimizer:
             peak, part = item
             for group in part.param_groups:
                 group["lr"] = peak * factor
-            part.step()
+            with plain_parts(part):
+                part.step()
             part.zero_grad(set_to_none=True)
 
         list(self.workers.map(run, self._parts))
@@ -181,9 +183,7 @@ class Optimizer:
 
     def _take(self, name: str, state: Mapping[str, Tensor]) -> None:
         p = self.parameters[name]
-        self._owner(name).state[p] = {
-            field: sharded_like(p, value.clone()) for field, value in state.items()
-        }
+        self._owner(name).state[p] = {field: sharded_like(p, value.clone()) for field, value in state.items()}
 
 
 def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
