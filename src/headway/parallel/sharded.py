@@ -27,8 +27,7 @@ class Sharded(Generic[M]):
 
     Args:
         model: with the same weights in every process.
-        units: modules of it that are gathered one at a time.
-        early: parameters of units that are asked for before their units run; they are gathered with the root.
+        units: modules of it that are gathered one at a time, those within others before them.
         mesh: the processes that have a part of every weight each.
         dtype: of the weights that are gathered, where it is not float32; gradients are added up in float32.
 
@@ -39,7 +38,6 @@ class Sharded(Generic[M]):
         self,
         model: M,
         units: Iterable[nn.Module],
-        early: Iterable[nn.Parameter],
         mesh: DeviceMesh,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -48,7 +46,7 @@ class Sharded(Generic[M]):
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
         how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
         for unit in units:
-            fully_shard(unit, ignored_params=set(early), **how)
+            fully_shard(unit, **how)
         fully_shard(model, **how)
         # losses of each target are a view of their chunks, and nobody writes into them
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")

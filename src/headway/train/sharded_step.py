@@ -1,8 +1,8 @@
 """A step of torch's optimizers on the parts of sharded parameters, with the bits of a step on whole ones.
 
-The last few numbers of a tensor are computed by other instructions than the rest, which is in whole vectors, and may be
-rounded otherwise. So a part that is no multiple of `LANES` numbers, or is of a parameter that is none, is stepped at its
-place in a tensor as large as the whole; these are biases and the like.
+The last few numbers of a tensor are computed by other instructions than the rest, which is in whole vectors, and may
+be rounded otherwise. So a part that is no multiple of `LANES` numbers, or is of a parameter that is none, is stepped at
+its place in a tensor as large as the whole; these are biases and the like.
 """
 
 from __future__ import annotations

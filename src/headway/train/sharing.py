@@ -95,11 +95,9 @@ def shard(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Sharded[An
         )
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     across = [m.cross_attn for m in blocks if m.cross_attn is not None]
-    keys = [
-        p for m in across for layer in (m.k_proj, m.v_proj, m.k_norm) if layer for p in layer.parameters()
-    ]
+    early = [m for attn in across for m in (attn.k_proj, attn.v_proj, attn.k_norm) if m is not None]
     mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
-    return Sharded(task.model, blocks, keys, mesh, dtype)
+    return Sharded(task.model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
