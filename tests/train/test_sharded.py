@@ -24,20 +24,22 @@ from tests.train.test_step import model, ragged
 from tests.train.test_translation import TINY, corpus
 
 Make = Callable[..., TextConfig]
-SHARDED: dict[str, Any] = {**HALVES, "optimizer": "adamw"}
+OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 
 
 def test_row_45_two_sharded_processes_are_one(settings: Make, tmp_path: Path) -> None:
-    """AdamW, clipping, dropout, documents of all lengths, held-out text; the last step has one micro batch."""
-    as_one(settings(**SHARDED, validation_share=0.1, eval_every=9), tmp_path, mesh="fsdp=2")
+    """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text; the last step has one micro batch."""
+    how = {**HALVES, "steps": 7, "epochs": None}
+    as_one(settings(**HALVES, optimizer="muon", validation_share=0.1, eval_every=9), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow
+@OPTIMIZERS
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_row_45_sharded_next_tokens_and_masked_ones(
-    settings: Make, tmp_path: Path, corpus: Path, dtype: str
+    settings: Make, tmp_path: Path, corpus: Path, optimizer: str, dtype: str
 ) -> None:
-    how = {**SHARDED, "dtype": dtype, "validation": str(corpus), "eval_every": 9}
+    how = {**HALVES, "optimizer": optimizer, "dtype": dtype, "validation": str(corpus), "eval_every": 9}
     for name, changes in {"causal": {}, "masked": ENCODER}.items():
         (tmp_path / name).mkdir()
         as_one(settings(**how, **changes), tmp_path / name, mesh="fsdp=2")
@@ -46,12 +48,13 @@ def test_row_45_sharded_next_tokens_and_masked_ones(
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["block", "attention", "feed_forward"])
 def test_row_45_sharded_blocks_that_are_computed_again(settings: Make, tmp_path: Path, what: str) -> None:
-    as_one(settings(**SHARDED, gradient_checkpointing=what), tmp_path, mesh="fsdp=2")
+    as_one(settings(**HALVES, gradient_checkpointing=what), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow
-def test_row_45_sharded_conversations(tmp_path: Path) -> None:
-    how = {**SHARDED, "micro_batch": 3, "backend": "auto"}
+@OPTIMIZERS
+def test_row_45_sharded_conversations(tmp_path: Path, optimizer: str) -> None:
+    how = {**HALVES, "micro_batch": 3, "optimizer": optimizer, "backend": "auto"}
     as_one(chat(tmp_path, **how, validation_share=0.1), tmp_path, mesh="fsdp=2")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
+from headway.parallel import Parallel
 from headway.parallel.sharded import sharded_like
 from headway.train.microbatch_pool import MicrobatchPool
+from headway.train.owned_muon import OwnedMuon
 from headway.train.rows_config import RowsConfig
 from headway.train.sharded_step import plain_parts
 
@@ -101,6 +104,17 @@ class Optimizer:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return Optimizer(trained, [(optimizer.param_groups[0]["lr"], optimizer)])
 
+    def own(self, parallel: Parallel) -> None:
+        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do."""
+        muons = [part for _, part in self._parts if isinstance(part, torch.optim.Muon)]
+        if parallel.mesh.ranks == 1 or len(muons) != 1:
+            return
+        muon = muons[0]
+        (group,) = muon.param_groups
+        how = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        owned = OwnedMuon(group["params"], parallel, **how)
+        self._parts = [(rate, owned if part is muon else part) for rate, part in self._parts]
+
     @property
     def peak_lr(self) -> float:
         """Of the first part."""
@@ -113,7 +127,7 @@ class Optimizer:
             peak, part = item
             for group in part.param_groups:
                 group["lr"] = peak * factor
-            with plain_parts(part):
+            with nullcontext() if isinstance(part, OwnedMuon) else plain_parts(part):
                 part.step()
             part.zero_grad(set_to_none=True)
 
@@ -224,4 +238,5 @@ def learning_rate(progress: float, *, warmup: float, floor: float) -> float:
 
 MATRIX_LR = 0.02
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
-STATE = {"Adam": ADAM, "AdamW": ADAM, "Muon": {"momentum_buffer"}}
+MUON = {"momentum_buffer"}
+STATE = {"Adam": ADAM, "AdamW": ADAM, "Muon": MUON, "OwnedMuon": MUON}

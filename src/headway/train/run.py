@@ -132,6 +132,7 @@ class Run:
             "processes": added_up_by(task, parallel),
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
+        self.state.optimizer.own(parallel)
         if start is not None:
             remarks = self.state.load(start)
             if sharded is not None and self.state.torch_norm:

@@ -97,7 +97,9 @@ def shard(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Sharded[An
     across = [m.cross_attn for m in blocks if m.cross_attn is not None]
     early = [m for attn in across for m in (attn.k_proj, attn.v_proj, attn.k_norm) if m is not None]
     mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
-    return Sharded(task.model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
+    return Sharded(
+        task.model, [*early, *blocks], mesh, dtype
+    )  # keys of memory are made before the blocks run
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
