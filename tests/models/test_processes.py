@@ -49,3 +49,18 @@ def test_a_ring_sends_twice_what_a_process_lacks_of_the_sum() -> None:
 def test_what_has_no_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 processes share the rows of a step, and it has 1"):
         process_shares(SPEC, Mesh(dp=2), 240, 1)
+
+
+def test_parts_of_weights_are_sent_for_each_pass_and_gradients_once() -> None:
+    """Each block's weights for the forward and for the backward, all others once."""
+    net = build(SPEC, seed=0)
+    n = sum(p.numel() for p in net.parameters())
+    blocks = sum(p.numel() for name, p in net.named_parameters() if ".layers." in name)
+    (one,), four = process_shares(SPEC, Mesh(), 240, 4), process_shares(SPEC, Mesh(fsdp=4), 240, 4)
+    both = process_shares(SPEC, Mesh(dp=2, fsdp=2), 240, 4)
+    assert one.weights_sent == 0
+    assert [share.weights_sent for share in four] == [3 * 4 * (n + blocks) // 4] * 4
+    assert [share.gradients_sent for share in four] == [3 * 4 * n // 4] * 4
+    assert [share.gradients_sent for share in both] == [4 * n // 2 + 2 * 4 * n // 4] * 4
+    assert [share.weights_sent for share in both] == [4 * (n + blocks) // 2] * 4
+    assert all(share.memory < beside.memory for share, beside in zip(four, both, strict=True))

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
-from headway.train import TextConfig
+from headway.parallel.sharded import Sharded, sharded_like, whole
+from headway.train import TextConfig, train
+from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import shard
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
 from tests.train.objectives import Given
-from tests.train.processes import together
+from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
 from tests.train.test_masked import ENCODER
 from tests.train.test_processes import HALVES, as_one
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged
 from tests.train.test_translation import TINY, corpus
 
@@ -29,8 +33,8 @@ OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 
 def test_row_45_two_sharded_processes_are_one(settings: Make, tmp_path: Path) -> None:
     """Muon and AdamW, clipping, dropout, documents of all lengths, held-out text; the last step has one micro batch."""
-    how = {**HALVES, "steps": 7, "epochs": None}
-    as_one(settings(**HALVES, optimizer="muon", validation_share=0.1, eval_every=9), tmp_path, mesh="fsdp=2")
+    how = {**HALVES, "steps": None, "epochs": 1, "optimizer": "muon"}
+    as_one(settings(**how, validation_share=0.1, eval_every=4), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow
@@ -75,7 +79,67 @@ def test_row_45_sharded_translation(tmp_path: Path) -> None:
     as_one(TranslationConfig.of({**TINY, **files, **held, **how}), tmp_path, mesh="fsdp=2")
 
 
+@pytest.mark.slow
+def test_row_45_two_replicas_of_two_parts(settings: Make, tmp_path: Path) -> None:
+    """Muon's matrices have four owners; sums of four micro batches are in another order."""
+    alone, shared = (settings(optimizer="muon", micro_batch=2, out=str(tmp_path / name)) for name in "ab")
+    train(alone, quiet=True)
+    together(4, lambda rank: train(shared.model_copy(update={"mesh": "dp=2,fsdp=2"})), tmp_path / "said")
+    assert lines(shared.out)[-1] == pytest.approx(lines(alone.out)[-1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_by_one_and_by_two_sharded(settings: Make, tmp_path: Path) -> None:
+    """Two processes are killed, then one, and two go on."""
+    whole = settings(**HALVES | {"steps": 6}, optimizer="muon", out=str(tmp_path / "whole"))
+    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "save_every": 2})
+    sharded = usual.model_copy(update={"mesh": "fsdp=2"})
+    train(whole, quiet=True)
+    assert ended(start(2, lambda rank: killed_at_micro_batch(sharded, 4)(), tmp_path / "one")) == [-9, -9]
+    assert [path.name for path in checkpoints(Path(usual.out))][-1] == "checkpoint-2"
+    assert in_a_child(killed_at_micro_batch(usual, 5)) == -9
+    assert [path.name for path in checkpoints(Path(usual.out))][-1] == "checkpoint-4"
+    together(2, lambda rank: train(sharded, resume="auto"), tmp_path / "two")
+    assert "not bit for bit" not in (tmp_path / "two" / "0").read_text()
+    assert_same_bits(usual.out, whole.out)
+
+
+@pytest.mark.slow
+def test_row_45_a_sharded_base_and_its_adapter(settings: Make, tmp_path: Path) -> None:
+    first = train(settings(), quiet=True)
+    fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
+    how = {**HALVES, **fresh, "model": str(first.model), "adapter": "lora", "rank": 2, "optimizer": "adamw"}
+    (tmp_path / "adapter").mkdir()
+    as_one(settings(**how), tmp_path / "adapter", mesh="fsdp=2")
+
+
 # --- steps in memory
+
+
+def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> None:
+    """Of parameters with rows of 1 to 40 numbers, where the last of a tensor are in no whole vector."""
+
+    def stepped(parallel: Parallel = ALONE) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        net = torch.nn.ParameterList(torch.randn(5, n, generator=generator) for n in range(1, 41))
+        slopes = [torch.randn(5, n, generator=generator) for n in range(1, 41)]
+        if parallel.mesh.fsdp > 1:
+            Sharded(net, [], DeviceMesh.from_group(parallel.group("fsdp"), "cpu"))
+        optimizer = Optimizer.single(net, torch.optim.AdamW(net.parameters(), 0.1, fused=True))
+        for _ in range(3):
+            for p, slope in zip(net.parameters(), slopes, strict=True):
+                p.grad = sharded_like(p, slope.clone())
+            optimizer.step(1.0)
+        values = {str(i): p.detach() for i, p in enumerate(net.parameters())} | optimizer.state_tensors()
+        return [*whole(values).values()]
+
+    expected = stepped()
+
+    def rank(number: int) -> None:
+        with joined("fsdp=2") as parallel:
+            assert all(map(torch.equal, stepped(parallel), expected))
+
+    together(2, rank, tmp_path)
 
 
 def of_four(parallel: Parallel = ALONE) -> list[torch.Tensor]:
@@ -89,9 +153,9 @@ def of_four(parallel: Parallel = ALONE) -> list[torch.Tensor]:
     optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
     trainer = Trainer(Given(ragged(4)), net, optimizer, clip=0.5, parallel=parallel)
     steps = [trainer.step() for _ in range(3)]
-    whole: Any = net if sharded is None else sharded.whole()
+    plain: Any = net if sharded is None else sharded.whole()
     numbers = [[s.loss for s in steps], [s.grad_norm for s in steps]]
-    return [torch.tensor(numbers, dtype=torch.float64), *(p.detach() for p in whole.parameters())]
+    return [torch.tensor(numbers, dtype=torch.float64), *(p.detach() for p in plain.parameters())]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def gradient_norm(gradients: Iterable[Tensor], parallel: Parallel = ALONE) -> Te
 @torch.no_grad()
 def row_squares(x: Tensor) -> Tensor:
     """The sum of squares of each row of the first axis, in float64, [rows]."""
-    rows = x.reshape(x.shape[0], -1) if x.dim() else x.reshape(1, 1)
+    rows = x.flatten(1) if x.dim() > 1 else x.reshape(-1, 1)
     found = torch.zeros(rows.shape[0], dtype=torch.float64)
     for sums, some in zip(found.split(AT_ONCE // PIECE), rows.split(AT_ONCE // PIECE), strict=True):
         for piece in some.split(PIECE, 1):

@@ -11,7 +11,7 @@ from typing import Unpack
 import torch
 
 from headway.models.cost.activations import TrainingOptions, activation_bytes
-from headway.models.cost.weights import parameter_count
+from headway.models.cost.weights import block_parameters, parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
 
@@ -61,11 +61,7 @@ def training_bytes(
     again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
     one = activation_bytes(spec, context, batch, dtype, **again)
     one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
-    shapes = [(spec, context)]
-    if spec.encoder is not None:
-        source = options.get("source")
-        shapes.append((spec.encoder, context if source is None else source))
-    block = max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in shapes)
+    block = _block_bytes(spec, context, batch, e, options.get("source"))
     table = e * spec.vocab * spec.columns if adapter is None else 0
     added = w * n if passes > workers else 0
     beside = workers - (
@@ -91,6 +87,61 @@ def training_bytes(
         **{name: size for name, size in held.items() if size or name == "scores"},
         "working": working,
     }
+
+
+def sharded_training_bytes(
+    spec: ModelSpec,
+    context: int,
+    batch: int,
+    dtype: torch.dtype,
+    parts: int,
+    **options: Unpack[TrainingOptions],
+) -> dict[str, int]:
+    """`training_bytes` of one of `parts` processes that have a part of every weight each (`headway.parallel.sharded`).
+
+        parameters, optimizer     w N / parts, 2 w N / parts
+        gathered                  e R of the R numbers outside of blocks, from the first forward to the last backward
+
+    and the largest of: the loss; the last block, of B numbers, beside what the output layer is given, 2 (e + w) B for
+    itself, its gradient and the one that is gathered next, and the gradients that lie outside of blocks, e R; the first
+    block likewise, beside the parts of all gradients; and the end, with e R of gradients and w R that are sent."""
+    e, w, n = dtype.itemsize, max(dtype.itemsize, 4), parameter_count(spec)
+    own = w * n // parts
+    each = block_parameters(spec)
+    rest = (
+        n
+        - spec.layers * each
+        - (0 if spec.encoder is None else spec.encoder.layers * block_parameters(spec.encoder))
+    )
+    redone = options.get("gradient_checkpointing") == "block"
+    kept = activation_bytes(spec, context, batch, dtype, **options)
+    again: TrainingOptions = {**options, "gradient_checkpointing": "block"}
+    one = activation_bytes(spec, context, batch, dtype, **again)
+    one = {name: size for name, size in one.items() if name not in ("inputs", "logits")}
+    block = _block_bytes(spec, context, batch, e, options.get("source")) + 2 * (e + w) * each
+    moments = [
+        (0, _without_blocks(kept) if redone else kept, _loss_bytes(spec, context * batch, w)),
+        (e * rest, kept, block),
+        (e * rest + own, one, block),
+        ((e + w) * rest + own, {}, 0),
+    ]
+    most, held, working = max(moments, key=lambda moment: moment[0] + sum(moment[1].values()) + moment[2])
+    return {
+        "parameters": own,
+        "optimizer": 2 * own,
+        "gathered": e * rest,
+        "gradients": most,
+        **{name: size for name, size in held.items() if size},
+        "working": working,
+    }
+
+
+def _block_bytes(spec: ModelSpec, context: int, batch: int, e: int, source: int | None) -> int:
+    """The two largest tensors of a block's feed-forward, 2 n (F + M) e."""
+    shapes = [(spec, context)]
+    if spec.encoder is not None:
+        shapes.append((spec.encoder, context if source is None else source))
+    return max(2 * batch * tokens * (stack.hidden + stack.width) * e for stack, tokens in shapes)
 
 
 def _without_blocks(kept: dict[str, int]) -> dict[str, int]:

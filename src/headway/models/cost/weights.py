@@ -50,6 +50,15 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     return {name: n for name, n in found.items() if n or name not in ("positions", "encoder")}
 
 
+def block_parameters(spec: ModelSpec) -> int:
+    """Numbers in a block of `spec`, without positions and its norms' share of what lies outside."""
+    found = parameters(spec)
+    outside = spec.width * spec.final_norm + spec.columns * spec.embedding_norm
+    return (
+        found["attention"] + found["feed-forward"] + found["norms"] - outside * (1 + spec.norm_bias)
+    ) // spec.layers
+
+
 def _head_parameters(spec: ModelSpec) -> int:
     head, m, e = spec.head, spec.width, spec.columns
     if head.task == "lm":
