@@ -108,8 +108,8 @@ def command(
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
     """A row for each process of a training step."""
-    names = ("process", "rows x tokens", "holds", "gradients sent", "weights sent", "keys sent", "hops")
-    names += ("pairs, to the mean",)
+    sent = ("gradients sent", "weights sent", "keys sent")
+    names = ("process", "rows x tokens", "holds", *sent, "hops", "pairs, to the mean")
     return table(
         names,
         [
