@@ -17,6 +17,7 @@ from torch import Tensor
 from headway.checkpoints.folder import START, TOKEN_IDS, TOKENIZER_FILES, Folder
 from headway.checkpoints.heads import change_pairing
 from headway.checkpoints.hf.config import config_from_spec, tensor_names
+from headway.checkpoints.hf.headway_config import own_config
 from headway.checkpoints.hf.layouts import layouts_for
 from headway.checkpoints.hf.layouts.rules import own_shapes
 from headway.checkpoints.hf.layouts.tensors import exported
@@ -172,20 +173,44 @@ def save_state(
     state = exported(tensor_names(own), state, spec)
     if quantized:
         state, own[KEY] = packed_state(state, quantized, matrices, tensor_names(own), spec)
+    pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
+    with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
+        _describe(folder, own, named, spec, tokenizer, generation, config)
+        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
+        before_publishing(folder)
+
+
+def save_description(
+    folder: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    tokenizer: SavesItself,
+    generation: Mapping[str, Any] | None,
+) -> None:
+    """All but the weights, into a folder being filled (see `atomic_folder`): for weights under the names of the module,
+    which is model_type "headway"."""
+    _describe(folder, own_config(spec), dtype_name(dtype), spec, tokenizer, generation)
+
+
+def _describe(
+    folder: Path,
+    own: Mapping[str, Any],
+    dtype: str,
+    spec: ModelSpec,
+    tokenizer: SavesItself | None,
+    generation: Mapping[str, Any] | None,
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     ends = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.eos} if tokenizer is not None else {}
     generation = {**ends, **(generation or {})}
     ids = {key: generation.get(key) for key in TOKEN_IDS}
     first = {START: generation[START]} if START in generation and spec.encoder is not None else {}
     # own goes last: where a layout has a token id, its positions need it
-    config = {**ids, **first, **own, "dtype": named, "torch_dtype": named, **config}
-    pairing = spec.positions.pairing if isinstance(spec.positions, Rotary) else "none"
-    with atomic_folder(path, keep=lambda name: _MODEL_FILES.match(name) is None) as folder:
-        write_file(folder / "config.json", json_text(config))
-        write_file(folder / "generation_config.json", json_text({**ids, **generation}))
-        if tokenizer is not None:
-            tokenizer.save(folder)
-        write_tensors(folder, state, shard_bytes, {"headway.pairing": str(pairing)})
-        before_publishing(folder)
+    config = {**ids, **first, **own, "dtype": dtype, "torch_dtype": dtype, **config}
+    write_file(folder / "config.json", json_text(config))
+    write_file(folder / "generation_config.json", json_text({**ids, **generation}))
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def check_target(target: str | Path, overwrite: bool) -> None:

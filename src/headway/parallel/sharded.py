@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from headway.storage.lazy import copy_into
+from headway.parallel.parts import local_parts
+from headway.storage.lazy import copy_into, part
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -99,6 +100,7 @@ def sharded_like(like: Tensor, value: Tensor) -> Tensor:
 def fill(target: Tensor, tensors: Mapping[str, Tensor], name: str) -> None:
     """Copy a named tensor, which every process has, into one that may be sharded."""
     if isinstance(target, DTensor):
-        own_part(target).copy_(own_part(sharded_like(target, tensors[name])))
+        own = local_parts({name: target})[name]
+        own.value.copy_(part(tensors, name, own.slices))
     else:
         copy_into(tensors, name, target)

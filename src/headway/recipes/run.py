@@ -19,10 +19,11 @@ from headway.report import plain
 from headway.storage.files import atomic_write, json_text
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.train.checkpoint import CONFIG, FINAL, OPTIMIZER, checkpoints, moved_along
+from headway.train.checkpoint import CONFIG, FINAL, checkpoints
 from headway.train.config import TrainConfig
 from headway.train.config_io import read_yaml
 from headway.train.lock import LOCK, locked
+from headway.train.record import moved_along
 from headway.train.run import train
 from headway.train.start import with_task
 
@@ -122,7 +123,7 @@ def _stage(
         if kept is not None:
             folder.mkdir(parents=True, exist_ok=True)
             kept.unlink(missing_ok=True)
-            last = checkpoints(before)[-1] / OPTIMIZER
+            last = checkpoints(before)[-1]
             write_safetensors(kept, moments_after(last, opened(before / FINAL, base)[0].spec, stage.surgery))
     config = with_task(config)
     train(config, resume="auto", quiet=quiet)

@@ -101,9 +101,10 @@ def write_model(
 
 
 def moments_after(
-    file: Path, before: ModelSpec, operations: tuple[tuple[str, Any], ...]
+    checkpoint: Path, before: ModelSpec, operations: tuple[tuple[str, Any], ...]
 ) -> dict[str, Tensor]:
-    """The optimizer's state in `file`, of a model of the spec `before`, for the model after the operations.
+    """The optimizer's state in a checkpoint, or in a file of it, for the model after the operations; before them it had
+    the spec `before`.
 
     The gradient of a key/value head that n heads were pooled into is the sum of theirs. So is its mean over steps, and
     its square is at most n times the sum of theirs (Cauchy-Schwarz), which is what the second moment becomes:
@@ -111,7 +112,7 @@ def moments_after(
         m' = m_1 + ... + m_n        v' = n (v_1 + ... + v_n)
 
     Moments of heads that were drawn anew are left out; a parameter whose moments are not here begins with zeros."""
-    tensors = optimizer_tensors(file)
+    tensors = dict(optimizer_tensors(checkpoint))
     tensors.pop(RNG, None)
     for name, options in operations:
         if name == "gqa":

@@ -52,6 +52,10 @@ class LazyTensors(Mapping[str, Tensor]):
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target` (of its shape, any dtype). Raises CheckpointError for an unknown name."""
 
+    def part(self, name: str, box: tuple[slice, ...]) -> Tensor:
+        """`self[name][box]`, by the smallest detour. Raises CheckpointError for an unknown name."""
+        return self[name][box]
+
     def renamed(self, names: Mapping[str, str]) -> LazyTensors:
         """The same values under other names: {new name: name here}. Names that are not listed are left out."""
         return Made(
@@ -117,6 +121,11 @@ def copy_into(state: Mapping[str, Tensor], name: str, target: Tensor) -> None:
         state.copy_into(name, target)
     else:
         target.copy_(state[name])
+
+
+def part(state: Mapping[str, Tensor], name: str, box: tuple[slice, ...]) -> Tensor:
+    """`state[name][box]`; of a file in shards, from those alone that have some of it."""
+    return state.part(name, box) if isinstance(state, LazyTensors) else state[name][box]
 
 
 def renamed(state: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:

@@ -67,7 +67,12 @@ class Entry(Form):
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """The tensors of a safetensors file, in the order of its header.
+    """The tensors of a safetensors file, in the order of its header; see `read_described`."""
+    return read_described(path)[0]
+
+
+def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors of a safetensors file, in the order of its header, and the header's metadata.
 
     Raises CheckpointError, naming file and fault, for a file that is no safetensors file, is cut off or too
     long, or whose header is too long, not JSON, names a tensor twice, or gives spans that leave gaps, overlap
@@ -115,10 +120,11 @@ def read_header(path: Path) -> dict[str, Entry]:
         )
     if size > promised:
         raise CheckpointError(f"{path} is damaged: {size - promised:,} bytes follow the last tensor")
-    return {
+    entries = {
         name: Entry(form.shape, form.dtype, path, 8 + length + begin)
         for name, (form, begin, _) in spans.items()
     }
+    return entries, metadata
 
 
 def check_form(path: Path, name: str, shape: tuple[int, ...]) -> None:

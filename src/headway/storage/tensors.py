@@ -22,7 +22,9 @@ from headway.storage.lazy import LazyTensors, forms, renamed
 from headway.storage.pickles import looks_pickled, pickle_refused, read_pickle
 from headway.storage.reading import open_regular, read_json
 from headway.storage.safetensors import Entry, check_form, read_header, write_safetensors
+from headway.storage.shards import Whole, find_shards, read_shards
 
+MODEL = "model"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 PIECE = 16 << 20
@@ -41,6 +43,13 @@ class Tensors(LazyTensors):
     def __getitem__(self, name: str) -> Tensor:
         self.check_name(name)
         entry = self.forms[name]
+        if not isinstance(entry, Whole):
+            return self._value(entry)
+        whole = torch.empty(entry.shape, dtype=entry.dtype)
+        self._fill(entry, whole)
+        return whole
+
+    def _value(self, entry: Entry) -> Tensor:
         if entry.value is not None:
             return entry.value
         if not entry.nbytes:
@@ -51,11 +60,31 @@ class Tensors(LazyTensors):
             raise _cut(entry.file)
         return _flat(values, entry, entry.at, entry.nbytes).view(entry.shape)
 
+    def part(self, name: str, box: tuple[slice, ...]) -> Tensor:
+        """See `LazyTensors`; a box has a beginning and an end along each axis."""
+        self.check_name(name)
+        entry = self.forms[name]
+        if not isinstance(entry, Whole):
+            return self._value(entry)[box]
+        found = torch.empty([s.stop - s.start for s in box], dtype=entry.dtype)
+        for own in entry.boxes:
+            if (shared := own.within(box)) is not None:
+                here, there = shared
+                found[here] = self._value(own.entry)[there]
+        return found
+
+    def _fill(self, entry: Whole, target: Tensor) -> None:
+        for box in entry.boxes:
+            target[box.slices] = self._value(box.entry)
+
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy one value into `target`, in pieces that are mapped one after the other: the file takes up no memory."""
         self.check_name(name)
         entry = self.forms[name]
         assert tuple(target.shape) == entry.shape, (name, target.shape, entry.shape)
+        if isinstance(entry, Whole):
+            self._fill(entry, target)
+            return
         if entry.value is not None or not target.is_contiguous():
             target.copy_(self[name])
             return
@@ -75,7 +104,7 @@ class Tensors(LazyTensors):
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that hold the values."""
-        return tuple(dict.fromkeys(entry.file for entry in self.forms.values()))
+        return tuple(dict.fromkeys(file for entry in self.forms.values() for file in _files(entry)))
 
 
 def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
@@ -89,10 +118,22 @@ def open_tensors(path: str | Path, *, allow_pickle: bool = False) -> Tensors:
     if not path.exists():
         raise CheckpointError(f"there is no file or folder {path}")
     if path.is_dir():
+        if (parts := open_shards(path, MODEL)) is not None:
+            return parts
         path = _weights_of(path, allow_pickle)
     if path.name.endswith(".index.json"):
         return _open_shards(path, allow_pickle)
     return _open_file(path, allow_pickle)
+
+
+def open_shards(folder: Path, what: str) -> Tensors | None:
+    """The tensors called `what` in the shards of a folder (`headway.storage.shards`); None where it has none."""
+    files = find_shards(folder, what)
+    if files and what == MODEL and any((folder / name).exists() for name in (SINGLE, INDEX)):
+        raise CheckpointError(
+            f"{folder} holds two sets of weights, shards and {SINGLE}: remove those that are out of date"
+        )
+    return Tensors(read_shards(files)) if files else None
 
 
 def write_tensors(
@@ -122,6 +163,10 @@ def write_tensors(
         weight_map.update(dict.fromkeys(names, file))
     total = sum(form.nbytes for form in forms(tensors).values())
     write_file(folder / INDEX, json_text({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def _files(entry: Entry) -> tuple[Path, ...]:
+    return tuple(box.entry.file for box in entry.boxes) if isinstance(entry, Whole) else (entry.file,)
 
 
 def _weights_of(folder: Path, allow_pickle: bool) -> Path:

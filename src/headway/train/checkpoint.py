@@ -5,18 +5,20 @@
     final/           the trained model
     checkpoint-N/    the state after N steps: a Hugging Face folder (config, fp32 weights, tokenizer) and
       optimizer.safetensors   moments of every parameter
-  adapter.safetensors     what is trained of a frozen model, instead of config and weights
+      adapter.safetensors     what is trained of a frozen model, instead of config and weights
       training.json           progress, settings, and what the data was
+
+In shards, weights and moments are `model-shard-00001-of-00002.safetensors` and `optimizer-shard-..` instead, two of
+each process (`storage/shards.py`), and the config is of model_type "headway", since the names are those of the modules.
 
 A checkpoint is written as one: it is there as a whole or not at all.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,24 +30,25 @@ from headway.checkpoints.adapters import save_adapter
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
-from headway.checkpoints.saving import save_folder
+from headway.checkpoints.saving import save_description, save_folder
 from headway.errors import CheckpointError, ConfigError
+from headway.parallel import Parallel
+from headway.parallel.parts import own_parts
 from headway.parallel.sharded import fill, own_part, sharded_like
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
-from headway.storage.tensors import open_tensors
+from headway.storage.shards import Part, write_shard
+from headway.storage.tensors import MODEL, Tensors, open_shards, open_tensors
 from headway.train.adapters import restore_adapter, trained_adapter
-from headway.train.config import TrainConfig, extra
-from headway.train.config_io import upgraded_settings
+from headway.train.config import TrainConfig
 from headway.train.metrics import METRICS
 from headway.train.optimizer import Optimizer
-from headway.train.tasks import text_task_of
+from headway.train.record import FORMAT, STATE, changes, read_record
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
-FORMAT = 2
-STATE, OPTIMIZER, RNG = "training.json", "optimizer.safetensors", "rng/torch"
+OPTIMIZER, RNG = "optimizer.safetensors", "rng/torch"
+MOMENTS = "optimizer"  # what its shards are called
 NORM = "float64"
 ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter.safetensors"
@@ -72,9 +75,9 @@ class State:
     draws_in_turn: bool = False
     torch_norm: bool = False
 
-    def save(self, path: Path, model: Any, moments: Mapping[str, Tensor]) -> None:
-        """Write the folder `path` in one atomic step: whole weights and moments, of `task.model` and `optimizer` or,
-        where these are sharded, gathered from all processes."""
+    @property
+    def record(self) -> str:
+        """The content of training.json."""
         record = {
             "format": FORMAT,
             **asdict(self.progress),
@@ -84,13 +87,18 @@ class State:
             **({} if self.torch_norm else {"norm": NORM}),
             **({} if self.task.base is None else {"base": self.task.base.fingerprint}),
         }
+        return json_text(record)
+
+    def save(self, path: Path, model: Any, moments: Mapping[str, Tensor]) -> None:
+        """Write the folder `path` in one atomic step: whole weights and moments, of `task.model` and `optimizer` or,
+        where these are sharded, gathered from all processes."""
 
         def add_state(folder: Path) -> None:
             tensors = dict(moments)
             if self.draws_in_turn:
                 tensors[RNG] = torch.get_rng_state()
             write_safetensors(folder / OPTIMIZER, tensors)
-            write_file(folder / STATE, json_text(record))
+            write_file(folder / STATE, self.record)
 
         if self.task.base is not None:
             with atomic_folder(path) as folder:
@@ -107,6 +115,28 @@ class State:
             overwrite=True,
             before_publishing=add_state,
         )
+
+    def shard(self, parallel: Parallel, *, copied: bool) -> Callable[[Path], None]:
+        """What writes this process's part of the state as it is now into a folder, the main one's with all that is not
+        in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
+        assert self.task.base is None, "an adapter is saved as it is"
+        weights, moments = self.task.model.state_dict(), self.optimizer.state_tensors()
+        parts = own_parts(weights | moments, parallel)
+        if self.draws_in_turn and parallel.is_main:
+            rng = torch.get_rng_state()
+            parts[RNG] = Part(rng, (0,), tuple(rng.shape))
+        if copied:
+            parts = {n: p._replace(value=p.value.to("cpu", copy=True)) for n, p in parts.items()}
+        record, task, place = self.record, self.task, (parallel.rank, parallel.mesh.ranks)
+
+        def write(folder: Path) -> None:
+            write_shard(folder, MODEL, *place, {n: p for n, p in parts.items() if n in weights})
+            write_shard(folder, MOMENTS, *place, {n: p for n, p in parts.items() if n not in weights})
+            if parallel.is_main:
+                save_description(folder, task.model.spec, torch.float32, task.tokenizer, task.generation)
+                write_file(folder / STATE, record)
+
+        return write
 
     def load(self, path: Path) -> list[str]:
         """Fill model, optimizer and progress from a checkpoint; returns remarks: what is different now, and what
@@ -125,22 +155,20 @@ class State:
                 remarks.append(f"{name}: {then} then, {now} now")
         self.torch_norm = record.get("norm") != NORM
         self._load_weights(path, record.get("base"))
-        tensors = optimizer_tensors(path / OPTIMIZER)
+        tensors = optimizer_tensors(path)
         self.draws_in_turn = RNG in tensors
         if self.draws_in_turn:
-            torch.set_rng_state(tensors.pop(RNG).clone())
-        self.optimizer.load_state_tensors(tensors)
+            torch.set_rng_state(tensors[RNG].clone())
+        self.optimizer.load_state_tensors(_moments(tensors))
         for field in fields(Progress):
             setattr(self.progress, field.name, record[field.name])
         return remarks
 
-    def take_moments(self, file: Path) -> int:
-        """Begin with another run's moments, in the file `OPTIMIZER` of its checkpoint; of how many parameters.
+    def take_moments(self, place: Path) -> int:
+        """Begin with another run's moments, those of a checkpoint or in a file `OPTIMIZER`; of how many parameters.
 
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        tensors = optimizer_tensors(file)
-        tensors.pop(RNG, None)
-        return self.optimizer.take_state_tensors(tensors)
+        return self.optimizer.take_state_tensors(_moments(optimizer_tensors(place)))
 
     def _load_weights(self, path: Path, base: str | None) -> None:
         """Of the model, or of the adapter that was trained beside the model with the fingerprint `base`."""
@@ -166,9 +194,17 @@ class State:
                 fill(value, folder.tensors, name)
 
 
-def optimizer_tensors(file: Path) -> dict[str, Tensor]:
-    """The content of an `OPTIMIZER` file, under the parameters' names of today."""
-    return {_current_name(name): tensor for name, tensor in open_tensors(file).items()}
+def optimizer_tensors(place: Path) -> Tensors:
+    """The optimizer's state in a checkpoint, or in an `OPTIMIZER` file, under the parameters' names of today."""
+    found = open_shards(place, MOMENTS) if place.is_dir() else None
+    if found is None:
+        found = open_tensors(place / OPTIMIZER if place.is_dir() else place)
+    return found.renamed({_current_name(name): name for name in found})
+
+
+def _moments(tensors: Tensors) -> Tensors:
+    """All but the random state."""
+    return tensors.renamed({name: name for name in tensors if name != RNG})
 
 
 def _current_name(name: str) -> str:
@@ -187,53 +223,6 @@ def save_final(path: Path, task: Task[Any], model: Any) -> None:
     save_adapter(path, trained_adapter(model), model.spec, base=task.base.folder, **how)
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The content of training.json, in today's terms."""
-    if not (path / STATE).exists():
-        raise CheckpointError(
-            f"{path} is no training checkpoint: it has no {STATE}"
-            + ("" if path.is_dir() else " (there is no such folder)")
-        )
-    record = read_json(path / STATE)
-    missing = [n for n in ("format", "step", "config", "data", "machine") if n not in record]
-    if missing or record["format"] not in (1, FORMAT):
-        raise CheckpointError(
-            f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
-        )
-    record["config"] = upgraded_settings(record["config"])
-    if (
-        "task" not in record["config"]
-    ):  # of format 1, whose settings could leave it open: what the model is for
-        record["config"]["task"] = text_task_of(load_folder(path).spec)
-    return record
-
-
-def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str]:
-    """Settings that change the bits of what follows, with their values then and now.
-
-    Raises ConfigError for differences that do not make sense, and for a checkpoint of another task."""
-    now = config.model_dump(mode="json")
-    when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
-    usual = {name: field.default for name, field in type(config).model_fields.items()}
-    usual = {
-        name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
-    }  # as in JSON
-    then = moved_along(usual | record["config"], now)
-    if then["task"] != now["task"]:
-        raise ConfigError(
-            f"cannot go on from {path}: it is a checkpoint of task {then['task']}, and this run's is {now['task']}"
-        )
-    changed = [name for name in when if then[name] != now[name] and when[name] != "same bits"]
-    said = {name: f"{name} was {then[name]!r}, is {now[name]!r}" for name in changed}
-    wrong = [said[name] for name in changed if when[name] == "fixed"]
-    if wrong:
-        raise ConfigError(
-            f"cannot go on from {path}: {'; '.join(wrong)}. Start a new run in another folder, or resume with the "
-            "settings of the run (config.yaml in its folder)"
-        )
-    return list(said.values())
-
-
 def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
     """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
     states = [load_folder(path).tensors for path in paths]
@@ -242,21 +231,6 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
             if value.is_floating_point():
                 mean = torch.stack([state[name].double() for state in states]).mean(0)
                 own_part(value).copy_(own_part(sharded_like(value, mean)))
-
-
-def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run whose folder has moved: a model or moments at the same place relative to the folder as those
-    of `now` are these."""
-
-    def beside(settings: Mapping[str, Any], name: str) -> str | None:
-        return os.path.relpath(settings[name], settings["out"]) if settings.get(name) else None
-
-    names = [
-        name
-        for name in ("model", "moments")
-        if name in then and name in now and beside(then, name) == beside(now, name)
-    ]
-    return {**then, **{name: now[name] for name in names}}
 
 
 def checkpoints(out: Path) -> list[Path]:

@@ -41,6 +41,7 @@ ELSEWHERE = {
     "eval_every": ("eval_steps",),
     "save_every": ("save_steps",),
     "keep_last": ("save_total_limit",),
+    "save_in_background": ("async_save", "async_mode"),
     "adapter": ("peft_type", "use_lora", "use_peft"),
     "rank": ("r", "lora_r", "lora_rank"),
     "alpha": ("lora_alpha",),
@@ -93,8 +94,8 @@ class TrainConfig(BaseModel):
     )
     moments: str | None = setting(
         None,
-        "optimizer.safetensors of another run, whose moments this one begins with where names and shapes are the same "
-        "[default: zeros]",
+        "a checkpoint of another run, or its optimizer.safetensors, whose moments this one begins with where names and "
+        "shapes are the same [default: zeros]",
         group="Optimizer",
     )
     dtype: Literal["auto", "bf16", "fp32", "fp16"] = setting(
@@ -144,6 +145,17 @@ class TrainConfig(BaseModel):
         ge=1,
     )
     keep_last: int = setting(2, "checkpoints to keep", group="Output", unit="checkpoints", ge=1)
+    checkpoints: Literal["auto", "folder", "shards"] = setting(
+        "auto",
+        "form of a checkpoint: folder, a Hugging Face folder that one process writes; shards, a part from each "
+        "process. auto: shards where weights are sharded (mesh) or it is saved in the background, else folder",
+        group="Output",
+    )
+    save_in_background: bool = setting(
+        False,
+        "copy what a checkpoint holds to memory, and train on while it is written (checkpoints: shards)",
+        group="Output",
+    )
     report: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = setting(
         (), "also send the lines of metrics.jsonl to tensorboard, wandb or trackio", group="Output"
     )
@@ -167,7 +179,10 @@ class TrainConfig(BaseModel):
         own = {
             f"average {self.average} needs save_every, and keep_last of {self.average} or more": (
                 self.average > 1 and too_few
-            )
+            ),
+            "checkpoints: folder is not written in the background; leave out checkpoints, or save_in_background": (
+                self.save_in_background and self.checkpoints == "folder"
+            ),
         }
         problems = [problem for problem, found in (own | self.contradictions()).items() if found]
         if problems:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
 from headway.parallel import Parallel
-from headway.parallel.sharded import sharded_like
+from headway.parallel.sharded import fill
+from headway.storage.lazy import Form, forms
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.owned_muon import OwnedMuon
 from headway.train.rows_config import RowsConfig
@@ -143,8 +144,9 @@ class Optimizer:
             for key, value in state.items()
         }
 
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state_tensors`, strict: CheckpointError for what is missing, left over or misshapen."""
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_tensors`, strict: CheckpointError for what is missing, left over or misshapen. They are
+        read one at a time."""
         parameters, states = self.parameters, _by_parameter(tensors)
         if unknown := sorted(states.keys() - parameters.keys()):
             raise CheckpointError(
@@ -155,9 +157,9 @@ class Optimizer:
         for name, state in states.items():
             if (problem := self._misfit(name, state)) is not None:
                 raise CheckpointError(problem)
-            self._take(name, state)
+            self._take(name, state, tensors)
 
-    def take_state_tensors(self, tensors: dict[str, Tensor]) -> int:
+    def take_state_tensors(self, tensors: Mapping[str, Tensor]) -> int:
         """Take what fits of another optimizer's `state_tensors`, parameter by parameter, zeros for the others; how many
         there were."""
         fit = {
@@ -166,7 +168,10 @@ class Optimizer:
             if name in self.parameters and self._misfit(name, state) is None
         }
         for name, p in self.parameters.items():
-            self._take(name, fit[name] if name in fit else self._fresh(p, type(self._owner(name)).__name__))
+            if name in fit:
+                self._take(name, fit[name], tensors)
+            else:
+                self._owner(name).state[p] = self._fresh(p, type(self._owner(name)).__name__)
         return len(fit)
 
     @staticmethod
@@ -178,7 +183,7 @@ class Optimizer:
         p = self.parameters[name]
         return next(o for _, o in self._parts if any(p is q for g in o.param_groups for q in g["params"]))
 
-    def _misfit(self, name: str, state: Mapping[str, Tensor]) -> str | None:
+    def _misfit(self, name: str, state: Mapping[str, Form]) -> str | None:
         """Why this is no state of the parameter; None where it is one."""
         p, kind = self.parameters[name], type(self._owner(name)).__name__
         if state.keys() != STATE[kind]:
@@ -186,26 +191,30 @@ class Optimizer:
                 f"the optimizer's state of {name} holds {sorted(state)}, but {kind} keeps {sorted(STATE[kind])}; "
                 "resume with the optimizer of the run"
             )
-        wrong = [(field, value) for field, value in state.items() if value.dim() and value.shape != p.shape]
+        wrong = [(field, form) for field, form in state.items() if form.shape not in ((), tuple(p.shape))]
         return next(
             (
-                f"the optimizer's {name}/{field} has shape {tuple(value.shape)}, the parameter has {tuple(p.shape)}"
-                for field, value in wrong
+                f"the optimizer's {name}/{field} has shape {form.shape}, the parameter has {tuple(p.shape)}"
+                for field, form in wrong
             ),
             None,
         )
 
-    def _take(self, name: str, state: Mapping[str, Tensor]) -> None:
-        p = self.parameters[name]
-        self._owner(name).state[p] = {field: sharded_like(p, value.clone()) for field, value in state.items()}
+    def _take(self, name: str, state: Mapping[str, Form], tensors: Mapping[str, Tensor]) -> None:
+        p, own = self.parameters[name], dict[str, Tensor]()
+        for field, form in state.items():
+            like = torch.empty_like(p, dtype=form.dtype, requires_grad=False)
+            own[field] = like if form.shape else torch.empty((), dtype=form.dtype)
+            fill(own[field], tensors, f"{name}/{field}")
+        self._owner(name).state[p] = own
 
 
-def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """PARAMETER/FIELD -> tensor as PARAMETER -> FIELD -> tensor."""
-    states: dict[str, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Form]]:
+    """PARAMETER/FIELD -> tensor as PARAMETER -> FIELD -> its form."""
+    states: dict[str, dict[str, Form]] = {}
+    for key, form in forms(tensors).items():
         name, _, field = key.rpartition("/")
-        states.setdefault(name, {})[field] = value
+        states.setdefault(name, {})[field] = form
     return states
 
 

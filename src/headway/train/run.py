@@ -17,8 +17,7 @@ import torch
 
 from headway.errors import CheckpointError, RankError
 from headway.parallel import Parallel, joined
-from headway.parallel.sharded import Sharded, whole
-from headway.storage import disk
+from headway.parallel.sharded import Sharded
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import (
@@ -40,8 +39,9 @@ from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, shard, spread
-from headway.train.start import announce, check_room, seeded, with_task
+from headway.train.start import announce, check_room, in_shards, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.trackers import Trackers, check_trackers
@@ -160,6 +160,9 @@ class Run:
             parallel=parallel,
             torch_norm=self.state.torch_norm,
         )
+        self.saver = Saver(
+            self.state, parallel, sharded, in_shards=in_shards(config, task, sharded is not None)
+        )
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
         if parallel.is_main:
@@ -171,7 +174,8 @@ class Run:
         """To the end. Raises Interrupted after a signal, when the running step is done and saved; CheckpointError where
         something could not be written; RankError where another process is missing."""
         try:
-            return self.all_steps()
+            with self.saver:
+                return self.all_steps()
         except (CheckpointError, OSError, RankError) as error:
             kind = RankError if isinstance(error, RankError) else CheckpointError
             raise kind(f"{error}. {how_to_go_on(self.out, self.state.progress.step)}") from error
@@ -249,8 +253,10 @@ class Run:
             if config.eval_every and step % config.eval_every == 0:
                 self.measure(whole=False)
             if config.save_every and step % config.save_every == 0:
-                self.save()
-            if any(self.parallel.gather(stop())):
+                self.save(background=config.save_in_background)
+            asked, outcomes = zip(*self.parallel.gather((stop(), self.saver.outcome)), strict=True)
+            self.saver.settle(outcomes)
+            if any(asked):
                 raise Interrupted(self.save())
         self.call_back(record, last)
 
@@ -287,23 +293,12 @@ class Run:
             self.say(f"held out, step {number}: {found}")
             self.log.write({"step": number, **found.record})
 
-    def save(self) -> Path:
+    def save(self, *, background: bool = False) -> Path:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
         begun = self.state.progress.seconds = self.trainer.seconds
-        path = self.out / f"checkpoint-{self.state.progress.step}"
-        model, moments = self.whole(), self.state.optimizer.state_tensors()
-        if self.sharded is not None:
-            moments = whole(moments, here=self.parallel.is_main)
-        if self.parallel.is_main:
-            self.state.save(path, model, moments)
-            for old in checkpoints(self.out)[: -self.config.keep_last]:
-                disk.remove(old)
+        path = self.saver.save(background=background)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
         return path
-
-    def whole(self) -> Any:
-        """The trained model with whole weights; where they are sharded, in the main process."""
-        return self.task.model if self.sharded is None else self.sharded.whole(here=self.parallel.is_main)
 
     def average(self) -> None:
         """Take the mean of the last checkpoints as the model's weights."""
@@ -315,7 +310,12 @@ class Run:
 
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
-        task, progress, validation, model = self.task, self.state.progress, self.validation, self.whole()
+        task, progress, validation, model = (
+            self.task,
+            self.state.progress,
+            self.validation,
+            self.saver.model(),
+        )
         if self.parallel.is_main:
             if validation is not None and validation.bits_per_byte is not None:
                 self.log.write({"val_bits_per_byte": validation.bits_per_byte})

@@ -1,0 +1,175 @@
+"""Tensors in shards: each process of several writes its parts into a file of its own, in the safetensors files of
+torch.distributed.checkpoint (`HuggingFaceStorageWriter(save_distributed=True)`), so that no pickle is involved.
+
+    model-shard-00001-of-00002.safetensors      of each tensor one box, or nothing; in the header, by its name,
+        DCP_SHARDING_INFO  {"saved_offsets": [512, 0], "shape": [1024, 256]}: where the box begins in what whole
+
+    write_shard(folder, "model", 0, 2, {"weight": Part(value, at=(0, 0), shape=(1024, 256))})
+    find_shards(folder, "model")      # the files; all of them or CheckpointError
+    read_shards(files)                # {"weight": Whole}: shape, dtype, and where its boxes are
+
+torch reads such a folder, too (`HuggingFaceStorageReader`), which fills what no box covers with nothing; here it is an
+error. The key "shape" is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headway.errors import CheckpointError
+from headway.storage.reading import parse_json
+from headway.storage.safetensors import Entry, read_described, write_safetensors
+
+INFO, AT = "DCP_SHARDING_INFO", "saved_offsets"
+Place = tuple[int, ...]
+Slices = tuple[slice, ...]
+
+
+class Part(NamedTuple):
+    """A box of a tensor: its values, where it begins in the whole, and the shape of the whole."""
+
+    value: Tensor
+    at: Place
+    shape: Place
+
+    @property
+    def slices(self) -> Slices:
+        """Of the whole."""
+        return _slices(self.at, self.value.shape)
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a tensor in a file: where it begins in the whole, and where its values are."""
+
+    at: Place
+    entry: Entry
+
+    @property
+    def slices(self) -> Slices:
+        """Of the whole."""
+        return _slices(self.at, self.entry.shape)
+
+    def within(self, other: Slices) -> tuple[Slices, Slices] | None:
+        """What this box and another have in common, as slices of the other and of this one; None: nothing."""
+        pairs = list(zip(self.slices, other, strict=True))
+        both = [slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs]
+        if any(s.start >= s.stop for s in both):
+            return None
+        sizes = [s.stop - s.start for s in both]
+        here = _slices([s.start - b.start for s, (_, b) in zip(both, pairs, strict=True)], sizes)
+        return here, _slices([s.start - a.start for s, (a, _) in zip(both, pairs, strict=True)], sizes)
+
+
+@dataclass(frozen=True)
+class Whole(Entry):
+    """A tensor in boxes that cover it, each number once; `file` is the first box's."""
+
+    boxes: tuple[Box, ...] = ()
+
+
+def write_shard(folder: Path, what: str, number: int, count: int, parts: Mapping[str, Part]) -> None:
+    """Write the shard `number` of `count`, from 0, of the tensors called `what` ("model", "optimizer")."""
+    info = {name: {AT: [*part.at], "shape": [*part.shape]} for name, part in parts.items()}
+    file = folder / f"{what}-shard-{number + 1:05d}-of-{count:05d}.safetensors"
+    metadata = {INFO: json.dumps(info), "DCP_VERSION": "1.0"}
+    write_safetensors(file, {name: part.value for name, part in parts.items()}, metadata)
+
+
+def find_shards(folder: Path, what: str) -> list[Path]:
+    """The shards of the tensors called `what`, in their order; none where there is none.
+
+    Raises CheckpointError where some of them are missing, and for those of different saves."""
+    pattern = re.compile(rf"{re.escape(what)}-shard-(\d+)-of-(\d+)\.safetensors")
+    found = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
+    if not found:
+        return []
+    counts = {int(match[2]) for match in found.values()}
+    numbers = sorted(int(match[1]) for match in found.values())
+    if len(counts) > 1 or numbers != [*range(1, max(counts) + 1)]:
+        there = ", ".join(file.name for file in found)
+        raise CheckpointError(
+            f"{folder} holds {len(found)} of {max(counts)} shards ({there}): the copy is incomplete, or of two saves"
+        )
+    return list(found)
+
+
+def read_shards(files: Sequence[Path]) -> dict[str, Entry]:
+    """The tensors in these shards: shapes, and where their boxes are; no value is read.
+
+    Raises CheckpointError, naming the file, for what `read_described` refuses, for boxes that do not fit their tensor,
+    and for a tensor of which they hold a number twice or not at all."""
+    boxes: dict[str, list[Box]] = {}
+    shapes: dict[str, Place] = {}
+    for file in files:
+        entries, metadata = read_described(file)
+        info = _info(file, metadata, entries)
+        for name, entry in entries.items():
+            at, shape = info[name]
+            own = boxes.setdefault(name, [])
+            if shapes.setdefault(name, shape) != shape or any(entry.dtype != b.entry.dtype for b in own[:1]):
+                raise CheckpointError(f"{file} and {own[0].entry.file.name} disagree on the form of {name}")
+            own.append(Box(at, entry))
+    return {name: _whole(name, shapes[name], own) for name, own in boxes.items()}
+
+
+def _info(
+    file: Path, metadata: Mapping[str, str], entries: Mapping[str, Entry]
+) -> dict[str, tuple[Place, Place]]:
+    """Of each tensor in a shard, where its box begins, and the shape of the whole."""
+    try:
+        listed = parse_json(metadata.get(INFO, "").encode())
+        found = {name: (tuple(listed[name][AT]), tuple(listed[name]["shape"])) for name in entries}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is no shard: its header does not say where its tensors belong ({error})"
+        ) from error
+    for name, (at, shape) in found.items():
+        sizes = entries[name].shape
+        fits = len(at) == len(shape) == len(sizes) and all(
+            type(a) is int and type(n) is int and 0 <= a <= a + size <= n
+            for a, n, size in zip(at, shape, sizes, strict=True)
+        )
+        if not fits:
+            raise CheckpointError(f"{file} is damaged: {name} has a box of {sizes} at {at} of {shape}")
+    return found
+
+
+def _whole(name: str, shape: Place, boxes: Sequence[Box]) -> Entry:
+    first = boxes[0].entry
+    if len(boxes) == 1 and first.shape == shape:
+        return first
+    folder, there = first.file.parent, sum(prod(box.entry.shape) for box in boxes)
+    if there != prod(shape) or _overlap(boxes):
+        raise CheckpointError(
+            f"{folder}: the shards hold {there:,} of the {prod(shape):,} numbers of {name}, or some of them twice: "
+            "they belong to different saves"
+        )
+    return Whole(shape, first.dtype, first.file, 0, None, tuple(boxes))
+
+
+def _overlap(boxes: Sequence[Box]) -> bool:
+    """Whether two boxes have a number in common: along the axis that is cut most, each is compared with those that it
+    begins within."""
+    axis = max(range(len(boxes[0].at)), key=lambda d: len({box.at[d] for box in boxes}), default=None)
+    if axis is None:
+        return len(boxes) > 1
+    open_: list[Box] = []
+    for box in sorted(boxes, key=lambda box: box.at[axis]):
+        open_ = [other for other in open_ if other.slices[axis].stop > box.at[axis]]
+        if any(box.within(other.slices) is not None for other in open_):
+            return True
+        open_.append(box)
+    return False
+
+
+def _slices(at: Sequence[int], shape: Sequence[int]) -> Slices:
+    return tuple(slice(a, a + n) for a, n in zip(at, shape, strict=True))
