@@ -156,7 +156,7 @@ class State:
         self.torch_norm = record.get("norm") != NORM
         self._load_weights(path, record.get("base"))
         tensors = optimizer_tensors(path)
-        self.draws_in_turn = RNG in tensors
+        self.draws_in_turn = RNG in tensors.forms
         if self.draws_in_turn:
             torch.set_rng_state(tensors[RNG].clone())
         self.optimizer.load_state_tensors(_moments(tensors))
