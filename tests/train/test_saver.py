@@ -1,0 +1,311 @@
+"""Checkpoints in shards: whole or not there, whoever is killed when; written while the run goes on; of any number of
+processes for any other."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headway.api import load
+from headway.checkpoints.folder import load_folder
+from headway.errors import CheckpointError, ConfigError
+from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
+from headway.train.checkpoint import State, checkpoints, step_of
+from headway.train.lock import LOCK
+from headway.train.metrics import read_metrics
+from headway.train.record import STATE
+from tests.train.processes import ended, soon, start, together
+from tests.train.test_resume import assert_same_bits, in_a_child, kill_me, killed_at_disk_call, weights
+
+Make = Callable[..., TextConfig]
+Write = Callable[[Path], None]
+HALVES: dict[str, Any] = {"micro_batch": 4, "clip": 0.3, "dropout": 0.1}
+SHARDS, BACKGROUND = {"checkpoints": "shards"}, {"save_in_background": True}
+
+
+def shards_of(checkpoint: Path) -> int:
+    return len(list(checkpoint.glob("model-shard-*")))
+
+
+def writing(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, int, Write, Path], None]) -> None:
+    """act(rank, step, write, folder) in the place of write(folder), wherever a process writes its part."""
+    shard = State.shard
+
+    def acting(state: State, parallel: Any, *, copied: bool) -> Write:
+        write, step = shard(state, parallel, copied=copied), state.progress.step
+        return lambda folder: act(parallel.rank, step, write, folder)
+
+    monkeypatch.setattr(State, "shard", acting)
+
+
+# --- what is saved
+
+
+@pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2"])
+def test_two_processes_save_what_one_does_and_go_on_as_one(settings: Make, tmp_path: Path, mesh: str) -> None:
+    """In the background, with Muon where it can be; then one process alone, whose checkpoints are folders."""
+    how = {**HALVES, "optimizer": "muon" if mesh == "dp=2" else "adamw", "save_every": 2}
+    alone = settings(**how, out=str(tmp_path / "alone"))
+    shared = settings(**how, **BACKGROUND, mesh=mesh, out=str(tmp_path / "shared"))
+    train(alone, quiet=True)
+    together(2, lambda rank: train(shared), tmp_path / "said")
+    assert_same_bits(shared.out, alone.out)
+    there = checkpoints(Path(shared.out))
+    assert [(path.name, shards_of(path)) for path in there] == [("checkpoint-4", 2), ("checkpoint-6", 2)]
+    again = alone.model_copy(update={"out": str(tmp_path / "again")})
+    train(again, resume=str(there[0]), quiet=True)
+    a, b = weights(again.out), weights(alone.out)
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_go_on_from_each_other(settings: Make, tmp_path: Path) -> None:
+    """Four micro batches a step; a run that goes on with another number of processes has the bits of one that began
+    from a folder with the same weights and moments."""
+    usual = settings(**HALVES | {"micro_batch": 2}, steps=8, save_every=2, keep_last=9)
+    first = usual.model_copy(update={"out": str(tmp_path / "first"), "save_every": 4})
+    train(first, quiet=True)
+    begin = Path(first.out) / "checkpoint-4"
+
+    def goes_on(name: str, source: Path, ranks: int, **how: Any) -> str:
+        config = usual.model_copy(update={"out": str(tmp_path / name), **how})
+        together(ranks, lambda rank: train(config, resume=str(source)), tmp_path / "said")
+        return config.out
+
+    for ranks, mesh in (
+        (1, None),
+        (2, "dp=2"),
+        (2, "fsdp=2"),
+        (4, "dp=4"),
+        (4, "dp=2,fsdp=2"),
+        (4, "fsdp=4"),
+    ):
+        folder = goes_on(f"folder-{mesh}", begin, ranks, mesh=mesh, checkpoints="folder")
+        shards = goes_on(f"shards-{mesh}", begin, ranks, mesh=mesh, checkpoints="shards")
+        assert shards_of(checkpoints(Path(shards))[-1]) == ranks
+        assert_same_bits(shards, folder)
+        for other, axes in ((1, None), (2, "fsdp=2"), (4, "dp=2,fsdp=2")):
+            ends = [
+                goes_on(f"{Path(out).name}-{axes}", Path(out) / "checkpoint-6", other, mesh=axes)
+                for out in (folder, shards)
+            ]
+            assert_same_bits(*ends)
+
+
+def test_a_checkpoint_in_shards_is_a_model(settings: Make, tmp_path: Path) -> None:
+    config = settings(**SHARDS, out=str(tmp_path / "shards"))
+    result = train(config, quiet=True)
+    last = checkpoints(Path(config.out))[-1]
+    assert shards_of(last) == 1
+    final, own = (load(path).generate("one two", max_new_tokens=5) for path in (result.model, last))
+    assert own.ids == final.ids
+    a, b = load_folder(last).tensors, load_folder(result.model).tensors
+    assert all(torch.equal(a[name], b[name]) for name in b)
+    moved = settings(moments=str(last), out=str(tmp_path / "moved"))
+    plain = settings(out=str(tmp_path / "plain"))
+    train(plain, quiet=True)
+    file = checkpoints(Path(plain.out))[-1] / "optimizer.safetensors"
+    same = settings(moments=str(file), out=str(tmp_path / "same"))
+    train(moved, quiet=True)
+    train(same, quiet=True)
+    assert_same_bits(moved.out, same.out)
+
+
+def test_the_mean_of_checkpoints_in_shards(settings: Make, tmp_path: Path) -> None:
+    how = {"save_every": 2, "keep_last": 3, "average": 3}
+    plain, shards = (
+        settings(**how, **more, out=str(tmp_path / str(i))) for i, more in enumerate(({}, BACKGROUND))
+    )
+    a, b = (load_folder(train(config, quiet=True).model).tensors for config in (plain, shards))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+# --- when it is there
+
+
+def test_the_run_goes_on_while_a_process_writes(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 writes checkpoint-2 until rank 0 has called back at step 4: then it is not there yet, though rank 0 has
+    written its part; checkpoint-5 begins when it is."""
+    go, config = tmp_path / "go", settings(**HALVES, **BACKGROUND, save_every=2, steps=6, keep_last=9)
+    out = Path(config.out)
+
+    def slowly(rank: int, step: int, write: Write, folder: Path) -> None:
+        if rank == 1 and step == 2:
+            soon(go.exists, [])
+        write(folder)
+
+    def at_three(c: CallbackContext) -> None:
+        if c.step == 3:
+            soon(lambda: bool([*out.glob(".checkpoint-2.partial-*/training.json")]), [])
+            assert [p.name for p in checkpoints(out)] == ["checkpoint-0"]
+            go.touch()
+
+    writing(monkeypatch, slowly)
+    together(2, lambda rank: train(config, callbacks=[Callback(at_three, every_steps=1)]), tmp_path / "said")
+    assert [step_of(p) for p in checkpoints(out)] == [0, 2, 4, 6]
+    assert not [*out.glob(".*")]
+
+
+def test_what_is_saved_is_of_its_step(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part of step 2 is written when step 3 is done."""
+    stepped = tmp_path / "stepped"
+    config = settings(**BACKGROUND, save_every=2, keep_last=9, out=str(tmp_path / "run"))
+    plain = settings(**SHARDS, save_every=2, keep_last=9, out=str(tmp_path / "plain"))
+    train(plain, quiet=True)
+
+    def late(rank: int, step: int, write: Write, folder: Path) -> None:
+        if step == 2:
+            soon(stepped.exists, [])
+        write(folder)
+
+    writing(monkeypatch, late)
+    train(config, quiet=True, callbacks=[Callback(lambda c: stepped.touch(), every_steps=3)])
+    for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6"):
+        files = [p.name for p in (Path(plain.out) / name).glob("*-shard-*")]
+        assert len(files) == 2
+        for file in files:
+            assert (Path(config.out) / name / file).read_bytes() == (
+                Path(plain.out) / name / file
+            ).read_bytes()
+
+
+def test_a_process_that_cannot_write_ends_all_of_them(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(**HALVES, **BACKGROUND, save_every=2)
+
+    def full(rank: int, step: int, write: Write, folder: Path) -> None:
+        if rank == 1 and step == 4:
+            raise OSError(28, "No space left on device", str(folder))
+        write(folder)
+
+    writing(monkeypatch, full)
+    assert ended(start(2, lambda rank: train(config), tmp_path / "said")) == [1, 1]
+    for rank in (0, 1):
+        said = (tmp_path / "said" / str(rank)).read_text()
+        assert "CheckpointError: could not save" in said
+        assert "rank 1: OSError: [Errno 28] No space left on device" in said
+        assert "go on from" in said
+        assert "checkpoint-2" in said
+    assert sorted(p.name for p in Path(config.out).glob("*checkpoint-*")) == ["checkpoint-0", "checkpoint-2"]
+
+
+def test_a_signal_waits_for_the_save(settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(**BACKGROUND, save_every=2, keep_last=9)
+
+    def slowly(rank: int, step: int, write: Write, folder: Path) -> None:
+        time.sleep(0.2)
+        write(folder)
+
+    writing(monkeypatch, slowly)
+    stop = Callback(lambda c: os.kill(os.getpid(), signal.SIGTERM), every_steps=2)
+    with pytest.raises(Interrupted):
+        train(config, quiet=True, callbacks=[stop])
+    assert [step_of(p) for p in checkpoints(Path(config.out))] == [0, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 in its part of checkpoint-4, when rank 0 may have written; then rank 0 in the midst of publishing it."""
+    monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
+    config = settings(**HALVES, **BACKGROUND, save_every=2, out=str(tmp_path / "killed"))
+    whole = settings(**HALVES, out=str(tmp_path / "whole"))
+    train(whole, quiet=True)
+    with pytest.MonkeyPatch.context() as patch:
+        writing(
+            patch, lambda rank, step, write, folder: kill_me() if (rank, step) == (1, 4) else write(folder)
+        )
+        children = start(2, lambda rank: train(config), tmp_path / "said")
+        assert ended(children) == [1, -signal.SIGKILL]
+    said = (tmp_path / "said" / "0").read_text()
+    assert f"RankError: rank 1 (process {children[1]} on host" in said
+    assert "checkpoint-2: headway train" in said
+    assert sorted(p.name for p in Path(config.out).glob("*checkpoint-*")) == ["checkpoint-0", "checkpoint-2"]
+    assert in_a_child(killed_at_disk_call(config, "checkpoint-4", 22)) == -signal.SIGKILL
+    assert checkpoints(Path(config.out))[-1].name == "checkpoint-2"
+    together(2, lambda rank: train(config, resume="auto"), tmp_path / "said")
+    assert_same_bits(config.out, whole.out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2"])
+def test_killed_at_ten_random_moments(
+    settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: str
+) -> None:
+    """A save at every step, in the background."""
+    monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
+    whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
+    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "mesh": mesh, **BACKGROUND})
+    out, said, rng = Path(usual.out), tmp_path / "said", random.Random(0)
+    train(whole, quiet=True)
+    step = min(0.1, read_metrics(Path(whole.out) / "metrics.jsonl")[-1]["seconds"] / 40)
+
+    def saved() -> int:
+        return max(map(step_of, checkpoints(out)), default=-1)
+
+    for _ in range(10):
+        victim, goal = rng.randrange(2), saved() + rng.randrange(3)
+        children = start(2, lambda rank: train(usual, resume="auto"), said)
+        soon(lambda: (out / LOCK).exists() and saved() >= goal, children)  # noqa: B023
+        time.sleep(rng.uniform(0.0, 2.0) * step)
+        os.kill(children[victim], signal.SIGKILL)
+        codes = ended(children)
+        told = (said / str(1 - victim)).read_text()
+        assert [codes[victim], codes[1 - victim]] == [-signal.SIGKILL, 1], told
+        assert f"RankError: rank {victim}" in told, told
+        (out / LOCK).unlink(missing_ok=True)
+        for path in checkpoints(out):
+            assert shards_of(path) == 2
+            load(path)
+    together(2, lambda rank: train(usual, resume="auto"), said)
+    assert_same_bits(usual.out, whole.out)
+
+
+# --- what is refused
+
+
+def test_a_shard_that_is_cut_off_or_gone_is_named(settings: Make) -> None:
+    config = settings(**SHARDS, steps=2)
+    train(config, quiet=True)
+    last = checkpoints(Path(config.out))[-1]
+    for what in ("model", "optimizer"):
+        file = last / f"{what}-shard-00001-of-00001.safetensors"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-8])
+        with pytest.raises(CheckpointError, match=f"{file.name} is truncated"):
+            train(config, resume="auto", quiet=True)
+        file.write_bytes(whole)
+        file.rename(last / f"{what}-shard-00001-of-00002.safetensors")
+        with pytest.raises(CheckpointError, match="holds 1 of 2 shards"):
+            train(config, resume="auto", quiet=True)
+        (last / f"{what}-shard-00001-of-00002.safetensors").rename(file)
+    assert (last / STATE).exists()
+
+
+def test_what_does_not_go_together(settings: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="checkpoints: folder is not written in the background"):
+        settings(checkpoints="folder", **BACKGROUND)
+    first = settings(steps=1)
+    train(first, quiet=True)
+    beside = {
+        "data": first.data,
+        "model": f"{first.out}/final",
+        "adapter": "lora",
+        "out": str(tmp_path / "adapter"),
+    }
+    for asked in (SHARDS, BACKGROUND):
+        adapter = TextConfig.of({**beside, "context": 24, "batch_tokens": 192, "steps": 1, **asked})
+        with pytest.raises(ConfigError, match="hold whole models"):
+            train(adapter, quiet=True)
