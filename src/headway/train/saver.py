@@ -8,6 +8,8 @@ with Saver(state, parallel, in_shards=True) as saver:
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,9 @@ from headway.storage.tensors import MODEL, open_shards
 from headway.train.checkpoint import MOMENTS, State, checkpoints
 
 POLL = 0.02
+NICE = 10
+"""Of a thread that writes in the background: steps whose threads wait for each other are held up by whatever takes a
+core."""
 
 
 class Saver:
@@ -106,7 +111,7 @@ class Saver:
         folder = self.parallel.agree(own)
         assert folder is not None, "the main process has made it"
         write = self.state.shard(self.parallel, copied=copied)
-        self._path, self._writer = path, Writer(lambda: write(folder))
+        self._path, self._writer = path, Writer(lambda: write(folder), background=copied)
         self._writer.start()
 
     def _drop_old(self) -> None:
@@ -116,16 +121,18 @@ class Saver:
 
 
 class Writer(threading.Thread):
-    """A thread that writes, and what became of it."""
+    """A thread that writes, behind the threads that compute where it is in the `background`, and what became of it."""
 
-    def __init__(self, write: Callable[[], None]) -> None:
+    def __init__(self, write: Callable[[], None], *, background: bool) -> None:
         super().__init__(daemon=True)  # a run that is ended at once waits for no disk
-        self._write = write
+        self._write, self._background = write, background
         self._error: Exception | None = None
 
     def run(self) -> None:
         """Called by `start`."""
         try:
+            if self._background and sys.platform == "linux":  # elsewhere a process has one priority
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             self._write()
         except Exception as error:  # whatever it is ends the run
             self._error = error
