@@ -259,6 +259,30 @@ _FILLED = {"index": "index", "document": "documents", "is_global": "globals", "p
 """The fields of every slot, and what says them where they are None."""
 
 
+@dataclass(frozen=True, eq=False)
+class SlotSelection:
+    """Some slots of every row, `at` [B, N], and their tokens."""
+
+    at: Tensor
+    tokens: Tokens
+
+    @staticmethod
+    def of(tokens: Tokens, at: Tensor) -> SlotSelection:
+        """The slots `at` of rows of `tokens`; of neighbours that are the same in all rows, `start` stays known."""
+        first, count = int(at[0, 0]) if at.numel() else 0, at.shape[1]
+        run = torch.arange(first, first + count, device=at.device)
+        same = bool((at == run).all())
+        return SlotSelection(at, tokens.slice(first, first + count) if same else tokens.gather(at))
+
+    def take(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Those slots of x, which has all of them along `dim`, and rows along dim 0."""
+        shape = [1] * x.dim()
+        shape[0], shape[dim] = self.at.shape
+        size = list(x.shape)
+        size[dim] = self.at.shape[1]
+        return x.gather(dim, self.at.view(shape).expand(size))
+
+
 def _by_row(numbers: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
     """Numbers of one row, or of several, row by row."""
     rows = [[n] if isinstance(n, int) else list(n) for n in numbers]

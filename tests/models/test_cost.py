@@ -1,5 +1,7 @@
 """What the spec says it costs is what it costs: counted by brute force, by torch, by the caches themselves."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -138,10 +140,13 @@ def test_operations_equal_torch_s_count(n: int) -> None:
     ids = torch.randint(97, (1, n))
     spared = 5 * 4 * n * n - cost.attention_pairs(spec, n)
     assert counted(model, lambda: model(ids)) - spared * 4 * 12 == cost.prefill_flops(spec, n, logits=n)
-    last = slice(-1, None)
-    assert counted(model, lambda: model(ids, logits_for=last)) - spared * 4 * 12 == cost.prefill_flops(
-        spec, n
-    )
+    for logits in (1, 5):
+        masks = [*(sees(p, n) for p in ALL[:-1]), sees(ALL[-1], n)[:, -logits:]]
+        spared = sum(mask.numel() - int(mask.sum()) for mask in masks)
+        last = slice(-min(logits, n), None)
+        assert counted(model, partial(model, ids, logits_for=last)) - spared * 4 * 12 == cost.prefill_flops(
+            spec, n, logits=min(logits, n)
+        )
 
 
 def test_decode_operations_equal_torch_s_count() -> None:

@@ -75,13 +75,15 @@ class Decoder(nn.Module):
             raise ConfigError(
                 "label_smoothing smooths targets, and none are given; give targets=, or drop it"
             )
-        hidden = self.hidden(ids, tokens=tokens, cache=cache, context=context)
+        mask = logits_for if isinstance(logits_for, Tensor) and logits_for.dtype == torch.bool else None
+        slots = logits_for if mask is None else None
+        hidden = self.hidden(ids, tokens=tokens, cache=cache, context=context, slots=slots)
         if targets is not None:
             x = scaled(hidden, self.spec.logit_scale)
             return output_cross_entropy(
                 self.lm_head, x, targets, self.spec.vocab, label_smoothing=label_smoothing
             )
-        return self.logits(hidden if logits_for is None else select_slots(hidden, logits_for))
+        return self.logits(hidden if mask is None else select_slots(hidden, mask))
 
     def hidden(
         self,
@@ -90,8 +92,10 @@ class Decoder(nn.Module):
         tokens: Tokens | None = None,
         cache: DecoderCache | None = None,
         context: ContextParallel | None = None,
+        slots: Tensor | slice | None = None,
     ) -> Tensor:
-        """The states [B, T, M] that logits are computed from; arguments as in `forward`."""
+        """The states [B, T, M] that logits are computed from, or [B, N, M] of `slots`: a slice, or slot numbers [N] or
+        [B, N]. Other arguments as in `forward`."""
         tokens = checked_tokens(self.spec, ids, tokens, cache, context)
         hidden: Tensor = self.model(
             ids,
@@ -99,6 +103,7 @@ class Decoder(nn.Module):
             cache=cache,
             gradient_checkpointing=self.gradient_checkpointing,
             context=context,
+            slots=None if slots is None else slot_numbers(slots, *ids.shape).to(ids.device),
         )
         return hidden
 
@@ -133,15 +138,23 @@ def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
     """The slots that `logits_for` of `Decoder.forward` names: [B, N, M], or [n, M] for a bool mask.
 
     Raises DataError for a slot that is not there, or a tensor of a wrong kind."""
-    if isinstance(which, slice):
-        return x_BTM[:, which]
     batch, count, width = x_BTM.shape
-    if which.dtype == torch.bool:
+    if isinstance(which, Tensor) and which.dtype == torch.bool:
         if which.shape != (batch, count):
             raise DataError(
                 f"logits_for: a mask must be [{batch}, {count}] like the ids, got {list(which.shape)}"
             )
         return x_BTM[which]
+    at = slot_numbers(which, batch, count).to(x_BTM.device)
+    return x_BTM.gather(1, at.unsqueeze(-1).expand(-1, -1, width))
+
+
+def slot_numbers(which: Tensor | slice, batch: int, count: int) -> Tensor:
+    """The slots, of `count`, that a slice or numbers from either end name, row by row: [B, N].
+
+    Raises DataError as `select_slots`."""
+    if isinstance(which, slice):
+        return torch.arange(count)[which].expand(batch, -1)
     rows_fit = which.dim() == 1 or (which.dim() == 2 and which.shape[0] == batch)
     if which.is_floating_point() or not rows_fit:
         raise DataError(
@@ -150,5 +163,4 @@ def select_slots(x_BTM: Tensor, which: Tensor | slice) -> Tensor:
         )
     if which.numel() and not -count <= int(which.min()) <= int(which.max()) < count:
         raise DataError(f"logits_for: slots must lie in {-count}..{count - 1}, got {which.tolist()}")
-    at = (which % count if count else which).expand(batch, -1)
-    return x_BTM.gather(1, at.unsqueeze(-1).expand(-1, -1, width))
+    return (which % count if count else which).expand(batch, -1)

@@ -38,7 +38,7 @@ from headway.nn.block import CHECKPOINTING, Checkpointing
 from headway.parallel import ContextParallel
 from headway.patterns import Full, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
-from headway.tokens import Tokens
+from headway.tokens import SlotSelection, Tokens
 
 
 class TransformerStack(nn.Module):
@@ -98,8 +98,10 @@ class TransformerStack(nn.Module):
         embedding: TokenEmbedding | None = None,
         gradient_checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
+        slots: Tensor | None = None,
     ) -> Tensor:
-        """The last states [B, T, M].
+        """The last states [B, T, M]; with `slots` theirs alone [B, N, M], for which the last layer computes what is not
+        keys and values of these slots only.
 
         Args:
             ids: token ids [B, T]; those of empty slots are not looked at.
@@ -111,6 +113,7 @@ class TransformerStack(nn.Module):
             gradient_checkpointing: what the backward computes again, from its input, in training and without a cache:
                 "block", or in each block "attention" or "feed_forward".
             context: the rows that ids are this rank's shard of.
+            slots: numbers [B, N] of the slots whose states are wanted; all unless given.
 
         Raises ConfigError for another `gradient_checkpointing`.
         """
@@ -124,6 +127,8 @@ class TransformerStack(nn.Module):
         redoes = cache is None and self.training and torch.is_grad_enabled()
         redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
+        selected = None if slots is None else SlotSelection.of(tokens, slots)
+        early = selected if context is None and not redoes else None
         for i, block in enumerate(self.blocks):
             shared = self.shared_rotation[i]
             if shared not in rotations:
@@ -133,10 +138,14 @@ class TransformerStack(nn.Module):
                 given["memory"] = memory[i]
             if context is not None:
                 given["context"] = context
+            if early is not None and block is self.layers[-1]:
+                given["selected"] = early
             if redo == "block":
                 x_BTM = checkpoint(block, x_BTM, use_reentrant=False, **given)
             else:
                 x_BTM = block(x_BTM, cache=None if cache is None else cache[i], checkpointing=redo, **given)
+        if selected is not None and early is None:
+            x_BTM = selected.take(x_BTM)
         states: Tensor = x_BTM if self.norm is None else self.norm(x_BTM)
         return self.drop(states) if self.spec.final_dropout else states
 

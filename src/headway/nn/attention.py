@@ -25,7 +25,7 @@ from headway.parallel import ContextParallel
 from headway.patterns import Causal, Pattern
 from headway.positions import NoPositions, PositionScheme, Rotation
 from headway.scores import Score
-from headway.tokens import Tokens
+from headway.tokens import SlotSelection, Tokens
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -145,8 +145,9 @@ class AttentionLayer(nn.Module):
         rotation: Rotation | None = None,
         score: Sequence[Score] = (),
         context: ContextParallel | None = None,
+        selected: SlotSelection | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M].
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
         Args:
             x_BTM: what queries are made of, and keys and values unless `memory` is given.
@@ -158,6 +159,7 @@ class AttentionLayer(nn.Module):
             rotation: `rotary(...)` of these tokens, when several layers share it.
             score: steps that several layers share, before this layer's own.
             context: the rows that x is this rank's shard of, with their tokens; queries see the keys of all ranks.
+            selected: the slots whose results are computed; keys and values are of all. Without memory.
         Raises ConfigError for what does not fit, and for what the mixer cannot do, with the reason.
         """
         name = type(self).__name__
@@ -181,7 +183,9 @@ class AttentionLayer(nn.Module):
             memory = self._memory_keys(memory, memory_tokens, x_BTM.shape[0])
         elif rotation is None and self.rotary.rotates:
             rotation = self.rotary(tokens, x_BTM.dtype, whole=None if context is None else context.whole)
-        out_BHTE = self.mixer.attend(self, x_BTM, Call(tokens, cache, memory, rotation, score, context))
+        out_BHTE = self.mixer.attend(
+            self, x_BTM, Call(tokens, cache, memory, rotation, score, context, selected)
+        )
         y_BTM: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
         return self.drop_output(y_BTM) if self.training else y_BTM
 

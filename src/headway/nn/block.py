@@ -17,7 +17,7 @@ from headway.nn.norms import normed_sum
 from headway.parallel import ContextParallel
 from headway.positions import Rotation
 from headway.scores import Score
-from headway.tokens import Tokens
+from headway.tokens import SlotSelection, Tokens
 
 Order = Literal["pre", "post", "parallel", "joint"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -85,10 +85,12 @@ class Block(nn.Module):
         memory: KeyValues | None = None,
         checkpointing: Checkpointing = "none",
         context: ContextParallel | None = None,
+        selected: SlotSelection | None = None,
     ) -> Tensor:
-        """[B, T, M] -> [B, T, M]; `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`.
+        """[B, T, M] -> [B, T, M], or [B, N, M] of N selected slots.
 
-        `checkpointing` is looked at for parts: all of a block is checkpointed by who calls it."""
+        `memory` is `cross_attn.keys(...)`, the others are those of `AttentionLayer`. `checkpointing` is looked at for
+        parts: all of a block is checkpointed by who calls it."""
         if (memory is None) != (self.cross_attn is None):
             what = "no memory" if memory is None else "memory, but has no cross_attn"
             raise ConfigError(f"Block: cross-attention and memory come together; this block is given {what}")
@@ -96,14 +98,19 @@ class Block(nn.Module):
         if context is not None:
             tokens = context.own(tokens, cache, memory)
         attend, feed = (partial(_part, checkpointing == part) for part in ("attention", "feed_forward"))
-        given = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score, "context": context}
+        given: dict[str, Any] = {"tokens": tokens, "cache": cache, "rotation": rotation, "score": score}
+        given |= {"context": context, "selected": selected}
         pre, first, last = self.order == "pre", self.input_layernorm, self.post_attention_layernorm
         if self.order in ("parallel", "joint"):
             normed = first(x_BTM)
             attended = attend(self.self_attn, normed, **given)
+            if selected is not None:
+                x_BTM, normed = selected.take(x_BTM), selected.take(normed)
             return x_BTM + attended + feed(self._feed_forward, normed if last is None else last(x_BTM))
         x = first(x_BTM) if pre else x_BTM
         y = attend(self.self_attn, x, **given)
+        if selected is not None:
+            x_BTM, tokens = selected.take(x_BTM), selected.tokens
         if self.cross_attn is not None:
             across = self.cross_attention_layernorm
             assert across is not None

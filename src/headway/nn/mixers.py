@@ -35,7 +35,7 @@ from headway.patterns.primitives import Kind
 from headway.patterns.program import without
 from headway.positions import PositionScheme, Rotation
 from headway.scores import Score
-from headway.tokens import Tokens
+from headway.tokens import SlotSelection, Tokens
 
 
 class Call(NamedTuple):
@@ -47,6 +47,7 @@ class Call(NamedTuple):
     rotation: Rotation | None
     score: Sequence[Score]
     context: ContextParallel | None = None
+    selected: SlotSelection | None = None
 
 
 class Projections(Protocol):
@@ -81,7 +82,8 @@ class Mixer(ABC):
 
     @abstractmethod
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        """[B, H, T, E]: attention to `call.memory`, without positions, or where there is none to the tokens of x."""
+        """[B, H, T, E]: attention to `call.memory`, without positions, or where there is none to the tokens of x; of N
+        `call.selected` slots alone, [B, H, N, E], where they are given."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,20 @@ class SoftmaxMixer(Mixer):
             keys = keys.dequantized(q_BHTD.dtype)
             late = layer.rotary(keys.tokens, q_BHTD.dtype)
             keys = replace(keys, k=late.apply(keys.k))
-        return self.softmax(layer, q_BHTD, keys, call)
+        if call.selected is None:
+            return self.softmax(layer, q_BHTD, keys, call)
+        if self._numbers_slots(layer, call):
+            return call.selected.take(self.softmax(layer, q_BHTD, keys, call), 2)
+        return self.softmax(
+            layer, call.selected.take(q_BHTD, 2), keys, call._replace(tokens=call.selected.tokens)
+        )
+
+    def _numbers_slots(self, layer: Projections, call: Call) -> bool:
+        """Whether a query's result depends on its slot, or the backend takes no others than the slots of the keys."""
+        steps = (*call.score, *layer.score.steps)
+        backend = BACKENDS.get(self.backend)
+        apart = backend is None or backend.capabilities.any_queries
+        return not apart or (layer.training and layer.dropout > 0) or any(step.by_slot for step in steps)
 
     def softmax(self, layer: Projections, q: Tensor, keys: KeyValues, call: Call) -> Tensor:
         """`attend` with the scores and the dropout of a layer."""
@@ -174,6 +189,8 @@ class GlobalMixer(SoftmaxMixer):
                 "gather from other ranks; train this model without it"
             )
         tokens, rotation = call.tokens, call.rotation
+        if call.selected is not None:
+            return call.selected.take(self.attend(layer, x_BTM, call._replace(selected=None)), 2)
         out_BHTE = self.local.attend(layer, x_BTM, call)
         if tokens.is_global is None or not bool(tokens.is_global.any()):
             return out_BHTE
@@ -254,7 +271,7 @@ class LinearMixer(Mixer):
             )
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
-        tokens, cache, memory, rotation, score, context = call
+        tokens, cache, memory, rotation, score, context, selected = call
         forbid_weights(score, 0.0)
         if context is not None:
             raise ConfigError(
@@ -280,7 +297,8 @@ class LinearMixer(Mixer):
             v_BKTE = rotation.apply(v_BKTE)
         own = prepare(q_BHTD, k_BKTD, v_BKTE, self.linear, self.pattern, tokens, tokens, rotation)
         past = cache.update(own.state(), tokens) if isinstance(cache, LinearAttentionCache) else None
-        return own.attend(past, self.form)
+        out_BHTE = own.attend(past, self.form)
+        return out_BHTE if selected is None else selected.take(out_BHTE, 2)
 
     def _check_cache(self, cache: LayerCache, positions: PositionScheme) -> None:
         if not isinstance(cache, LinearAttentionCache) or cache.linear != self.linear:

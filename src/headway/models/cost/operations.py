@@ -31,11 +31,12 @@ def attention_pairs(spec: ModelSpec, n: int) -> int:
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
     """Operations of a forward pass over a row of n tokens.
 
-        2 n W  +  4 D (pairs of all heads and layers)  +  P logits
+        2 n W  +  4 D (pairs of all heads and layers)  +  P logits  -  (what a decoder's last layer spares)
 
     with W = `matrix_weights` and P = `head_flops`, 2 M V of a language model; the pairs cost 2 D for the score and 2 D
     for the value; linear attention has instead what its form costs (`choose_form`). An encoder-decoder adds, with S
-    source tokens: the encoder's own, 2 S `memory_weights`, and 4 D H L n S.
+    source tokens: the encoder's own, 2 S `memory_weights`, and 4 D H L n S. A decoder's last layer makes keys and
+    values of all tokens, but attends and feeds forward for the last `logits` of them alone.
 
     Args:
         n: tokens; of an encoder-decoder: of the target.
@@ -52,10 +53,22 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
     if spec.encoder is None and source is not None:
         raise ConfigError(f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s")
     if spec.encoder is None:
-        return own
+        return own if spec.kind == "encoder" else own - _spared(spec, n, min(logits, n))
     source = n if source is None else source
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * source
     return own + prefill_flops(spec.encoder, source) + 2.0 * source * memory_weights(spec) + across
+
+
+def _spared(spec: ModelSpec, n: int, logits: int) -> float:
+    """Operations of the last layer for the queries whose logits are not wanted, n - logits of them."""
+    m, inner = spec.width, spec.heads * spec.head_dim
+    spared = 2.0 * (n - logits) * (inner * m + (2 + spec.gated) * m * spec.hidden)
+    if spec.linear is not None:
+        return spared
+    last = spec.patterns[-1]
+    seen = visible(last, Tokens.range(logits, start=n - logits), Tokens.range(n))[0]
+    wanted = int(seen.sum()) * (spec.heads // len(seen))
+    return spared + 4.0 * spec.head_dim * (_pairs(last, n, spec.heads) - wanted)
 
 
 def head_flops(spec: ModelSpec) -> float:
