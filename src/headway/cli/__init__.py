@@ -134,7 +134,9 @@ def run(argv: Sequence[str]) -> int:
         return 1
 
 
-def _one_line(message: Warning | str, category: type[Warning], *place: Any) -> str:
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as a remark: the line of code that it comes from says nothing to whoever typed a command."""
     return f"headway: {message}\n"
 
