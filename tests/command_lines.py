@@ -14,17 +14,21 @@ import typer
 from headway.cli import commands
 from headway.cli._shared import application
 from headway.cli.diff import find
+from headway.cli.train import run, settings_of, with_flags
 from headway.models import catalog
 from headway.patterns import parse
 from headway.recipes import read_recipe
-from headway.train.config_io import STAGES, read_yaml
+from headway.train.config_io import STAGES, read_config, read_yaml
 from headway_lab.explain import TOPICS
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(headway [a-z-]+ [^`]+)`")
+INDENTED = re.compile(r"^(?: {4,}|# +)\$? *(headway [a-z-]+(?: +\S+)*)", re.MULTILINE)
+# Rows of tables, and the words of a sentence.
+NOT_TYPED = {"headway one row", "headway bf16"}
 SHELL = ("|", "<", ">")  # what follows one of these is not the command's
-PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*$|\.\.\.$|.*/")  # MODEL, runs/mine: what a reader has
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: what a reader has
 
 
 def lines_of(page: str) -> list[str]:
@@ -39,7 +43,13 @@ def lines_of(page: str) -> list[str]:
 
 def inline_of(page: str) -> list[str]:
     """The `headway` lines within a page's text."""
-    return INLINE.findall(BLOCK.sub("", page))
+    return [line.replace("\\|", "|") for line in INLINE.findall(BLOCK.sub("", page)) if line not in NOT_TYPED]
+
+
+def indented_of(text: str) -> list[str]:
+    """The `headway` lines of indented blocks and of comments; what stands behind two spaces is said of them."""
+    joined = re.sub(r" *\\\n[ #]*", " ", BLOCK.sub("", text))
+    return [re.split(r"\s{2,}(?!-)", line)[0] for line in INDENTED.findall(joined)]
 
 
 @cache
@@ -75,6 +85,25 @@ def read_command(line: str) -> dict[str, Any]:
     return values
 
 
+def read_mention(line: str) -> None:
+    """Of a command that a sentence mentions, with as much of it as the sentence needs: its name, its options, and the
+    settings of the task that it names. Raises AssertionError for what is not there."""
+    name, *rest = takewhile(lambda word: word not in SHELL, shlex.split(line)[1:])
+    assert name in commands(), line
+    if name == "train":
+        task = rest[rest.index("--task") + 1] if "--task" in rest else None
+        app = application()
+        app.command()(with_flags(run, settings_of(None if task is None or PLACEHOLDER.match(task) else task)))
+        command = typer.main.get_command(app)
+    else:
+        command = click_command(name)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    known = {"-h", "--help"}.union(*(set(p.opts) | set(p.secondary_opts) for p in command.params))
+    if not hasattr(command, "commands"):
+        assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, line
+
+
 def _without_own_config(arguments: list[str]) -> list[str]:
     """Without the settings of a run that a reader has."""
     at = arguments.index("--config") if "--config" in arguments else len(arguments)
@@ -94,7 +123,10 @@ def _look_up(name: str, values: dict[str, Any]) -> None:
     elif name == "show":
         for pattern in values["patterns"]:
             parse(pattern)
-    elif name == "train" and str(values["config"]).startswith("recipes/"):
+    elif name == "train" and str(values.get("config")).startswith("recipes/"):
         path = ROOT / values["config"]
+        overrides = [one for one in values["overrides"] or () if "=" in one]
         if STAGES in read_yaml(path):
-            read_recipe(path, [one for one in values["overrides"] or () if "=" in one], small=values["small"])
+            read_recipe(path, overrides, small=values["small"])
+        else:
+            read_config(path, overrides, {}, {}, small=values["small"])

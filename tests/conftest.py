@@ -28,6 +28,9 @@ settings.register_profile("thorough", settings.get_profile("fast"), max_examples
 settings.register_profile("explore", settings.get_profile("thorough"), derandomize=False, print_blob=True)
 
 
+COLLECTED = pytest.StashKey[list[str]]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too, and hypothesis for longer")
     parser.addoption("--peers", action="store_true", help="run the tests that ask llama.cpp, and no others")
@@ -60,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             peers if config.getoption("--peers") else not peers and (config.getoption("--slow") or not slow)
         )
 
+    config.stash[COLLECTED] = [item.nodeid for item in items]
     left_out = [item for item in items if not wanted(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -85,6 +89,12 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     report = yield
     _forbid_skip(report, collector.config)
     return report
+
+
+@pytest.fixture(scope="session")
+def collected(pytestconfig: pytest.Config) -> list[str]:
+    """All tests of the files that are run, those that are left out for being slow too."""
+    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,24 @@
 Commands are read, not run: every topic that they name runs in tests/explain, every recipe in tests/recipes.
 """
 
+import ast
+import importlib
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.command_lines import BLOCK, ROOT, inline_of, lines_of, read_command
+from tests.command_lines import (
+    BLOCK,
+    ROOT,
+    click_command,
+    indented_of,
+    inline_of,
+    lines_of,
+    read_command,
+    read_mention,
+)
 from tests.requirements import slips
 from tests.test_architecture import top_level
 
@@ -27,6 +39,17 @@ COMMANDS = sorted(
         ]
     }
 )
+
+
+SOURCES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "recipes").rglob("*.*"),
+    *(ROOT / "src").rglob("*.py"),
+)
+INDENTED = sorted({line for path in SOURCES for line in indented_of(path.read_text(encoding="utf-8"))})
+MENTIONS = sorted({line for path in SOURCES for line in inline_of(path.read_text(encoding="utf-8"))})
 
 
 def text_of(name: str, language: str) -> str:
@@ -95,6 +118,75 @@ def test_a_command_of_the_pages_is_read(line: str) -> None:
     read_command(line)
 
 
+@pytest.mark.parametrize("line", INDENTED)
+def test_a_command_of_an_indented_block_or_a_comment_is_read(line: str) -> None:
+    read_command(line)
+
+
+@pytest.mark.parametrize("line", MENTIONS)
+def test_a_command_that_a_sentence_mentions_is_there_with_its_options(line: str) -> None:
+    read_mention(line)
+
+
+def test_commands_are_found_where_they_stand() -> None:
+    assert indented_of("    headway plan A --batch 4   # why\n# headway show 'X' \\\n#   --json\n") == [
+        "headway plan A --batch 4",
+        "headway show 'X' --json",
+    ]
+    assert "headway bench growth" in INDENTED
+    assert inline_of("by `headway plan MODEL --batch` and `headway one row`") == [
+        "headway plan MODEL --batch"
+    ]
+    assert min(len(COMMANDS), len(MENTIONS)) > 50
+
+
+def test_an_option_that_is_renamed_is_noticed_wherever_a_page_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (option,) = [one for one in click_command("plan").params if "--batch" in one.opts]
+    monkeypatch.setattr(option, "opts", ["--rows"])
+    named = [line for line in MENTIONS if line.startswith("headway plan ") and "--batch" in line]
+    for read, lines in (
+        (read_mention, named),
+        (read_command, [x for x in COMMANDS if "plan" in x and "--batch" in x]),
+    ):
+        assert lines
+        for line in lines:
+            with pytest.raises(Exception, match="--batch"):
+                read(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("headway plam MODEL", "plam"),
+        ("headway eval --limits 12000", "--limits"),
+        ("headway bench train --no-memories", "--no-memories"),
+        ("headway train --task clasify", "clasify"),
+    ],
+)
+def test_a_mention_of_what_is_not_there_is_noticed(line: str, says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        read_mention(line)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_python_of_a_page_compiles_and_what_it_imports_is_there(page: Path) -> None:
+    for number, (language, block) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+        if language == "python":
+            tree = compile(block, f"{page.name}, block {number}", "exec", ast.PyCF_ONLY_AST)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("headway"):
+                    module = importlib.import_module(str(node.module))
+                    for one in node.names:
+                        assert hasattr(module, one.name) or importlib.util.find_spec(
+                            f"{node.module}.{one.name}"
+                        )
+                elif isinstance(node, ast.Import):
+                    for one in node.names:
+                        assert not one.name.startswith("headway") or importlib.import_module(one.name)
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -104,6 +196,8 @@ def test_a_command_of_the_pages_is_read(line: str) -> None:
         ("headway show 'Windo.last(3)'", "Windo"),
         ("headway judge A B --endpoint URL", "--endpoint"),
         ("headway bench nothing", "nothing"),
+        ("headway train --config recipes/small.yaml lrr=1", "lrr"),
+        ("headway train --config recipes/llama.yaml steps=many", "steps"),
     ],
 )
 def test_a_command_that_is_not_there_is_noticed(line: str, says: str) -> None:

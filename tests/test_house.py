@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,62 @@ def test_kept_mutants_are_of_this_code_and_name_tests_that_are_there() -> None:
             file, _, name = test.partition("::")
             name = name.partition("[")[0]
             assert name in (mutants.ROOT / file).read_text(), f"{mutant.name}: there is no {test}"
+
+
+def test_tests_of_mutants_are_collected(collected: list[str], pytestconfig: pytest.Config) -> None:
+    """Of the files that this session has in whole: with `make test`, of all."""
+    in_part = {argument.partition("::")[0] for argument in pytestconfig.args if "::" in argument}
+    files = {test.partition("::")[0] for test in collected} - in_part
+    kept = mutants.read(mutants.TABLES)
+    asked = [m for m in kept if {test.partition("::")[0] for test in m.tests} <= files]
+    assert mutants.not_collected(asked, collected) == []
+
+
+MUTANT = mutants.Mutant("m", "a.py", ("tests/test_a.py::test_b[c]",), "x", "y")
+
+
+def test_a_test_that_is_not_collected_is_noticed() -> None:
+    assert mutants.not_collected([MUTANT], ["tests/test_a.py::test_b[c]"]) == []
+    for others in (
+        [],
+        ["tests/test_a.py::test_b[d]"],
+        ["tests/test_a.py::test_bc[c]"],
+        ["tests/test_a.py: 3"],
+    ):
+        assert mutants.not_collected([MUTANT], others) == ["m: tests/test_a.py::test_b[c]"]
+    kernels = replace(MUTANT, file="a.cpp")
+    assert mutants.not_collected([kernels], ["tests/test_a.py::test_b[avx2]"]) == []
+    whole = replace(MUTANT, tests=("tests/test_a.py", "tests/test_a.py::TestB"))
+    assert mutants.not_collected([whole], ["tests/test_a.py::TestB::runTest"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("def test_a(): assert False", "killed by test_a"),
+        ("def test_a(): assert True", "lived"),
+        ("import pytest\ndef test_a(): pytest.skip('no data')", "broken"),
+        ("import nothing_of_that_name\ndef test_a(): pass", "broken"),
+        ("import pytest\n@pytest.fixture\ndef made(): assert False\ndef test_a(made): pass", "broken"),
+        ("import pytest\n@pytest.mark.slow\ndef test_a(): assert False", "killed by test_a"),
+        ("def test_b(): assert False", "broken"),
+    ],
+)
+def test_a_mutant_is_killed_by_a_test_that_fails_and_by_nothing_else(
+    test: str, outcome: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow', 'peers']\n")
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_m.py").write_text(test)
+    done = subprocess.run(
+        [sys.executable, *mutants.PYTEST, *mutants.TRIED, "test_m.py::test_a"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": REPOSITORY},
+        capture_output=True,
+        text=True,
+    )
+    assert mutants.verdict(MUTANT, done.returncode, done.stdout).startswith(outcome)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.checkpoints.folder import load_folder
 from headway.checkpoints.formats.gguf.model import read_model, write_model
 from headway.checkpoints.formats.gguf.writer import write_gguf
 from headway.errors import CheckpointError, HeadwayError
@@ -169,10 +170,12 @@ def test_other_files_are_named(tmp_path):
         (b"", "it is empty"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
         (b"<!DOCTYPE html><html>", "HTML page"),
+        (b"anything else", "not a GGUF file"),
     ]:
         (tmp_path / "m.gguf").write_bytes(raw)
-        with pytest.raises(CheckpointError, match=message):
-            read_gguf(tmp_path / "m.gguf")
+        for read in (read_gguf, load_folder):
+            with pytest.raises(CheckpointError, match=message):
+                read(tmp_path / "m.gguf")
     with pytest.raises(CheckpointError, match="cannot read"):
         read_gguf(tmp_path / "none.gguf")
 

@@ -173,6 +173,14 @@ def test_an_address_of_the_hub_stands_for_a_folder(
     with pytest.raises(CheckpointError, match=r"^hf://owner/nam: it could not be fetched \(RepositoryNot"):
         local_model("hf://owner/nam")
     del kept[:]
+    Path("run/checkpoint-20").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointError, match=r"^run/final: no such folder here \(run has checkpoint-20\), and"
+    ):
+        local_model("run/final")
+    with pytest.raises(CheckpointError, match=r'no such folder here \(did you mean "checkpoint-20"\?\), and'):
+        local_model("run/checkpoint-10")
+    del kept[:]
     assert local_model(folder) == folder
     Path("owner/name").mkdir(parents=True)  # a folder of that name goes first
     assert local_model("owner/name") == Path("owner/name")

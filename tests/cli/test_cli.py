@@ -205,6 +205,15 @@ def test_main_exits_with_the_code() -> None:
     assert stop.value.code == 2
 
 
+def test_a_warning_is_one_line_without_code() -> None:
+    script = (
+        "import warnings; from headway import cli; cli.run = lambda argv: warnings.warn('so few', stacklevel=1)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == "headway: so few\n"
+
+
 def test_a_terminal_without_unicode_gets_escapes() -> None:
     script = (
         "import sys; from headway import cli; cli.run = lambda argv: print('\\u4e2d \\u221a'); cli.main()"

@@ -99,8 +99,9 @@ def test_window_bounds_what_is_stored(home, capsys):
     assert str(load_folder("k").spec.patterns[1]) == "Window.last(6) | Causal() & Sink(2)"
 
 
-def test_narrowing_a_window_shows_within_the_wider_one(home):
+def test_narrowing_a_window_shows_within_the_wider_one(home, capsys):
     assert run(["surgery", "window", "m", "n", "--window", "4"]) == 0
+    assert "layers 0-1: they saw all before them, so that their caches grew" in capsys.readouterr().out
     assert run(["surgery", "window", "n", "k", "--window", "40", "--layers", "all", "--context", "20"]) == 0
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,29 @@ def test_a_translator_is_trained(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert run(["translate", str(tmp_path / "run" / "final"), "red cat", "-n", "4", "--beams", "2"]) == 0
     assert run(["train", "--task", "translation", *files, *size]) == 1
     assert "already holds a run" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "said"),
+    [
+        ("translate", ["--beams", "1", "-n", "2", *TEXTS], "translating 2 texts"),
+        ("fill-mask", ["the [MASK] sat", *TEXTS], "reading 3 texts"),
+        ("classify", TEXTS, "reading 2 texts"),
+        ("answer", ["who", "the cat sat ."], "reading 1 text"),
+        ("embed", TEXTS, "reading 2 texts"),
+    ],
+)
+def test_work_that_may_take_long_is_said_on_a_terminal(
+    command: str, more: list[str], said: str, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    folder = folders["classify" if command == "embed" else command]
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        run([command, folder, *more])
+        assert (said in stream.getvalue()) == stream.isatty()

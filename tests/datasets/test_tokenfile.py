@@ -1,5 +1,6 @@
 """Token files: what goes in comes out, and only whole files have a name."""
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,18 @@ def test_a_disk_that_fails_leaves_the_old_file(
     write(tmp_path / "x", [[1, 2, 3]])
     with monkeypatch.context() as patch:
         patch.setattr(step, fail)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(DataError, match="x: could not be written: No space left"):
             write(tmp_path / "x", [[4]])
     assert TokenFile(tmp_path / "x").tokens.tolist() == [1, 2, 3]
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_disk_that_is_full_is_said_with_the_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"t\.tokens: could not be written: File too large"):
+            write(tmp_path / "t.tokens", [[*range(100)]] * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*tmp_path.iterdir()] == []

@@ -9,9 +9,10 @@ Each room has a table beside this file, with an entry for each mutant and a blan
     +the new text
 
 Text of several lines has several lines of each sign. A mutant is applied to a copy of the checkout, and its tests run
-there: killed (they fail), lived (they pass, or give no answer in `LIMIT` seconds), or stale (the old text is not there
-once: the code has moved, and the mutant must move with it). The same tests must pass on a copy without any mutant, and
-none of them may be skipped. A mutant of the kernels is compiled for one CPU level, which the names of its tests have in
+there, slow ones too: killed (a test fails), lived (they pass, or give no answer in `LIMIT` seconds), broken (they end
+otherwise: nothing can be imported, a fixture raises, a test is skipped), or stale (the old text is not there once: the
+code has moved, and the mutant must move with it). All of them must be collected, and pass on a copy without any mutant,
+where none may be skipped. A mutant of the kernels is compiled for one CPU level, which the names of its tests have in
 brackets, and left out where the CPU lacks it. Exit code 0 where none lived and none is stale.
 """
 
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,8 @@ TABLES = Path(__file__).resolve().parent
 ROOT = TABLES.parent.parent
 COPIED = ("src", "tests", "docs", "recipes", "README.md", "pyproject.toml")
 LIMIT = 240.0
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--no-skips", "--tb=line")
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "--no-header", "--slow", "--hypothesis-profile=fast")
+TRIED = ("-x", "--no-skips", "--tb=line")
 LEVELS_HERE = """
 from headway.hardware import cpu_flags
 from headway.native.loader import NEEDS
@@ -117,13 +120,39 @@ def trial(mutant: Mutant, clean: Path) -> str:
             if built.returncode:
                 return f"broken: it does not compile\n{built.stdout}"
         try:
-            done = python(where, *PYTEST, *mutant.tests, limit=LIMIT)
+            done = python(where, *PYTEST, *TRIED, *mutant.tests, limit=LIMIT)
         except subprocess.TimeoutExpired:
             return f"lived: no answer in {LIMIT:g} s"
-    if done.returncode not in (0, 1):
-        return f"broken: pytest ended with {done.returncode}\n{done.stdout}"
-    failed = re.findall(r"^(?:FAILED|ERROR) \S+?::(\S+)", done.stdout, re.MULTILINE)
-    return f"killed by {failed[0]}" if done.returncode else f"lived: {' '.join(mutant.tests)} passed"
+    return verdict(mutant, done.returncode, done.stdout)
+
+
+def verdict(mutant: Mutant, code: int, said: str) -> str:
+    """What became of a mutant whose tests ended with `code`. It is killed by a test that failed, and by nothing else:
+    not by a module that cannot be imported, a fixture that raises, or a test that was skipped."""
+    if not code:
+        return f"lived: {' '.join(mutant.tests)} passed"
+    failed = re.findall(r"^FAILED \S+?::(\S+)", said, re.MULTILINE)
+    if code != 1 or not failed or "skipped, which --no-skips forbids" in said:
+        return f"broken: no test failed, and pytest ended with {code}\n{said}"
+    return f"killed by {failed[0]}"
+
+
+def not_collected(mutants: list[Mutant], collected: Iterable[str]) -> list[str]:
+    """The tests of mutants that are not among those collected. Kernels are compiled for levels that this CPU may lack:
+    of their tests the functions count."""
+    found = {name for test in collected for name in named_by(test)}
+    return [
+        f"{mutant.name}: {test}"
+        for mutant in mutants
+        for test in mutant.tests
+        if (test.partition("[")[0] if mutant.of_kernels else test) not in found
+    ]
+
+
+def named_by(test: str) -> list[str]:
+    """A collected test with its parameters and without, its class, and its file."""
+    parts = test.partition("[")[0].split("::")
+    return [test, *("::".join(parts[:count]) for count in range(1, len(parts) + 1))]
 
 
 def run(mutants: list[Mutant], workers: int) -> int:
@@ -138,7 +167,11 @@ def run(mutants: list[Mutant], workers: int) -> int:
         here = python(clean, "-c", LEVELS_HERE).stdout.split()
         able = [m for m in mutants if not m.of_kernels or m.level in here]
         tests = dict.fromkeys(test for mutant in able for test in mutant.tests)
-        base = python(clean, *PYTEST, *tests) if able else None
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        listed = python(clean, *PYTEST, "--collect-only", *files).stdout.splitlines() if able else []
+        if lost := not_collected(able, listed):
+            sys.exit("pytest does not collect:\n" + "\n".join(lost))
+        base = python(clean, *PYTEST, *TRIED, *tests) if able else None
         if base and base.returncode:
             sys.exit(f"the tests do not pass where nothing is broken:\n{base.stdout}")
         bad = 0

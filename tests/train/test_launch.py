@@ -1,4 +1,4 @@
-"""Processes are started by the command, by torchrun, and by SLURM."""
+"""Processes are started by the command, by torchrun, by SLURM, and by Ray Train."""
 
 import os
 import subprocess
@@ -62,6 +62,13 @@ def test_slurm_starts_a_launcher_on_each_node(shared: Path) -> None:
     done = ran(
         "bash", "recipes/slurm.sh", "--config", str(shared), PATH=path, PROCESSES="2", PORT="29611", **cluster
     )
+    assert done.returncode == 0, done.stderr
+    assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
+
+
+@pytest.mark.slow
+def test_ray_train_starts_workers(shared: Path) -> None:
+    done = ran(sys.executable, "recipes/ray_train.py", "2", str(shared), RAY_USAGE_STATS_ENABLED="0")
     assert done.returncode == 0, done.stderr
     assert_same_bits(str(shared.parent / "shared"), str(shared.parent / "alone"))
 

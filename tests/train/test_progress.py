@@ -32,3 +32,18 @@ def test_results_go_to_stdout_also_under_the_bar(capsys: pytest.CaptureFixture[s
         print("a result")
     assert capsys.readouterr().out == "a result\n"
     assert "a result" not in reporter.stream.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [Terminal, io.StringIO])
+def test_a_reader_that_is_gone_does_not_end_a_run(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    stream = kind()
+    with Reporter(None, 1, stream=stream) as reporter:
+        monkeypatch.setattr(stream, "write", gone)
+        reporter.note("a remark")
+        reporter.step(record(1, 1.0, 3.0))
+        assert reporter.quiet

@@ -94,6 +94,16 @@ def test_a_finished_run_that_is_resumed_trains_nothing_more(settings: Make) -> N
     assert (again.steps, again.trained_tokens, again.loss) == (2, first.trained_tokens, None)
 
 
+def test_a_run_that_is_to_have_fewer_steps_than_it_has_is_refused(settings: Make) -> None:
+    train(settings(steps=4), quiet=True)
+    was = (Path(settings().out) / "config.yaml").read_text()
+    with pytest.raises(
+        ConfigError, match=r"checkpoint-4 has done 4 steps, and the run is to have 3; .*--resume PATH"
+    ):
+        train(settings(steps=3), resume="auto", quiet=True)
+    assert (Path(settings().out) / "config.yaml").read_text() == was
+
+
 def test_settings_that_cannot_be_written_whole_leave_the_old_ones(settings: Make) -> None:
     config = settings(steps=1)
     train(config, quiet=True)
@@ -362,7 +372,9 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     assert clock(3725.0) == "1:02:05"
 
 
-def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> None:
+def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     with stop_request(said.append) as stop:
@@ -372,6 +384,13 @@ def test_a_second_ctrl_c_stops_at_once_and_other_threads_take_no_signals() -> No
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
+    with stop_request(said.append) as stop:  # the terminal is closed
+        signal.raise_signal(signal.SIGHUP)
+        assert stop()
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)  # as nohup leaves it
+    with stop_request(said.append):
+        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_DFL
+    monkeypatch.undo()
 
     def elsewhere() -> None:
         with stop_request(said.append):

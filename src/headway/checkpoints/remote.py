@@ -76,9 +76,21 @@ def local_model(
             snapshot_download(found["id"], revision=revision or found["revision"], allow_patterns=wanted)
         )
     except Exception as error:  # its many kinds all mean that there is nothing to load
-        here = "" if found["hub"] else "no such folder here, and as an id of the Hugging Face Hub "
+        here = (
+            ""
+            if found["hub"]
+            else f"no such folder here{_beside(source)}, and as an id of the Hugging Face Hub "
+        )
         raise CheckpointError(
             f"{source}: {here}it could not be fetched "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no more is said'}). "
             "Check the name and the network; HF_HUB_OFFLINE=1 forbids fetching, HF_TOKEN opens gated models"
         ) from error
+
+
+def _beside(source: str | Path) -> str:
+    """Some of the folders that are where `source` is not, or the one that may be meant."""
+    path = Path(source)
+    there = sorted(p.name for p in path.parent.iterdir() if p.is_dir()) if path.parent.is_dir() else []
+    near = did_you_mean(path.name, there)
+    return near or (f" ({path.parent} has {', '.join(there[:8])})" if there else "")

@@ -15,6 +15,7 @@ progress and notes to stderr.
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points, version
 from io import TextIOWrapper
@@ -89,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a letter must not end a run
             stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _one_line
     code = run(sys.argv[1:] if argv is None else argv)
     try:
         sys.stdout.flush()
@@ -130,6 +132,13 @@ def run(argv: Sequence[str]) -> int:
             f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         )
         return 1
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning as a remark: the line of code that it comes from says nothing to whoever typed a command."""
+    return f"headway: {message}\n"
 
 
 def _silence() -> None:

@@ -11,10 +11,13 @@ Advance = Callable[[int, int], None]
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Advance]:
-    """Say `what` is being done; on a terminal with a bar, which what is yielded moves, and which goes in the end."""
+def progress(what: str, *, only_on_terminals: bool = False) -> Iterator[Advance]:
+    """Say `what` is being done; on a terminal with a bar, which what is yielded moves, and which goes in the end.
+
+    Elsewhere a line says it, unless `only_on_terminals`: what is done for a program, text by text, needs none."""
     if not sys.stderr.isatty():
-        note(f"{what} ...")
+        if not only_on_terminals:
+            note(f"{what} ...")
         yield lambda done, total: None
         return
     from rich.console import Console

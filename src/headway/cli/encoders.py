@@ -1,9 +1,11 @@
 """`headway fill-mask | classify | answer | embed MODEL ...`: what encoders make of texts."""
 
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import typer
 
+from headway.cli._progress import progress
 from headway.cli._shared import BatchRun, TextsRun, TruncateOption, print_report, read_prompt, with_options
 from headway.errors import DataError
 from headway.report import table
@@ -18,7 +20,8 @@ def fill_mask(
 
     The mask is written as the model's tokenizer writes it: [MASK] in BERT's, <mask> in RoBERTa's."""
     filler, given = run.load(task="fill-mask"), run.read()
-    found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
+    with _reading(len(given)):
+        found = filler.fill_mask(given, top_k=top_k, batch_size=run.batch_size)
     lines = []
     for text, masks in zip(given, found, strict=True):
         rows = [
@@ -54,7 +57,8 @@ def classify(
             raise typer.BadParameter(
                 "this model labels tokens: --pairs, --cut and --top-k are for labels of texts"
             )
-        spans = labeller.tag(given, batch_size=run.batch_size)
+        with _reading(len(given)):
+            spans = labeller.tag(given, batch_size=run.batch_size)
         rows = [
             (i, f"{one.start}:{one.end}", one.label, f"{one.probability:.4f}", one.text)
             for i, own in enumerate(spans, 1)
@@ -64,7 +68,8 @@ def classify(
         print_report(_by_text(given, "spans", spans), report, run.json)
         return
     both = [_pair(i, line) for i, line in enumerate(given, 1)] if pairs else given
-    found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
+    with _reading(len(given)):
+        found = labeller.classify(both, top_k=top_k, cut=cut, batch_size=run.batch_size)
     labels = [
         (text, one.label, f"{one.probability:.4f}")
         for text, own in zip(given, found, strict=True)
@@ -99,7 +104,8 @@ def answer(
     answerer = run.load(task="answer")
     text = read_prompt() if context is None or context == "-" else context
     limits = {"longest": longest, "stride": stride, "no_answer": no_answer, "batch_size": run.batch_size}
-    found = answerer.answer(question, text, top_k=top_k, **limits)
+    with _reading(1):
+        found = answerer.answer(question, text, top_k=top_k, **limits)
     rows = [
         (f"{one.start}:{one.end}" if one.text else "-", f"{one.probability:.4f}", one.text or "no answer")
         for one in found
@@ -128,7 +134,8 @@ def embed(
     if pool not in (None, "first", "mean"):
         raise typer.BadParameter(f'--pool is first or mean, got "{pool}"')
     embedder, given = run.load(task="embed", pool=pool, unit=unit), run.read()
-    vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()
+    with _reading(len(given)):
+        vectors = embedder.embed(given, batch_size=run.batch_size, cut=cut).double()
     if similarity:
         from headway.similarity import normalize
 
@@ -154,3 +161,7 @@ def _pair(number: int, line: str) -> tuple[str, str]:
     if not tab:
         raise DataError(f"text {number} has no tab between the two texts of a pair")
     return first, second
+
+
+def _reading(texts: int) -> AbstractContextManager[Any]:
+    return progress(f"reading {texts} text{'s' if texts > 1 else ''}", only_on_terminals=True)

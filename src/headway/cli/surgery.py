@@ -173,7 +173,7 @@ def window(
     chosen = None if layers is None else parse_layers(layers, folder.spec.layers)
     grows = open_layers(folder.spec)
     which = layer_numbers(list(grows if chosen is None else chosen))
-    why = "they see all before them, so their caches grow" if chosen is None else "asked for"
+    why = "they saw all before them, so that their caches grew" if chosen is None else "asked for"
     run.operate(
         folder,
         lambda spec, state: put_window(spec, state, keys, sinks=sinks, layers=chosen),

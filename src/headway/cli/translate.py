@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from headway.cli._progress import progress
 from headway.cli._shared import TextsRun, attributes, note, print_report, with_options
 
 
@@ -51,10 +52,11 @@ def command(
     if wanted is not None and len(wanted) != len(given):
         raise typer.BadParameter(f"{reference} has {len(wanted)} lines for {len(given)} texts")
     begun = time.perf_counter()
-    found = translator.translate(
-        given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
-        prefix=prefix, batch_size=run.batch_size,
-    )  # fmt: skip
+    with progress(f"translating {len(given)} texts", only_on_terminals=True):
+        found = translator.translate(
+            given, beams=beams, length_penalty=length_penalty, n_best=n_best, max_new_tokens=max_new_tokens,
+            prefix=prefix, batch_size=run.batch_size,
+        )  # fmt: skip
     seconds = time.perf_counter() - begun
     best = [one.text for one in found]
     score = bleu(best, wanted) if wanted is not None else None

@@ -13,7 +13,8 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ class TokenFileWriter:
                 f"{self.path}: token id {outside[0]} in document {self.documents} is outside the vocabulary of "
                 f"{self.vocab}"
             )
-        self._file.write(values.astype(self.dtype).tobytes())
+        with self._naming():
+            self._file.write(values.astype(self.dtype).tobytes())
         self.count += values.size
         self.text_bytes += text_bytes
 
@@ -150,11 +152,21 @@ class TokenFileWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._finish()
+                with self._naming():
+                    self._finish()
         finally:
-            self._file.close()
-            self._ends.close()
             self._temporary.unlink(missing_ok=True)
+            for file in (self._file, self._ends):
+                with suppress(OSError):  # a full disk once more: what was not written is not missed
+                    file.close()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """What the system refuses is said with the file's name."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(f"{self.path}: could not be written: {error.strerror or error}") from error
 
     def _finish(self) -> None:
         """Ends the last document, writes the header and gives the file its name."""

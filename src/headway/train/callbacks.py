@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from typing import Any
 
 from headway.text import Tokenizer
 from headway.train.evaluation import Evaluation
+
+HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 @dataclass(frozen=True)
@@ -87,21 +90,34 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def stop_request(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """While open, the first Ctrl-C or SIGTERM is remembered (what is yielded says whether there was one: the loop ends
-    after its step); a second one raises KeyboardInterrupt at once. Only in the main thread: elsewhere Python takes no
-    signals."""
+    after its step); a second one raises KeyboardInterrupt at once. So is a terminal that is closed (SIGHUP), unless
+    `nohup` has it ignored; nothing is said then, for there is nobody to read it. Only in the main thread: elsewhere
+    Python takes no signals."""
     asked: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
+        if number == HANGUP:
+            _leave_terminal()
         say("stopping after this step (once more to stop at once, without saving)")
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    ends = (signal.SIGINT, signal.SIGTERM, HANGUP) if HANGUP is not None else (signal.SIGINT, signal.SIGTERM)
+    numbers = [n for n in ends if is_main and (n != HANGUP or signal.getsignal(n) is not signal.SIG_IGN)]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """What is printed goes nowhere: writing to a terminal that is closed raises OSError."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        if os.isatty(number):
+            os.dup2(nowhere, number)
+    os.close(nowhere)

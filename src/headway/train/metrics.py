@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,6 +77,18 @@ class Reporter:
 
     def step(self, record: dict[str, Any]) -> None:
         """After a step; `record` is its line of metrics.jsonl."""
+        with self._unread():
+            self._step(record)
+
+    @contextmanager
+    def _unread(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe whose reader is gone, does not end a run, which says nothing more."""
+        try:
+            yield
+        except OSError:
+            self.quiet, self._bar = True, None
+
+    def _step(self, record: dict[str, Any]) -> None:
         if self._bar is not None:
             done, total = record["step"], self.total
             if total is None:  # a run by the clock fills its bar by the clock
@@ -88,17 +101,19 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """A remark on a line of its own."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        elif not self.quiet:
-            print(text, file=self.stream, flush=True)
+        with self._unread():
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False)
+            elif not self.quiet:
+                print(text, file=self.stream, flush=True)
 
     def __enter__(self) -> Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        with self._unread():
+            if self._bar is not None:
+                self._bar.stop()
 
 
 def summary(record: dict[str, Any], *, short: bool = False) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import CheckpointError, RankError
+from headway.errors import CheckpointError, ConfigError, RankError
 from headway.parallel import Parallel, joined
 from headway.parallel.sharded import Sharded
 from headway.storage.files import atomic_write
@@ -140,7 +140,13 @@ class Run:
                 remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
             for remark in remarks:
                 self.say(f"not bit for bit the same run: {remark}")
-            self.say(f"going on from {start}: step {self.state.progress.step}")
+            done = self.state.progress.step
+            if task.steps is not None and done > task.steps:
+                raise ConfigError(
+                    f"{start} has done {done} steps, and the run is to have {task.steps}; give more steps, or go on "
+                    "from an earlier checkpoint with --resume PATH (resume=PATH)"
+                )
+            self.say(f"going on from {start}: step {done}")
         elif config.moments is not None:
             taken, count = self.state.take_moments(Path(config.moments)), len(self.state.optimizer.parameters)
             self.say(
