@@ -60,6 +60,7 @@ def llamas() -> Iterator[ModelSpec]:
     for change in (
         *({"order": o, "norm": n} for o in ("pre", "post", "parallel", "joint") for n in ("rms", "layer")),
         {"final_norm": False},
+        *({"hidden": 0, "layers": 4, "order": o, "dropout": 0.1} for o in ("pre", "post")),
         {"order": "post", "final_norm": False, "embedding_norm": True, "norm": "layer"},
         {"embedding_norm": True, "logit_scale": 0.5},
         {"activation_dropout": 0.1},
@@ -103,6 +104,7 @@ def heads() -> Iterator[ModelSpec]:
 def pairs() -> Iterator[ModelSpec]:
     for family in ("transformer", "bart", "mbart", "t5", "marian"):
         yield ModelSpec.of_pair(family, **SIZE)
+    yield ModelSpec.of_pair("transformer", **{**SIZE, "hidden": 0, "layers": 4})
     yield ModelSpec.of_pair("llama", **GROUPED, qk_norm=True, positions=T5Bias())
 
 

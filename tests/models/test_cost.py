@@ -38,6 +38,7 @@ def sees(pattern: Pattern, n: int) -> Tensor:
         {"tied": True},
         {"qkv_bias": True},
         {"out_bias": True, "mlp_bias": True},
+        {"hidden": 0, "mlp_bias": True},
         {"qk_norm": True, "kv_heads": 1},
         {"positions": Learned(4096)},
     ],

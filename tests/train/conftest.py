@@ -64,3 +64,14 @@ def settings(tmp_path: Path, corpus: Path) -> Callable[..., TextConfig]:
         return TextConfig.of(usual | changes)
 
     return make
+
+
+ENCODER: dict[str, Any] = {"family": "bert", "kv_heads": None, "patterns": None, "hidden": 24}
+
+
+@pytest.fixture
+def encoder(settings: Callable[..., TextConfig]) -> Callable[..., TextConfig]:
+    def make(**changes: Any) -> TextConfig:
+        return settings(**{**ENCODER, **changes})
+
+    return make

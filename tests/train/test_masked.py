@@ -14,37 +14,23 @@ import torch.nn.functional as F
 
 from headway.checkpoints.folder import load_folder
 from headway.checkpoints.restore import build_model
-from headway.checkpoints.saving import save_folder
 from headway.cli import run
 from headway.data import HELD_OUT, FramedRows, MaskedRows, Masking, TokenFile
-from headway.errors import ConfigError, DataError, HeadwayError
-from headway.models import Encoder, Head, ModelSpec, build, cost
+from headway.errors import ConfigError
+from headway.models import Encoder, ModelSpec, build
 from headway.nn import IGNORE_INDEX
 from headway.nn.cross_entropy import fused_cross_entropy, plain_cross_entropy
-from headway.positions import Learned, Rotary
 from headway.text import Tokenizer
 from headway.train import TextConfig, evaluate, train
-from headway.train.dry_run import describe_run
-from headway.train.inputs import make_spec
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
-from headway.train.tasks import text_task_of
 from headway.train.tasks.masked_lm import MaskedLM
 from tests.data import data_path
 from tests.train.objectives import accumulated
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, weights
 
 Make = Callable[..., TextConfig]
-ENCODER: dict[str, Any] = {"family": "bert", "kv_heads": None, "patterns": None, "hidden": 24}
 FAMILIES = ("bert", "roberta", "roformer", "wobert", "nezha", "longformer")
-
-
-@pytest.fixture
-def encoder(settings: Make) -> Make:
-    def make(**changes: Any) -> TextConfig:
-        return settings(**{**ENCODER, **changes})
-
-    return make
 
 
 def model_of(folder: Path) -> Encoder:
@@ -249,74 +235,6 @@ def test_dropout_runs_one_after_the_other(encoder: Make, capsys: pytest.CaptureF
     with pytest.raises(ConfigError, match=r"workers=2 with attention dropout 0.1: .*leave workers out"):
         train(encoder(workers=2), quiet=True)
     train(encoder(workers=2, dropout=0.0, steps=1), quiet=True)
-
-
-def test_specs_of_encoders(encoder: Make) -> None:
-    spec = make_spec(encoder(family="roberta", hidden=None), 99)
-    assert spec.positions == Learned(24, offset=2)
-    assert (spec.kv_heads, spec.hidden, spec.trained_context, spec.tied) == (2, 64, 24, True)
-    assert (spec.dropout, spec.attention_dropout) == (0.1, 0.1)
-    spec = make_spec(encoder(family="roformer", linear="elu+1", dropout=0.2), 99)
-    assert isinstance(spec.positions, Rotary)
-    assert spec.linear is not None
-    assert (spec.linear.feature, spec.dropout, spec.attention_dropout) == ("elu+1", 0.2, 0.0)
-    assert text_task_of(spec) == "masked-lm"
-    found = describe_run(encoder(family="roformer"))
-    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"task": "causal-lm"}, "task causal-lm was asked for, but bert is an encoder, trained on masked tokens"),
-        ({"family": "llama", "task": "masked-lm"}, "but llama is a decoder, trained on next tokens"),
-        ({"family": "llama", "mask_share": 0.2, "pack": True}, "mask_share, pack: for masked-lm, but llama"),
-        ({"linear": "elu+1", "patterns": "Full()"}, "linear attention sees the whole text"),
-        ({"linear": "elu+2"}, 'linear attention: feature must be one of'),
-        ({"units": "words", "tokenizer": "t", "vocab": None}, "units says which tokenizer is to be trained"),
-        ({"family": "nezha", "linear": "elu+1"}, "there is nothing that RelativeKey could act on"),
-        ({"sample_prompts": ["one two"]}, "must have a mask to fill in ([MASK]) and fit context 24"),
-        ({"family": "bret"}, 'did you mean "bert"?'),
-        ({"mask_share": 1.0}, "mask_share = 1.0: input should be less than 1"),
-        ({"units": "characters", "vocab": 260}, "5 special tokens and 256 bytes need 261"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_run_are_named(encoder: Make, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwayError, match=re.escape(said)):
-        train(encoder(**changes), quiet=True)
-
-
-def test_models_that_have_no_mask_to_fill(encoder: Make, settings: Make, tmp_path: Path) -> None:
-    done = train(encoder(steps=1), quiet=True)
-    folder = {**dict.fromkeys((*ENCODER, "vocab", "depth", "width", "heads")), "model": str(tmp_path / "c")}
-    spec = model_of(done.model).spec
-    classifier = build(spec.with_head(Head("classify", labels=("a", "b"), dense="tanh")), seed=0)
-    save_folder(tmp_path / "c", classifier, tokenizer=Tokenizer.load(done.model))
-    with pytest.raises(
-        ConfigError,
-        match=r"nothing trains .* this encoder \(bert\) has Head\('classify'\); it is pre-trained with",
-    ):
-        train(settings(**folder, out=str(tmp_path / "d")), quiet=True)
-    plain = train(settings(steps=1, out=str(tmp_path / "decoder")), quiet=True)
-    with pytest.raises(DataError, match="this tokenizer has no mask token"):
-        train(encoder(vocab=None, tokenizer=str(plain.model), out=str(tmp_path / "e")), quiet=True)
-    longer = {**folder, "model": str(done.model), "context": 48}
-    with pytest.raises(
-        ConfigError, match=r"context 48 is more than the 24 tokens that .* can take; lower context"
-    ):
-        train(settings(**longer, batch_tokens=96, micro_batch=1, out=str(tmp_path / "f")), quiet=True)
-
-
-def test_training_goes_on_from_a_folder(encoder: Make, settings: Make, tmp_path: Path) -> None:
-    first = train(encoder(steps=2), quiet=True)
-    nothing = dict.fromkeys((*ENCODER, "vocab", "depth", "width", "heads"))
-    more = train(
-        settings(**nothing, model=str(first.model), steps=1, lr=1e-9, out=str(tmp_path / "more")), quiet=True
-    )
-    a, b = model_of(first.model), model_of(more.model)
-    assert a.spec == b.spec
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
 def test_the_command_line(encoder: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,9 @@ from headway.train.lock import LOCK
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
 from headway.train.tasks.translation import TranslationConfig
-from tests.train.conftest import documents
+from tests.train.conftest import ENCODER, documents
 from tests.train.processes import ended, soon, start, together
 from tests.train.test_chat import config as chat
-from tests.train.test_masked import ENCODER
 from tests.train.test_resume import (
     assert_same_bits,
     in_a_child,

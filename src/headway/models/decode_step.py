@@ -131,17 +131,19 @@ class DecodeStep:
     def _block(self, block: Block, heads: c.HeadsStruct, call: c.CallStruct) -> list[c.OpStruct]:
         layer, mlp = block.self_attn, block.mlp
         first, last = block.input_layernorm, block.post_attention_layernorm
-        assert isinstance(mlp, FeedForward)
         qkv = [(layer.q_proj, self.q), (layer.k_proj, self.k), (layer.v_proj, self.v)]
-        gate, up = self.hidden
-        wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
-        inner, times = (up, None) if mlp.gate_proj is None else (gate, up)
         attend = [
             self._products(self.x, qkv, norm=first),
             self._op(c.HEADS, heads),
             self._op(c.ATTENTION, call),
         ]
         mixed = self._products(self.attended, [(layer.o_proj, self.x)], add=True)
+        if mlp is None:
+            return [*attend, mixed]
+        assert isinstance(mlp, FeedForward)
+        gate, up = self.hidden
+        wide = [(mlp.up_proj, up)] if mlp.gate_proj is None else [(mlp.gate_proj, gate), (mlp.up_proj, up)]
+        inner, times = (up, None) if mlp.gate_proj is None else (gate, up)
         widen = self._products(self.x, wide, norm=first if last is None else last)
         narrow = self._products(
             inner, [(mlp.down_proj, self.x)], add=True, act=c.ACTIVATIONS[mlp.act], gate=times

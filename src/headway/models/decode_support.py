@@ -56,8 +56,9 @@ def _odd_block(block: Block) -> str | None:
     if layer.positions.length_dependent:
         return "its kernels know no rotation that depends on the length"
     mlp = block.mlp
-    if not isinstance(mlp, FeedForward) or mlp.act not in c.ACTIVATIONS:
+    if mlp is not None and (not isinstance(mlp, FeedForward) or mlp.act not in c.ACTIVATIONS):
         return "its kernels do not know this activation"
-    layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    narrow = () if mlp is None else (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    layers = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, *narrow
     kinds = {type(one) for one in layers if one is not None} - {Linear, QuantizedLinear}
     return f"its kernels know no layer {kinds.pop().__name__}" if kinds else None

@@ -87,6 +87,8 @@ def _scores(spec: ModelSpec) -> str:
 
 
 def _feed_forward(spec: ModelSpec) -> str:
+    if not spec.hidden:
+        return "none: layers of attention alone"
     inner = f"{spec.activation}(gate x) * up x" if spec.gated else f"{spec.activation}(up x)"
     return f"down({inner}), {spec.hidden:,} wide"
 

@@ -34,7 +34,7 @@ class ModelSpec:
         layers: L.
         heads, kv_heads: H and K; K divides H.
         head_dim: D; need not be M / H.
-        hidden: F.
+        hidden: F; 0 is layers of attention alone, with neither a feed-forward nor its norm (order "pre" or "post").
         patterns: what each layer's queries may see, one per layer; where `causal`, none may look ahead. One
             pattern stands for all layers, a shorter list is repeated when its length divides L.
         positions: how positions are marked.

@@ -36,8 +36,9 @@ def check_sizes(spec: Any) -> None:
     optional = [n for n in ("max_context", "embedding_width") if getattr(spec, n) is not None]
     for name in (*SIZES, *optional):
         value = getattr(spec, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"ModelSpec: {name} must be a whole number of at least 1, got {value!r}")
+        least = 0 if name == "hidden" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"ModelSpec: {name} must be a whole number of at least {least}, got {value!r}")
     try:
         Heads.of(spec.heads, spec.kv_heads)
     except HeadwayError as error:
@@ -64,6 +65,10 @@ def check(spec: Any) -> None:
                 f"ModelSpec: there is no {name} {value!r}{did_you_mean(str(value), choices)}; "
                 f"there are {', '.join(choices)}"
             )
+    if not spec.hidden and spec.order not in ("pre", "post"):
+        raise ConfigError(
+            f'ModelSpec: order {spec.order!r} has a feed-forward beside attention, hidden=0 is none; use order="pre"'
+        )
     _check_positions(spec)
     _check_head(spec)
     _check_attention(spec)

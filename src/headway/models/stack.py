@@ -72,9 +72,7 @@ class TransformerStack(nn.Module):
         self.layers = nn.ModuleList(
             Block(
                 _attention(spec, pattern, NoPositions() if together else own, backend),
-                (GatedFeedForward if spec.gated else FeedForward)(
-                    spec.width, spec.hidden, spec.activation, spec.mlp_bias, spec.activation_dropout
-                ),
+                _feed_forward(spec),
                 partial(norm, spec.width),
                 spec.order,
                 cross_attn=_attention(spec, Full(), NoPositions(), backend, across=True)
@@ -211,6 +209,13 @@ def _attention(
         return LinearAttention(*sizes, linear=spec.linear, pattern=pattern, **options)
     kind = GlobalAttention if spec.global_projections else Attention
     return kind(*sizes, pattern=pattern, scale=spec.attention_scale, backend=backend, **options)
+
+
+def _feed_forward(spec: ModelSpec) -> FeedForward | None:
+    """Of one layer; None where it has none."""
+    kind = GatedFeedForward if spec.gated else FeedForward
+    more = spec.activation, spec.mlp_bias, spec.activation_dropout
+    return kind(spec.width, spec.hidden, *more) if spec.hidden else None
 
 
 def make_output(spec: ModelSpec, width: int, stack: TransformerStack) -> OutputLayer:

@@ -41,7 +41,7 @@ class Block(nn.Module):
     post_attention_layernorm (norm2), mlp.
 
     Args:
-        self_attn, mlp: the two sub-layers.
+        self_attn, mlp: the two sub-layers; without an mlp (None; order "pre" or "post") there is no norm2 either.
         norm: makes one norm; called once for each.
         order: one of the above.
         cross_attn: attention to an encoder's states.
@@ -51,7 +51,7 @@ class Block(nn.Module):
     def __init__(
         self,
         self_attn: AttentionLayer,
-        mlp: nn.Module,
+        mlp: nn.Module | None,
         norm: Callable[[], nn.Module],
         order: Order = "pre",
         *,
@@ -65,12 +65,16 @@ class Block(nn.Module):
             )
         if cross_attn is not None and order not in ("pre", "post"):
             raise ConfigError(f'Block: cross-attention stands in order "pre" or "post", got {order!r}')
+        if mlp is None and order not in ("pre", "post"):
+            raise ConfigError(
+                f'Block: order {order!r} has a feed-forward beside attention; without one, use "pre"'
+            )
         self.order = order
         self.input_layernorm = norm()
         self.self_attn = self_attn
         self.cross_attention_layernorm = norm() if cross_attn is not None else None
         self.cross_attn = cross_attn
-        self.post_attention_layernorm = norm() if order != "joint" else None
+        self.post_attention_layernorm = norm() if order != "joint" and mlp is not None else None
         self.mlp = mlp
         self.dropout = dropout
 
@@ -117,7 +121,8 @@ class Block(nn.Module):
             x, x_BTM = self._join(x_BTM, y, across if pre else first)
             y = attend(self.cross_attn, x, tokens=tokens, memory=memory)
             first = across
-        assert last is not None
+        if last is None:
+            return x_BTM + y if pre else normed_sum(first, x_BTM, y)[0]
         x, x_BTM = self._join(x_BTM, y, last if pre else first)
         y = feed(self._feed_forward, x)
         return x_BTM + y if pre else normed_sum(last, x_BTM, y)[0]
@@ -129,6 +134,7 @@ class Block(nn.Module):
         return (normed, total) if self.order == "pre" else (normed, normed)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
+        assert self.mlp is not None
         y: Tensor = self.mlp(x)
         return nn.functional.dropout(y, self.dropout) if self.training else y
 

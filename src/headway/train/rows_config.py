@@ -73,7 +73,11 @@ class RowsConfig(TrainConfig):
         ge=1,
     )
     hidden: int | None = setting(
-        None, "width of the feed-forward [default: from width]", group="Model", unit="features", ge=8
+        None,
+        "width of the feed-forward, 0 for none [default: from width]",
+        group="Model",
+        unit="features",
+        ge=0,
     )
     patterns: str | None = setting(
         None,

@@ -18,6 +18,7 @@ from headway_lab.profiling import one_thread
 
 BUDGET = Budget(tokens=64, seeds=(0, 1, 2))
 TIMES, ROWS, MARGIN = (1, 2, 4, 8), 32, 0.05  # nats
+NOBODY = "no contender"
 QUICK = {"seeds": (0, 1), "steps": 20}
 RESCALED = ("rotary, linear", "rotary, NTK", "rotary, YaRN")
 
@@ -105,8 +106,8 @@ def judge(found: Mapping[str, Sequence[list[float] | None]], budget: Budget) -> 
         claims=claims,
         setting=f"L = {budget.tokens}, 2 layers of width 64, {budget}",
         finding=(
-            f"worse by less than {MARGIN} at {TIMES[-1]} L than at L: {', '.join(bears) or 'none'}; better: "
-            f"{', '.join(gains) or 'none'}; refused: {', '.join(name for name in found if name not in apart) or 'none'}"
+            f"worse by less than {MARGIN} at {TIMES[-1]} L than at L: {', '.join(bears) or NOBODY}; better: "
+            f"{', '.join(gains) or NOBODY}; refused: {', '.join(name for name in found if name not in apart) or NOBODY}"
         ),
     )
 

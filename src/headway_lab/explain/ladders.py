@@ -38,7 +38,7 @@ def toy(spec: ModelSpec, tokens: int) -> ModelSpec:
             heads=HEADS,
             kv_heads=kv_heads,
             head_dim=WIDTH // HEADS,
-            hidden=8 * max(1, round(WIDTH * spec.hidden / spec.width / 8)),
+            hidden=8 * max(spec.hidden > 0, round(WIDTH * spec.hidden / spec.width / 8)),
             patterns=(spec.patterns[0], spec.patterns[-1]),
             embedding_scale=1.0 if spec.embedding_scale == 1 else WIDTH**0.5,
             logit_scale=1.0 if spec.logit_scale == 1 else WIDTH**-0.5,

@@ -126,7 +126,7 @@ def cube(axes: Axes, name: str, side: int = 5) -> None:
         colours[:, :, -1], over = BLUE, "batch and tokens"  # of one feature
     else:
         colours[-1, 0, :] = BLUE  # of one token
-        over = "features, mean and variance" if name == "LayerNorm" else "features, squares alone"
+        over = "features" if name == "LayerNorm" else "features, no mean"
     filled = np.ones_like(colours, dtype=bool)
     axes.voxels(filled, facecolors=colours, edgecolor=GREY, linewidth=0.3, shade=False)
     axes.set_title(f"{name}: over {over}", fontsize=10)

@@ -78,6 +78,7 @@ def agreement(order: Order) -> float:
     (block, *_), x = stack(1, order, SEEDS[0])
     f, g, first, second = block.self_attn, block.mlp, block.input_layernorm, block.post_attention_layernorm
     assert second is not None
+    assert g is not None
     if order == "pre":
         middle = x + f(first(x))
         expected = middle + g(second(middle))

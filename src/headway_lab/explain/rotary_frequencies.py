@@ -9,15 +9,14 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from headway.draw import BLUE, GREY, RED
+from headway.draw import BLUE, GREY
 from headway.positions import Rotary, Schedule
-from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, train
+from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, SYMBOLS, TOKENS, WIDTH, draw_named, train
 from headway_lab.explain.report import (
     Figure,
     Report,
     Rows,
     by_seed,
-    error_bars,
     label_axes,
     panels,
     seeds_of,
@@ -27,7 +26,6 @@ from headway_lab.explain.spread import gap
 from headway_lab.profiling import normal
 
 HEAD_DIM, FARTHEST, CURVES = 128, 256, 512
-OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
 QUICK = {"seeds": (0, 1)}
 SHOWN = (0, 10, 50, 100, 256)
 
@@ -117,15 +115,8 @@ def draw(figure: Figure, report: Report) -> None:
     legend = {"fontsize": 8, "loc": "center right", "bbox_to_anchor": (1, 0.6)}
     label_axes(left, "upper trend of products", "distance m", "f(m)", legend, ylim=(0, None))
     label_axes(middle, "a key sought 64 places away", "distance m", "score / largest score")
-    names = report.column("frequencies")[::-1]
-    mean = report.column("right, mean")[::-1]
-    least, most = ([pick(by_seed(row)) for row in report.rows[::-1]] for pick in (min, max))
-    colours = [GREY if name.startswith("equal") else BLUE for name in names]
-    right.barh(names, mean, color=colours, xerr=error_bars(mean, least, most))
-    right.axvline(1 / SYMBOLS, color=RED, linestyle="--", linewidth=1.2)
-    x = "share of tokens (bar: seeds; dashed: chance)"
-    label_axes(right, f"token {OFFSET} back named right", x, xlim=(0, 1.05))
-    right.grid(visible=False, axis="y")
+    colours = [GREY if name.startswith("equal") else BLUE for name in report.column("frequencies")]
+    draw_named(right, report.rows, "right, mean", colours)
 
 
 def turned_score(rotary: Rotary, distance: int) -> Tensor:

@@ -128,7 +128,12 @@ def draw(figure: Figure, report: Report) -> None:
             axes.axhline(eps, color=colour, linewidth=0.8, linestyle=":")
             axes.text(SHIFTS[-1] * 1.8, eps, f"eps of {name}", fontsize=8, color=colour, va="center")
         else:
-            hollow = {"markersize": 5, "markerfacecolor": "white", "label": f"{name}, angles in {angles}"}
+            ends = " (positions to 65,504)" * (angles == "float16")
+            hollow = {
+                "markersize": 5,
+                "markerfacecolor": "white",
+                "label": f"{name}, angles in {angles}{ends}",
+            }
             axes.loglog(SHIFTS, change, "s--", color=colour, **hollow)
     axes.axvline(1000, color=RED, linewidth=0.8, linestyle=":")
     legend = {"fontsize": 8, "loc": "center left", "bbox_to_anchor": (0.02, 0.36)}

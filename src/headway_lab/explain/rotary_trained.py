@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from headway.draw import BLUE, GREY, ORANGE
+from headway.draw import BLUE, GREY, INK, ORANGE
 from headway.models import Model
 from headway.positions import Rotary
 from headway_lab.explain.contests import losses
@@ -115,6 +115,13 @@ def draw(figure: Figure, report: Report) -> None:
     curves(left, report, "pair", sizes, *labels, yscale="log")
     colours = [ORANGE if noticed else BLUE for noticed in report.column("noticed")]
     right.bar(report.column("pair"), report.column("over a row (rad)"), color=colours)
+    for name in (name for name in report.columns if name.startswith("seed ")):
+        right.plot(report.column("pair"), report.column(name), ".", color=INK, markersize=5)
     right.axhline(NOTICED, color=GREY, linestyle="--", linewidth=1.2)
     title = f"angle gained over {BUDGET.tokens} positions"
-    label_axes(right, title, f"pair i (dashed: {NOTICED} radians)", "radians")
+    label_axes(
+        right,
+        title,
+        f"pair i (dots: seeds; orange: shown to lie above {NOTICED}, dashed)",
+        "radians",
+    )

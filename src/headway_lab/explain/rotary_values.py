@@ -10,15 +10,14 @@ from headway.attention import attend
 from headway.draw import BLUE, GREEN, ORANGE
 from headway.patterns import Causal
 from headway.positions import Rotary
+from headway_lab.explain.offset_task import OFFSET, SEEDS, STEPS, draw_named, train
 from headway_lab.explain.offset_task import TOKENS as ROW
-from headway_lab.explain.offset_task import train
 from headway_lab.explain.report import (
     Figure,
     Report,
     Row,
     Rows,
     by_seed,
-    error_bars,
     label_axes,
     panels,
     seeds_of,
@@ -27,7 +26,6 @@ from headway_lab.explain.spread import gap
 from headway_lab.profiling import normal
 
 TOKENS, HEADS, HEAD_DIM, SHIFTS = 48, 2, 64, (1, 10, 100, 1000)
-OFFSET, STEPS, SEEDS = 5, 100, (0, 1, 2)
 QUICK = {"seeds": (0, 1)}
 EQUAL = 1e-12
 AWAY = f"right, s = {SHIFTS[-1]}"
@@ -122,12 +120,5 @@ def draw(figure: Figure, report: Report) -> None:
     x, y = "all positions moved by s", "|out(s) - out| / |out|"
     legend = {"title": "values", "loc": "upper left", "ncols": 3, "fontsize": 8}
     label_axes(left, "change of the output", x, y, legend, ylim=(1e-17, 1e3))
-    at, away = torch.arange(len(report.rows)), report.column(AWAY)
-    error = error_bars(away, *([pick(by_seed(row)) for row in report.rows] for pick in (min, max)))
-    right.bar(at - 0.2, report.column("right, s = 0"), 0.38, color="#b9c4d0")
-    right.bar(at + 0.2, away, 0.38, color=colours, yerr=error)
-    right.set_xticks(at, report.column("values"))
-    right.set(title=f"token {OFFSET} back named right", ylabel="share of tokens", ylim=(0, 1.05))
-    x = f"values (grey: positions as trained, colour: moved by {SHIFTS[-1]}, line: seeds)"
-    right.set_xlabel(x, fontsize=9)
-    right.grid(visible=False, axis="x")
+    note = f"grey: positions as trained; colour: moved by {SHIFTS[-1]};\n"
+    draw_named(right, report.rows, AWAY, colours, note, "right, s = 0")

@@ -109,7 +109,7 @@ def _stack_bytes(
     full, attended, fed = (
         1 if redo in ("block", part) else spec.layers for part in ("block", "attention", "feed_forward")
     )
-    sublayers = 2 + cross
+    sublayers = 1 + (spec.hidden > 0) + cross
     vectors = (h + spec.kv_heads) + cross * h
     norms = full * (1 if spec.order == "joint" else sublayers) * _norm_bytes(spec, m, e)
     if spec.order == "parallel":
@@ -137,7 +137,9 @@ def _stack_bytes(
     found["feed-forward"] = tokens * fed * hidden * e * spec.hidden
     if spec.dropout:
         found["dropout"] = (
-            tokens * e * (m * ((1 + cross) * attended + fed + spec.final_dropout) + spec.columns)
+            tokens
+            * e
+            * (m * ((1 + cross) * attended + fed * (spec.hidden > 0) + spec.final_dropout) + spec.columns)
         )
     with torch.device("meta"):
         number = torch.float64 if w == 8 else torch.float32

@@ -18,9 +18,9 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
         embedding      V E  (and the tables of `Learned` and of token types, and E M + M where E is not M)
         attention      L (M D (H + K + K) + H D M)      plus biases; q, k and v twice with
                        `global_projections`; all of it twice in the decoder of an encoder-decoder
-        feed-forward   L 3 M F, or 2 M F not gated      plus biases
-        norms          (2 L + 1) M                      plus 2 L D with qk_norm; L M fewer in order "joint", L M
-                       more beside an encoder; M fewer without final_norm, E more with embedding_norm; twice
+        feed-forward   L 3 M F, or 2 M F not gated      plus biases, where F > 0
+        norms          (2 L + 1) M                      plus 2 L D with qk_norm; L M fewer in order "joint" and where
+                       F = 0, L M more beside an encoder; M fewer without final_norm, E more with embedding_norm; twice
                        with norm_bias
         positions      trained angles and tables of scores
         output layer   V E, or 0 when tied              plus biases, and what else the head has
@@ -32,9 +32,9 @@ def parameters(spec: ModelSpec) -> dict[str, int]:
     qkv = (m + spec.qkv_bias) * d * (h + 2 * k)
     attention = qkv * (1 + spec.global_projections) + h * d * m + m * spec.out_bias
     cross = spec.encoder is not None
-    forward = (2 + spec.gated) * m * f + ((1 + spec.gated) * f + m) * spec.mlp_bias
+    forward = (2 + spec.gated) * m * f + ((1 + spec.gated) * f + m) * (spec.mlp_bias and f > 0)
     per_norm = 1 + spec.norm_bias
-    norms = m * (spec.layers * (2 - (spec.order == "joint") + cross) + spec.final_norm)
+    norms = m * (spec.layers * (1 + (spec.order != "joint" and f > 0) + cross) + spec.final_norm)
     norms += e * spec.embedding_norm
     found = {
         "embedding": (spec.vocab + spec.positions.rows + spec.token_types) * e + (e * m + m) * (e != m),

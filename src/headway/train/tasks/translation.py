@@ -45,7 +45,7 @@ class TranslationConfig(TrainConfig):
     layers: int = setting(3, "layers of the encoder, and of the decoder", group="Model", ge=1)
     width: int = setting(256, "width of the model", group="Model", unit="features", ge=8)
     heads: int = setting(4, "attention heads", group="Model", ge=1)
-    hidden: int = setting(1024, "width of the feed-forward", group="Model", unit="features", ge=8)
+    hidden: int = setting(1024, "width of the feed-forward, 0 for none", group="Model", unit="features", ge=0)
     order: Literal["post", "pre"] = setting("post", "where the norms stand (2017: post)", group="Model")
     dropout: float = setting(
         0.1, "dropout of every sublayer and of embeddings", group="Model", ge=0.0, lt=1.0
