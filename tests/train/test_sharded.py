@@ -18,10 +18,10 @@ from headway.train.optimizer import Optimizer
 from headway.train.sharing import shard
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
+from tests.train.conftest import ENCODER
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
-from tests.train.test_masked import ENCODER
 from tests.train.test_processes import HALVES, as_one
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged

@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """What is taken apart: `call` does it once, on `rows` texts of `tokens` tokens; `decodes`: one more token of
-    each, behind the others."""
+    each, behind the others; `last`: how many of the tokens have logits, where not all have."""
 
     name: str
     dtype: str
@@ -50,6 +50,7 @@ class Step:
     tokens: int
     call: Callable[[], object]
     decodes: bool = False
+    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,13 @@ def of_prefill(request: prefill.Request, say: Say) -> Iterator[Row]:
                 say(label)
                 call = prefill.ours(written.ours(weights), ids_of(name, request.tokens))
                 step = Step(
-                    name=label, dtype="bfloat16", spec=written.spec, rows=1, tokens=request.tokens, call=call
+                    name=label,
+                    dtype="bfloat16",
+                    spec=written.spec,
+                    rows=1,
+                    tokens=request.tokens,
+                    call=call,
+                    last=1,
                 )
                 yield from taken_apart(step, request.effort.least)
 
@@ -170,7 +177,7 @@ def _with_attention(one: Operator, step: Step) -> Operator:
         read = kv_bytes_read(spec, step.tokens, getattr(torch, step.dtype), step.rows)
         one = replace(one, bytes=float(read))
     else:
-        pairs = attention_pairs(spec, step.tokens)
+        pairs = attention_pairs(spec, step.tokens, step.last)
     times = 1.0 if one.name == ATTENTION else 2.5
     return replace(one, flops=times * 4.0 * spec.head_dim * pairs * step.rows)
 

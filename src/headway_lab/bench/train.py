@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from headway.checkpoints import save_folder
 from headway.data import Batch
 from headway.models import ModelSpec, build, catalog
-from headway.models.cost import parameter_count, prefill_flops
+from headway.models.cost import head_flops, parameter_count, prefill_flops
 from headway.nn import IGNORE_INDEX
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_workers
 from headway.train.optimizer import Optimizer, parameter_groups
@@ -71,9 +71,15 @@ class Case:
         return self.tokens - 1 if self.spec.causal else int(FILLED * self.tokens)
 
     @property
+    def unread(self) -> int:
+        """Tokens of each row that are no targets."""
+        return self.tokens - self.targets
+
+    @property
     def flops(self) -> float:
         """Products: of a step two of the backward for each of the forward; of the head for targets alone."""
-        return (3.0 if self.trains else 1.0) * self.rows * prefill_flops(self.spec, self.tokens, self.targets)
+        whole = prefill_flops(self.spec, self.tokens, self.tokens)
+        return (3.0 if self.trains else 1.0) * self.rows * (whole - self.unread * head_flops(self.spec))
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Ids and targets [B, T]: the next ids, or some of them."""

@@ -23,9 +23,17 @@ from headway.quantization import row_bytes
 from headway.tokens import Tokens
 
 
-def attention_pairs(spec: ModelSpec, n: int) -> int:
-    """(query, key) pairs that all heads of all layers score in a row of n tokens, counted."""
-    return sum(_pairs(p, n, spec.heads) for p in spec.patterns)
+def attention_pairs(spec: ModelSpec, n: int, last: int | None = None) -> int:
+    """(query, key) pairs that all heads of all layers score in a row of n tokens, counted; of the last layer those of
+    its `last` queries alone where they are given (`prefill_flops`)."""
+    if last is None or last >= n:
+        return sum(_pairs(p, n, spec.heads) for p in spec.patterns)
+    seen, keys = 0, Tokens.range(n)
+    for begin in range(n - last, n, 256):
+        queries = Tokens.range(min(256, n - begin), start=begin)
+        mask = visible(spec.patterns[-1], queries, keys)[0]
+        seen += int(mask.sum()) * (spec.heads // len(mask))
+    return seen + sum(_pairs(p, n, spec.heads) for p in spec.patterns[:-1])
 
 
 def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None = None) -> float:
@@ -49,26 +57,20 @@ def prefill_flops(spec: ModelSpec, n: int, logits: int = 1, source: int | None =
         raise ConfigError(
             f"prefill_flops: Head({spec.head.task!r}) is computed once for a row, got logits={logits}"
         )
-    own = 2.0 * n * matrix_weights(spec) + _attention_flops(spec, n) + head_flops(spec) * logits
+    last = min(logits, n) if spec.kind == "decoder" else n
+    spared = (n - last) * (spec.heads * spec.head_dim + (2 + spec.gated) * spec.hidden) * spec.width
+    own = (
+        2.0 * (n * matrix_weights(spec) - spared)
+        + _attention_flops(spec, n, last)
+        + head_flops(spec) * logits
+    )
     if spec.encoder is None and source is not None:
         raise ConfigError(f"prefill_flops: source={source} is for an encoder-decoder, not for {spec.kind}s")
     if spec.encoder is None:
-        return own if spec.kind == "encoder" else own - _spared(spec, n, min(logits, n))
+        return own
     source = n if source is None else source
     across = 4.0 * spec.head_dim * spec.heads * spec.layers * n * source
     return own + prefill_flops(spec.encoder, source) + 2.0 * source * memory_weights(spec) + across
-
-
-def _spared(spec: ModelSpec, n: int, logits: int) -> float:
-    """Operations of the last layer for the queries whose logits are not wanted, n - logits of them."""
-    m, inner = spec.width, spec.heads * spec.head_dim
-    spared = 2.0 * (n - logits) * (inner * m + (2 + spec.gated) * m * spec.hidden)
-    if spec.linear is not None:
-        return spared
-    last = spec.patterns[-1]
-    seen = visible(last, Tokens.range(logits, start=n - logits), Tokens.range(n))[0]
-    wanted = int(seen.sum()) * (spec.heads // len(seen))
-    return spared + 4.0 * spec.head_dim * (_pairs(last, n, spec.heads) - wanted)
 
 
 def head_flops(spec: ModelSpec) -> float:
@@ -106,10 +108,10 @@ def decode_flops(spec: ModelSpec, context: int, source: int | None = None) -> fl
     return 2.0 * matrix_weights(spec) + head_flops(spec) + own + across
 
 
-def _attention_flops(spec: ModelSpec, n: int) -> float:
+def _attention_flops(spec: ModelSpec, n: int, last: int | None = None) -> float:
     """Of scores and values over all pairs that are seen, or of the sums of linear attention."""
     if spec.linear is None:
-        return 4.0 * spec.head_dim * attention_pairs(spec, n)
+        return 4.0 * spec.head_dim * attention_pairs(spec, n, last)
     features, group = spec.linear.features(spec.head_dim), spec.layout.group
     forms = (choose_form(p, n, n, features, spec.head_dim, group) for p in spec.patterns)
     return spec.kv_heads * sum(form.flops or 0.0 for form in forms)
