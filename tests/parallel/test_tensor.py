@@ -185,7 +185,6 @@ def test_what_ranks_have_is_gathered_to_the_bit(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kv heads": ({"heads": 8, "kv_heads": 2}, "2 kv heads cannot be shared evenly by 4"),
     "hidden units": ({"hidden": 26}, "26 hidden units cannot be shared evenly by 4"),
-    "dropout of weights": ({"attention_dropout": 0.1}, "set attention_dropout=0"),
     "dropout of units": ({"activation_dropout": 0.1}, "set activation_dropout=0"),
 }
 

@@ -27,7 +27,7 @@ from headway.nn import (
 )
 from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
 from headway.parallel import Shards, TensorParallel
-from headway.patterns import Pattern, PerHead
+from headway.patterns import PerHead
 from headway.scores import Score
 
 PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
@@ -46,7 +46,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     but for what the heads of a layer share (`Shards.summed`).
 
     Raises ConfigError where ranks do not divide kv heads or hidden units, for adapters and quantised weights, and for
-    dropout within heads or hidden units, which one process would draw for all of them.
+    dropout of hidden units, which one process would draw for all of them.
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
@@ -85,6 +85,17 @@ def gather(model: Model) -> dict[str, Tensor]:
     return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
 
 
+def shards_of(model: nn.Module) -> Shards | None:
+    """How ranks share its layers; None where they do not."""
+    return getattr(model, "shards", None)
+
+
+def own_part(model: nn.Module, name: str, whole: Tensor) -> Tensor:
+    """Of what has the shape of a whole parameter, this rank's part."""
+    shards = shards_of(model)
+    return whole if shards is None else shards.own(name, whole)
+
+
 def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
     if isinstance(module, AttentionLayer):
         tensor.share(module.heads.kv_heads, "kv heads")
@@ -95,15 +106,11 @@ def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
             f"tensor parallel: {name} is a {type(module).__name__}, whose weights are not cut; share a model without "
             "adapters and quantised weights"
         )
-    for what, p in (
-        ("attention_dropout", module.dropout if isinstance(module, AttentionLayer) else 0.0),
-        ("activation_dropout", module.drop.p if isinstance(module, FeedForward) else 0.0),
-    ):
-        if p:
-            raise ConfigError(
-                f"tensor parallel: {what}={p} would be drawn by each rank for its own part, not as one process does; "
-                f"set {what}=0 (dropout of the residual stream is the same everywhere)"
-            )
+    if isinstance(module, FeedForward) and module.drop.p:
+        raise ConfigError(
+            f"tensor parallel: activation_dropout={module.drop.p} would be drawn by each rank for its own hidden "
+            "units, not as one process does; set activation_dropout=0"
+        )
 
 
 def _last(name: str) -> str:
@@ -112,11 +119,12 @@ def _last(name: str) -> str:
 
 def _own_mixer(mixer: Mixer, heads: range) -> Mixer:
     assert isinstance(mixer, SoftmaxMixer | LinearMixer)
-    return replace(mixer, pattern=_own_pattern(mixer.pattern, heads))
-
-
-def _own_pattern(pattern: Pattern, heads: range) -> Pattern:
-    return PerHead(*pattern.heads[heads.start : heads.stop]) if isinstance(pattern, PerHead) else pattern
+    pattern = mixer.pattern
+    if isinstance(pattern, PerHead):
+        pattern = PerHead(*pattern.heads[heads.start : heads.stop])
+    if isinstance(mixer, LinearMixer):
+        return replace(mixer, pattern=pattern)
+    return replace(mixer, pattern=pattern, first_head=heads.start)
 
 
 def _own_scores(scores: Scores, heads: range) -> Scores:

@@ -87,11 +87,12 @@ class Mixer(ABC):
 @dataclass(frozen=True)
 class SoftmaxMixer(Mixer):
     """softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and values where the scheme
-    says so; its cache keeps keys and values."""
+    says so; its cache keeps keys and values. `first_head` is as in `attend_keys`."""
 
     pattern: Pattern
     scale: float | None = None
     backend: str = "auto"
+    first_head: int = 0
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         tokens, cache, rotation = call.tokens, call.cache, call.rotation
@@ -145,6 +146,7 @@ class SoftmaxMixer(Mixer):
             dropout=dropout,
             backend=self.backend,
             lse=False,
+            first_head=self.first_head,
         ).out
 
 
@@ -206,7 +208,8 @@ class GlobalMixer(SoftmaxMixer):
     @cached_property
     def local(self) -> SoftmaxMixer:
         """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
-        return SoftmaxMixer(without(self.pattern, Kind.GLOBAL_QUERIES), self.scale, self.backend)
+        pattern = without(self.pattern, Kind.GLOBAL_QUERIES)
+        return SoftmaxMixer(pattern, self.scale, self.backend, self.first_head)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import RankError
-from headway.parallel.exchange import DistributedExchange, Exchange
+from headway.parallel.exchange import DistributedExchange
 from headway.parallel.mesh import Mesh
 from headway.parallel.roll import FOLLOWED, Roll
+from headway.parallel.tensor import TensorParallel
 
 BUCKET_BYTES = 64 << 20
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Parallel:
         mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
         place: its number along each axis of the mesh.
         exchange: among the processes that share the tokens of a row with this one; None where none does.
+        tensor: among those that share the heads and hidden units of each layer with it; None where none does.
 
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
@@ -41,7 +43,9 @@ class Parallel:
         self.rank = 0 if roll is None else roll.rank
         self.place = mesh.place(self.rank)
         with self.named():
-            self.exchange = _exchange(mesh)
+            self.exchange = None if mesh.cp == 1 else DistributedExchange(_group(mesh, "cp"))
+            self.tensor = None if mesh.tp == 1 else TensorParallel(DistributedExchange(_group(mesh, "tp")))
+            self._alike = None if mesh.tp == 1 else _group(mesh, "dp", "fsdp", "cp")
         self._turns = itertools.count()
 
     @property
@@ -61,13 +65,18 @@ class Parallel:
         self._together(lambda: dist.all_gather_object(found, value))
         return found
 
+    def gather_parts(self, value: T) -> list[T]:
+        """The values of the processes that have tokens of their own: one of those that share heads."""
+        return self.gather(value)[:: self.mesh.tp]
+
     def agree(self, value: T) -> T:
         """The main process's value."""
         return self.gather(value)[0]
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Every tensor becomes its sum over the processes, with the same bits in all of them."""
-        self._in_buckets(tensors, dist.all_reduce)
+        """Every tensor becomes its sum over the processes that have the same weights, with the same bits in all of
+        them."""
+        self._in_buckets(tensors, lambda flat: dist.all_reduce(flat, group=self._alike))
 
     @torch.no_grad()
     def take_from_main(self, tensors: Iterable[Tensor]) -> None:
@@ -75,10 +84,13 @@ class Parallel:
         self._in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
 
     def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
-        """`run` of all items, each computed by one process; the results, in order, are in all of them."""
-        given = list(items)
-        parts = self.gather(list(run(given[self.rank :: self.mesh.ranks])))
-        return [parts[i % self.mesh.ranks][i // self.mesh.ranks] for i in range(len(given))]
+        """`run` of all items, each computed by one process, or by those that share heads; the results, in order, are in
+        all of them."""
+        given, number = list(items), self.mesh.ranks // self.mesh.tp
+        with self.named():
+            own = list(run(given[self.rank // self.mesh.tp :: number]))
+        parts = self.gather_parts(own)
+        return [parts[i % number][i // number] for i in range(len(given))]
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
@@ -117,12 +129,12 @@ class Parallel:
             raise self._roll.missing(error) from error
 
 
-def _exchange(mesh: Mesh) -> Exchange | None:
-    """Every process makes the groups of all, in their order, and keeps its own."""
-    if mesh.cp == 1:
-        return None
-    groups = [(ranks, dist.new_group(ranks)) for ranks in mesh.groups("cp")]
-    return DistributedExchange(next(group for ranks, group in groups if dist.get_rank() in ranks))
+def _group(mesh: Mesh, *axes: str) -> dist.ProcessGroup:
+    """Those that differ from this process along these axes alone. Every process makes the groups of all, in their
+    order."""
+    groups = [(ranks, dist.new_group(ranks)) for ranks in mesh.groups(*axes)]
+    found: dist.ProcessGroup = next(group for ranks, group in groups if dist.get_rank() in ranks)
+    return found
 
 
 ALONE = Parallel()

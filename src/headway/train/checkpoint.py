@@ -30,8 +30,9 @@ from headway.checkpoints.hf.config import config_from_spec
 from headway.checkpoints.hf.upgrade import parameter_name
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
+from headway.models.tensor_parallel import own_part
+from headway.parallel import Parallel
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
-from headway.storage.lazy import copy_into
 from headway.storage.reading import read_json
 from headway.storage.safetensors import write_safetensors
 from headway.storage.tensors import open_tensors
@@ -40,6 +41,7 @@ from headway.train.config import TrainConfig, extra
 from headway.train.config_io import upgraded_settings
 from headway.train.metrics import METRICS
 from headway.train.optimizer import Optimizer
+from headway.train.shares import own_moments, whole_moments, whole_weights
 from headway.train.tasks import text_task_of
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
@@ -69,8 +71,14 @@ class State:
     progress: Progress
     draws_in_turn: bool = False
 
-    def save(self, path: Path) -> None:
-        """Write the folder `path` in one atomic step."""
+    def save(self, path: Path, parallel: Parallel) -> None:
+        """Have the main process write the folder `path` in one atomic step; all processes call it alike."""
+        moments = whole_moments(self.optimizer, self.task.model, parallel)
+        with whole_weights(self.task.model, parallel):
+            if parallel.is_main:
+                self._write(path, moments)
+
+    def _write(self, path: Path, moments: dict[str, Tensor]) -> None:
         record = {
             "format": FORMAT,
             **asdict(self.progress),
@@ -81,10 +89,8 @@ class State:
         }
 
         def add_state(folder: Path) -> None:
-            tensors = self.optimizer.state_tensors()
-            if self.draws_in_turn:
-                tensors[RNG] = torch.get_rng_state()
-            write_safetensors(folder / OPTIMIZER, tensors)
+            random = {RNG: torch.get_rng_state()} if self.draws_in_turn else {}
+            write_safetensors(folder / OPTIMIZER, moments | random)
             write_file(folder / STATE, json_text(record))
 
         if self.task.base is not None:
@@ -119,7 +125,7 @@ class State:
             if (then := record["machine"].get(name, ALONE.get(name))) != now:
                 remarks.append(f"{name}: {then} then, {now} now")
         self._load_weights(path, record.get("base"))
-        tensors = optimizer_tensors(path / OPTIMIZER)
+        tensors = own_moments(optimizer_tensors(path / OPTIMIZER), self.task.model)
         self.draws_in_turn = RNG in tensors
         if self.draws_in_turn:
             torch.set_rng_state(tensors.pop(RNG).clone())
@@ -132,7 +138,7 @@ class State:
         """Begin with another run's moments, in the file `OPTIMIZER` of its checkpoint; of how many parameters.
 
         Those of parameters that have another name or shape here, or another optimizer, are left out."""
-        tensors = optimizer_tensors(file)
+        tensors = own_moments(optimizer_tensors(file), self.task.model)
         tensors.pop(RNG, None)
         return self.optimizer.take_state_tensors(tensors)
 
@@ -157,7 +163,7 @@ class State:
             )
         with torch.no_grad():
             for name, value in own.items():
-                copy_into(folder.tensors, name, value)
+                value.copy_(own_part(model, name, folder.tensors[name]))
 
 
 def optimizer_tensors(file: Path) -> dict[str, Tensor]:
@@ -194,9 +200,7 @@ def read_record(path: Path) -> dict[str, Any]:
             f"{path / STATE}: format {record.get('format')!r} is not {FORMAT}, or it is incomplete"
         )
     record["config"] = upgraded_settings(record["config"])
-    if (
-        "task" not in record["config"]
-    ):  # of format 1, whose settings could leave it open: what the model is for
+    if "task" not in record["config"]:  # of format 1, which could leave it open: what the model is for
         record["config"]["task"] = text_task_of(load_folder(path).spec)
     return record
 
@@ -208,9 +212,7 @@ def changes(record: dict[str, Any], config: TrainConfig, path: Path) -> list[str
     now = config.model_dump(mode="json")
     when = {name: extra(field)["on_resume"] for name, field in type(config).grouped().items()}
     usual = {name: field.default for name, field in type(config).model_fields.items()}
-    usual = {
-        name: [*value] if isinstance(value, tuple) else value for name, value in usual.items()
-    }  # as in JSON
+    usual = {name: [*v] if isinstance(v, tuple) else v for name, v in usual.items()}  # as in JSON
     then = moved_along(usual | record["config"], now)
     if then["task"] != now["task"]:
         raise ConfigError(
@@ -233,7 +235,8 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                value.copy_(torch.stack([state[name].double() for state in states]).mean(0))
+                mean = torch.stack([state[name].double() for state in states]).mean(0)
+                value.copy_(own_part(model, name, mean))
 
 
 def moved_along(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from headway.models import cost
+from headway.parallel import Parallel
 from headway.report import cell
 from headway.train.callbacks import TrainResult
 from headway.train.checkpoint import FINAL, save_final
 from headway.train.evaluation import Evaluation
 from headway.train.metrics import CURVE, METRICS, draw_curve, read_metrics
+from headway.train.shares import whole_weights
 from headway.train.tasks.base import Task
 from headway.train.trainer import Progress
 
 
-def leave_model(out: Path, task: Task[Any], progress: Progress) -> None:
-    """Save the trained model in the folder `out`, and draw the curve."""
-    save_final(out / FINAL, task)
+def leave_model(out: Path, task: Task[Any], progress: Progress, parallel: Parallel) -> None:
+    """Have the main process save the trained model in the folder `out`, and draw the curve."""
+    with whole_weights(task.model, parallel):
+        if parallel.is_main:
+            save_final(out / FINAL, task)
+    if not parallel.is_main:
+        return
     parameters = cost.parameter_count(task.model.spec)
     title = f"{cell(parameters)} parameters, {cell(progress.trained_tokens)} trained tokens"
     draw_curve(read_metrics(out / METRICS), out / CURVE, title)

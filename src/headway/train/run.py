@@ -39,12 +39,15 @@ from headway.train.inputs import made_inputs
 from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
+from headway.train.shares import share_layers
 from headway.train.sharing import SharedPool, added_up_by, spread
 from headway.train.start import announce, check_room, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.trackers import Trackers, check_trackers
 from headway.train.trainer import Progress, Trainer
+
+SPEED_KNOWN = 8  # steps after which a run's speed is known
 
 
 def train(
@@ -86,20 +89,18 @@ def train(
                 task = find_task(str(config.task))(config, out, start, dtype)
                 if main:
                     check_room(config, task)
-                called = [*task.callbacks(), *callbacks] if main else []
+                called = [*task.callbacks(), *callbacks]
             spread(task, parallel)
+            share_layers(task, config, called, parallel)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)
                 reporter.note(f"{precision.what}: {precision.why}")
-                run = Run(config, task, start, dtype, called, reporter, parallel)
+                run = Run(config, task, start, dtype, called if main else [], reporter, parallel)
                 if not main:
                     return run.go()
                 with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
                     return run.go()
-
-
-SPEED_KNOWN = 8  # steps after which a run's speed is known
 
 
 class Run:
@@ -273,8 +274,8 @@ class Run:
         """Write checkpoint-N, N being the steps done; then drop the oldest ones."""
         begun = self.state.progress.seconds = self.trainer.seconds
         path = self.out / f"checkpoint-{self.state.progress.step}"
+        self.state.save(path, self.parallel)
         if self.parallel.is_main:
-            self.state.save(path)
             for old in checkpoints(self.out)[: -self.config.keep_last]:
                 disk.remove(old)
         self.deadline.save_seconds = self.deadline.save_seconds or self.trainer.seconds - begun
@@ -291,10 +292,9 @@ class Run:
     def finish(self, record: dict[str, Any]) -> TrainResult:
         """Save the trained model and draw the curve; every process has the result when that is done."""
         task, progress, validation = self.task, self.state.progress, self.validation
-        if self.parallel.is_main:
-            if validation is not None and validation.bits_per_byte is not None:
-                self.log.write({"val_bits_per_byte": validation.bits_per_byte})
-            leave_model(self.out, task, progress)
-            self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
+        if self.parallel.is_main and validation is not None and validation.bits_per_byte is not None:
+            self.log.write({"val_bits_per_byte": validation.bits_per_byte})
+        leave_model(self.out, task, progress, self.parallel)
+        self.say(f"{self.out / FINAL}: {progress.step} steps in {clock(progress.seconds)}")
         self.parallel.gather(None)
         return result(self.out, task, progress, record, validation)

@@ -11,6 +11,7 @@ from torch import nn
 
 from headway.data import Batch
 from headway.errors import ConfigError
+from headway.models.tensor_parallel import shards_of
 from headway.parallel import ContextParallel, Parallel, choose_layout
 from headway.train.microbatch_pool import MicrobatchPool, R, T
 from headway.train.tasks.base import Task
@@ -52,12 +53,16 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
     ranks = parallel.mesh.batches
     if parallel.mesh.ranks == 1:
         return
+    if parallel.mesh.fsdp > 1:
+        raise ConfigError(
+            f"mesh {parallel.mesh}: sharded weights (fsdp) are unsupported; leave fsdp out, or write dp"
+        )
     if parallel.mesh.cp > 1 and not task.by_token:
         raise ConfigError(
             f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
             "cannot be sharded; leave cp out"
         )
-    if parallel.mesh.cp > 1 and task.workers > 1:
+    if (parallel.mesh.cp > 1 or parallel.mesh.tp > 1) and task.workers > 1:
         raise ConfigError(
             f"mesh {parallel.mesh}: {task.workers} micro batches side by side would mix up their messages; set "
             "workers=1"
@@ -80,12 +85,14 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
     """How many processes' sums a step's gradient is the sum of, so that its bits are theirs: 1 where they are those of
     one process, since two micro batches of the same rows have one sum."""
-    ranks = parallel.mesh.ranks
-    return 1 if task.micro_batch is not None and len(task.batches(0)) <= 2 else ranks
+    mesh = parallel.mesh
+    of_rows = mesh.ranks == mesh.batches and task.micro_batch is not None
+    return 1 if of_rows and len(task.batches(0)) <= 2 else mesh.ranks
 
 
 def add_gradients(model: nn.Module, parallel: Parallel) -> None:
-    """Make `.grad` of every parameter its sum over the processes; None where no process has one."""
+    """Make `.grad` of every parameter, or of the part that this process has, its sum over the processes; None where no
+    process has one."""
     if parallel.mesh.ranks == 1:
         return
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -93,4 +100,7 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
     for p, there in zip(trained, some, strict=True):
         if there and p.grad is None:
             p.grad = torch.zeros_like(p)
+    if (shards := shards_of(model)) is not None:
+        with parallel.named():
+            shards.add_up({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     parallel.add_up(p.grad for p in trained if p.grad is not None)

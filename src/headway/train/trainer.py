@@ -21,6 +21,7 @@ from headway.errors import HeadwayError
 from headway.parallel.processes import ALONE, Parallel
 from headway.train.microbatch_pool import M, MasterWeights, MicrobatchPool
 from headway.train.optimizer import Optimizer
+from headway.train.shares import total_norm
 from headway.train.sharing import add_gradients, own_batch
 from headway.train.tasks.base import Objective, StepStats
 
@@ -119,7 +120,7 @@ class Trainer(Generic[M]):
         """Check and clip the gradient; its norm before."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        total = nn.utils.get_total_norm(gradients.values())
+        total = total_norm(gradients, self.weights.master)
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
@@ -150,7 +151,7 @@ def accumulate(
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
     own = [(i, own_batch(batch, weights.master, parallel)) for i, batch in parallel.share(batches)]
-    count = sum(parallel.gather(sum(objective.count(batch) for _, batch in own)))
+    count = sum(parallel.gather_parts(sum(objective.count(batch) for _, batch in own)))
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
@@ -172,7 +173,7 @@ def accumulate(
         weights.collect()
     add_gradients(weights.master, parallel)
     all_sums = dict[str, float]()
-    losses, extras = zip(*parallel.gather((loss_sum, extra)), strict=True)
+    losses, extras = zip(*parallel.gather_parts((loss_sum, extra)), strict=True)
     for one in extras:
         _add(all_sums, one)
     return sum(losses), count, all_sums
