@@ -2,22 +2,26 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models.tensor_parallel import gather, shard
-from headway.parallel import Mesh, Parallel, joined
+from headway.parallel import Mesh, Parallel, TensorParallel, joined
 from headway.parallel.processes import ALONE
 from headway.train import TextConfig, train
 from headway.train.metrics import read_metrics
 from headway.train.optimizer import Optimizer
+from headway.train.shares import share_layers
+from headway.train.sharing import spread
+from headway.train.tasks import find_task
 from headway.train.trainer import Trainer
 from tests.parallel import steps
+from tests.parallel.test_tensor import Rank
 from tests.train.objectives import Given
 from tests.train.processes import together
 from tests.train.test_resume import weights
@@ -111,22 +115,29 @@ def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> No
     assert {name: t.shape for name, t in a.items()} == {name: t.shape for name, t in b.items()}
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "muon": ("tp=2", {"optimizer": "muon"}, "set optimizer=adamw"),
-    "samples": ("tp=2", {"sample_prompts": ("a",), "sample_tokens": 4}, "leave them out"),
-    "workers": ("tp=2", {"workers": 2, "dropout": 0.0, "micro_batch": 2}, "set workers=1"),
-    "sharded weights": ("fsdp=2", {}, "leave fsdp out"),
+REFUSED: dict[str, tuple[Mesh, dict[str, Any], str]] = {
+    "muon": (Mesh(tp=2), {"optimizer": "muon"}, "set optimizer=adamw, or leave tp out"),
+    "samples": (
+        Mesh(tp=2),
+        {"sample_prompts": ("a",), "sample_tokens": 4},
+        "leave them out, or leave tp out",
+    ),
+    "workers": (Mesh(tp=2), {"workers": 2, "dropout": 0.0, "micro_batch": 2}, "set workers=1"),
+    "sharded weights": (Mesh(fsdp=2), {}, "leave fsdp out"),
 }
 
 
-def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path) -> None:
-    """Before any step, by all processes."""
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path, what: str) -> None:
+    """Before any step."""
+    mesh, changes, words = REFUSED[what]
+    config = settings(**SHARED | changes)
+    parallel: Any = SimpleNamespace(mesh=mesh, rank=0, tensor=TensorParallel(Rank(0, 2)))
+    task = find_task("causal-lm")(config, tmp_path, None, torch.float32)
 
-    def rank(number: int) -> None:
-        dist.init_process_group("gloo")
-        for name, (mesh, changes, words) in REFUSED.items():
-            config = settings(**SHARED | changes, mesh=mesh, out=str(tmp_path / name))
-            with pytest.raises(ConfigError, match=words):
-                train(config, quiet=True)
+    def begin() -> None:
+        share_layers(task, config, task.callbacks(), parallel)
+        spread(task, parallel)
 
-    together(2, rank, tmp_path / "said")
+    with pytest.raises(ConfigError, match=words):
+        begin()
