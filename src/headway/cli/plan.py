@@ -108,7 +108,8 @@ def command(
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
     """A row for each process of a training step."""
-    names = ("process", "rows x tokens", "holds", "gradients sent", "keys sent", "hops", "pairs, to the mean")
+    sent = ("gradients sent", "sums sent", "keys sent")
+    names = ("process", "rows x tokens", "holds", *sent, "hops", "pairs, to the mean")
     return table(
         names,
         [
@@ -117,6 +118,7 @@ def shares_table(shares: "Sequence[ProcessShare]") -> str:
                 f"{share.rows} x {share.tokens}",
                 size(share.memory),
                 size(share.gradients_sent),
+                size(share.sums_sent),
                 size(share.keys_sent),
                 share.hops,
                 f"{share.pairs:.2f}",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headway.errors import ConfigError
 from headway.heads import Heads
 from headway.models.build import Model
+from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack
 from headway.nn import (
     AttentionLayer,
@@ -27,7 +28,9 @@ from headway.nn import (
 )
 from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
 from headway.parallel import Shards, TensorParallel
-from headway.patterns import PerHead
+from headway.parallel.tensor import share
+from headway.patterns import Pattern, PerHead
+from headway.positions import LinearBias
 from headway.scores import Score
 
 PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
@@ -85,6 +88,24 @@ def gather(model: Model) -> dict[str, Tensor]:
     return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
 
 
+def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
+    """The spec of what a rank has: all layers with its heads and hidden units, and all else. Raises ConfigError where
+    ranks do not divide kv heads or hidden units."""
+    own = share(spec.heads, "heads", ranks, rank)
+    positions = spec.positions
+    if isinstance(positions, LinearBias) and positions.slopes is not None:
+        positions = LinearBias(positions.slopes[own.start : own.stop])
+    return replace(
+        spec,
+        heads=len(own),
+        kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
+        hidden=len(share(spec.hidden, "hidden units", ranks, rank)),
+        patterns=tuple(_own_pattern(pattern, own) for pattern in spec.patterns),
+        positions=positions,
+        encoder=None if spec.encoder is None else share_of(spec.encoder, ranks, rank),
+    )
+
+
 def shards_of(model: nn.Module) -> Shards | None:
     """How ranks share its layers; None where they do not."""
     return getattr(model, "shards", None)
@@ -119,12 +140,14 @@ def _last(name: str) -> str:
 
 def _own_mixer(mixer: Mixer, heads: range) -> Mixer:
     assert isinstance(mixer, SoftmaxMixer | LinearMixer)
-    pattern = mixer.pattern
-    if isinstance(pattern, PerHead):
-        pattern = PerHead(*pattern.heads[heads.start : heads.stop])
+    pattern = _own_pattern(mixer.pattern, heads)
     if isinstance(mixer, LinearMixer):
         return replace(mixer, pattern=pattern)
     return replace(mixer, pattern=pattern, first_head=heads.start)
+
+
+def _own_pattern(pattern: Pattern, heads: range) -> Pattern:
+    return PerHead(*pattern.heads[heads.start : heads.stop]) if isinstance(pattern, PerHead) else pattern
 
 
 def _own_scores(scores: Scores, heads: range) -> Scores:

@@ -18,6 +18,16 @@ from headway.errors import ConfigError
 from headway.parallel.exchange import Exchange
 
 
+def share(count: int, what: str, ranks: int, rank: int) -> range:
+    """A rank's of `count` heads or units. Raises ConfigError where ranks do not divide them."""
+    if count % ranks:
+        raise ConfigError(
+            f"tensor parallel: {count} {what} cannot be shared evenly by {ranks} processes; tp must divide {count}"
+        )
+    each = count // ranks
+    return range(rank * each, (rank + 1) * each)
+
+
 class TensorParallel:
     """The ranks that share layers.
 
@@ -41,15 +51,8 @@ class TensorParallel:
         return y
 
     def share(self, count: int, what: str) -> range:
-        """This rank's of `count` heads or units. Raises ConfigError where ranks do not divide them."""
-        ranks = self.exchange.ranks
-        if count % ranks:
-            raise ConfigError(
-                f"tensor parallel: {count} {what} cannot be shared evenly by {ranks} processes; tp must divide "
-                f"{count}"
-            )
-        each = count // ranks
-        return range(self.exchange.rank * each, (self.exchange.rank + 1) * each)
+        """`share` of this rank."""
+        return share(count, what, self.exchange.ranks, self.exchange.rank)
 
     def __deepcopy__(self, memo: object) -> TensorParallel:
         return self  # replicas of a module talk to the same ranks

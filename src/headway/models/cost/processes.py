@@ -13,6 +13,7 @@ from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import training_bytes
 from headway.models.cost.weights import parameter_count
 from headway.models.spec import ModelSpec
+from headway.models.tensor_parallel import share_of
 from headway.parallel import ContextPlan, Mesh, choose_layout
 from headway.tokens import Tokens
 
@@ -23,8 +24,11 @@ class ProcessShare:
 
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
-        memory: bytes that it holds at its peak (`training_bytes`: weights and moments are in each process).
-        gradients_sent: bytes that a ring sends to add up gradients over R processes, 2 (R - 1) / R of their own.
+        memory: bytes that it holds at its peak (`training_bytes` of its heads and hidden units; all else is in each
+            process).
+        gradients_sent: bytes that a ring sends to add up the gradients of the R processes that have the same weights,
+            2 (R - 1) / R of their own.
+        sums_sent: bytes that a ring sends for the sums of tensor parallel (`layer_sums`), forward and backward.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -35,6 +39,7 @@ class ProcessShare:
     tokens: int
     memory: int
     gradients_sent: int
+    sums_sent: int
     keys_sent: int
     hops: int
     pairs: float
@@ -50,7 +55,10 @@ def process_shares(
 ) -> list[ProcessShare]:
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
-    Raises ConfigError for fewer rows than dp, and for an encoder-decoder whose rows would be sharded."""
+    Raises ConfigError for fewer rows than dp, for an encoder-decoder whose rows would be sharded, and for sharded
+    weights (fsdp), heads and hidden units that cannot be shared."""
+    if mesh.fsdp > 1:
+        raise ConfigError(f"mesh {mesh}: sharded weights (fsdp) are unsupported; leave fsdp out, or write dp")
     if batch < mesh.dp:
         raise ConfigError(
             f"mesh {mesh}: {mesh.dp} processes share the rows of a step, and it has {batch}; take more rows, or fewer "
@@ -60,24 +68,46 @@ def process_shares(
         raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
+    owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
     plans = [
-        (ContextPlan.of(head, shards), layers, len(pattern.heads))
-        for pattern, layers in Counter(spec.patterns).items()
-        for head in pattern.heads
+        [
+            (ContextPlan.of(head, shards), layers, len(pattern.heads))
+            for pattern, layers in Counter(own.patterns).items()
+            for head in pattern.heads
+        ]
+        for own in owns
     ]
-    work = [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in plans) for cp in range(mesh.cp)]
-    gradients = 2 * (mesh.ranks - 1) * 4 * parameter_count(spec) // mesh.ranks
+    work = [
+        [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in some) for cp in range(mesh.cp)]
+        for some in plans
+    ]
+    alike = mesh.ranks // mesh.tp
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
-        dp, cp = place.dp, place.cp
-        rows, tokens = len(range(dp, batch, mesh.dp)), shards[cp].count
-        size: dict[str, Any] = {"rows": rows, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
-        sent = sum(
-            plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in plans
-        )
-        held = sum(training_bytes(spec, tokens, rows, dtype, **options).values())
-        hops = max(len(plan.hops) for plan, _, _ in plans)
-        even = work[cp] * mesh.cp / sum(work)
-        found.append(ProcessShare(rank, rows, tokens, held, gradients, sent, hops, even))
+        cp, own, some, pairs = place.cp, owns[place.tp], plans[place.tp], work[place.tp]
+        rows, tokens = len(range(place.dp, batch, mesh.dp)), shards[cp].count
+        size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
+        sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
+        held = sum(training_bytes(own, tokens, rows, dtype, **options).values())
+        hops = max(len(plan.hops) for plan, _, _ in some)
+        gradients = 2 * (alike - 1) * 4 * parameter_count(own) // alike
+        numbers = rows * layer_sums(spec, tokens, **options) * spec.width
+        sums = 2 * (mesh.tp - 1) * numbers * dtype.itemsize // mesh.tp
+        even = pairs[cp] * mesh.cp / sum(pairs)
+        found.append(ProcessShare(rank, rows, tokens, held, gradients, sums, sent, hops, even))
     return found
+
+
+def layer_sums(spec: ModelSpec, tokens: int, **options: Unpack[TrainingOptions]) -> int:
+    """Tokens of a row whose states, M numbers each, are summed over the ranks that share layers (`TensorParallel`), in
+    all layers: two in the forward of each and two in the backward; beside an encoder three and three, and for the
+    gradients of its states one of each source token. A block that is computed again makes one sum again, two in order
+    "post", and one more beside an encoder. What global tokens have projections of their own for is not counted."""
+    redone = (1 + (spec.order == "post")) * (options.get("gradient_checkpointing") == "block")
+    if spec.encoder is None:
+        return spec.layers * (4 + redone) * tokens
+    given = options.get("source")
+    source = tokens if given is None else given
+    redone += bool(redone)
+    return spec.layers * ((6 + redone) * tokens + source) + layer_sums(spec.encoder, source, **options)
