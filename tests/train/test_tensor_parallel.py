@@ -28,7 +28,7 @@ from tests.train.test_resume import weights
 
 Make = Callable[..., TextConfig]
 SHARED: dict[str, Any] = {
-    "heads": 4, "kv_heads": 2, "optimizer": "adamw", "dropout": 0.1, "clip": 0.3,
+    "heads": 4, "kv_heads": 2, "dropout": 0.1, "clip": 0.3,
     "micro_batch": 4, "workers": 1, "steps": 6, "save_every": 2, "keep_last": 9,
 }  # fmt: skip
 
@@ -76,7 +76,7 @@ def by(mesh: Mesh, config: TextConfig, folder: Path, resume: str = "never") -> T
 
 def test_row_45_a_run_goes_on_at_any_mesh(settings: Make, tmp_path: Path) -> None:
     """Folders are those of one process, with whole weights and moments; parts of them are read again to the bit."""
-    config = settings(**SHARED, validation_share=0.1, eval_every=3)
+    config = settings(**SHARED, optimizer="muon", validation_share=0.1, eval_every=3)
     train(config, quiet=True)
     shared = by(Mesh(tp=2), config, tmp_path / "shared")
     assert_close(shared.out, config.out, after=0)
@@ -90,9 +90,11 @@ def test_row_45_a_run_goes_on_at_any_mesh(settings: Make, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [Mesh(dp=2, tp=2), Mesh(cp=2, tp=2)], ids=str)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_row_45_runs_of_four_processes(settings: Make, tmp_path: Path, mesh: Mesh, dtype: str) -> None:
-    how = {**SHARED, "dtype": dtype, "validation_share": 0.1, "eval_every": 3}
+@pytest.mark.parametrize(("dtype", "optimizer"), [("fp32", "adamw"), ("fp32", "muon"), ("bf16", "adamw")])
+def test_row_45_runs_of_four_processes(
+    settings: Make, tmp_path: Path, mesh: Mesh, dtype: str, optimizer: str
+) -> None:
+    how = {**SHARED, "dtype": dtype, "optimizer": optimizer, "validation_share": 0.1, "eval_every": 3}
     config = settings(**how | ({"dropout": 0.0} if mesh.cp > 1 else {}))
     train(config, quiet=True)
     shared = by(mesh, config, tmp_path / "shared")
@@ -116,7 +118,6 @@ def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> No
 
 
 REFUSED: dict[str, tuple[Mesh, dict[str, Any], str]] = {
-    "muon": (Mesh(tp=2), {"optimizer": "muon"}, "set optimizer=adamw, or leave tp out"),
     "samples": (
         Mesh(tp=2),
         {"sample_prompts": ("a",), "sample_tokens": 4},
@@ -136,7 +137,7 @@ def test_what_cannot_be_shared_is_refused(settings: Make, tmp_path: Path, what: 
     task = find_task("causal-lm")(config, tmp_path, None, torch.float32)
 
     def begin() -> None:
-        share_layers(task, config, task.callbacks(), parallel)
+        share_layers(task, task.callbacks(), parallel)
         spread(task, parallel)
 
     with pytest.raises(ConfigError, match=words):

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import CheckpointError
+from headway.models.tensor_parallel import shards_of
 from headway.nn import OutputLayer
+from headway.parallel import Shards
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.rows_config import RowsConfig
+from headway.train.shared_muon import SharedMuon
 
 
 class Groups(NamedTuple):
@@ -22,11 +25,13 @@ class Groups(NamedTuple):
         matrices: weights of linear layers (they mix features: decay, and Muon where asked for).
         embeddings: rows that are looked up, and the output matrix, tied or not (no decay).
         vectors: gains, biases and whatever else has fewer than two axes (no decay).
+        shards: how ranks share them; None where they do not.
     """
 
     matrices: dict[str, nn.Parameter]
     embeddings: dict[str, nn.Parameter]
     vectors: dict[str, nn.Parameter]
+    shards: Shards | None = None
 
 
 def parameter_groups(model: nn.Module) -> Groups:
@@ -41,7 +46,7 @@ def parameter_groups(model: nn.Module) -> Groups:
     heads: list[nn.Linear] = [m for m in model.modules() if isinstance(m, OutputLayer)]
     heads += [m for m in model.children() if isinstance(m, nn.Linear) and m.out_features in sizes]
     entries = {id(m.weight) for m in (*tables, *heads)}
-    groups = Groups({}, {}, {})
+    groups = Groups({}, {}, {}, shards_of(model))
     for name, p in model.named_parameters():
         if p.requires_grad:
             by_axes = groups.matrices if p.dim() >= 2 else groups.vectors
@@ -87,9 +92,13 @@ class Optimizer:
         parts: list[tuple[float, torch.optim.Optimizer]] = [(config.lr, adamw)]
         if config.optimizer == "muon":
             rate = config.matrix_lr or MATRIX_LR
+            how: dict[str, Any] = {"lr": rate, "weight_decay": decay, "momentum": 0.95}
+            names, shards = {p: name for name, p in groups.matrices.items()}, groups.shards
             for share in shares(matrices, workers.count):
-                muon = torch.optim.Muon(share, lr=rate, weight_decay=decay, momentum=0.95)
-                parts.append((rate, muon))
+                if shards is None:
+                    parts.append((rate, torch.optim.Muon(share, **how)))
+                else:
+                    parts.append((rate, SharedMuon(share, names, shards, **how)))
         return Optimizer(groups.matrices | groups.embeddings | groups.vectors, parts, workers)
 
     @staticmethod
@@ -222,4 +231,5 @@ def learning_rate(progress: float, *, warmup: float, floor: float) -> float:
 
 MATRIX_LR = 0.02
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
-STATE = {"Adam": ADAM, "AdamW": ADAM, "Muon": {"momentum_buffer"}}
+MUON = {"momentum_buffer"}
+STATE = {"Adam": ADAM, "AdamW": ADAM, "Muon": MUON, "SharedMuon": MUON}

@@ -91,7 +91,7 @@ def train(
                     check_room(config, task)
                 called = [*task.callbacks(), *callbacks]
             spread(task, parallel)
-            share_layers(task, config, called, parallel)
+            share_layers(task, called, parallel)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)

@@ -13,28 +13,21 @@ from headway.errors import ConfigError
 from headway.models.tensor_parallel import own_part, shard, shards_of
 from headway.parallel import Parallel
 from headway.train.callbacks import Callback
-from headway.train.config import TrainConfig
 from headway.train.optimizer import Optimizer
-from headway.train.rows_config import RowsConfig
 from headway.train.tasks.base import Task
 
 
-def share_layers(
-    task: Task[Any], config: TrainConfig, callbacks: Sequence[Callback], parallel: Parallel
-) -> None:
+def share_layers(task: Task[Any], callbacks: Sequence[Callback], parallel: Parallel) -> None:
     """Where processes share heads and hidden units, leave the task's model those of this one.
 
-    Raises ConfigError for what needs whole matrices or the whole model: Muon, callbacks, adapters; and as `shard`."""
+    Raises ConfigError for callbacks, which need the whole model, and as `shard`."""
     if parallel.tensor is None:
         return
-    reasons = {
-        "optimizer=muon makes whole matrices orthogonal, and a process has parts of them; set optimizer=adamw": (
-            isinstance(config, RowsConfig) and config.optimizer == "muon"
-        ),
-        "callbacks and sample prompts are given a whole model, which no process has; leave them out": callbacks,
-    }
-    if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
-        raise ConfigError(f"mesh {parallel.mesh}: {reason}, or leave tp out")
+    if callbacks:
+        raise ConfigError(
+            f"mesh {parallel.mesh}: callbacks and sample prompts are given a whole model, which no process has; leave "
+            "them out, or leave tp out"
+        )
     shard(task.model, parallel.tensor)
 
 

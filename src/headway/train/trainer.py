@@ -109,7 +109,8 @@ class Trainer(Generic[M]):
         norm = self._clip(loss_sum)
         factor = self.parallel.agree(self.schedule(progress.step, self.seconds))
         if count:
-            self.optimizer.step(factor)
+            with self.parallel.named():
+                self.optimizer.step(factor)
             self.weights.refresh()
         progress.step += 1
         progress.trained_tokens += count
