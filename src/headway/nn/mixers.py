@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -124,30 +124,17 @@ class SoftmaxMixer(Mixer):
         """`attend` with the scores and the dropout of a layer."""
         score = (*call.score, *(layer.score() if layer.score.steps else ()))
         dropout = layer.dropout if layer.training else 0.0
+        how: dict[str, Any] = {
+            "score": score,
+            "scale": self.scale,
+            "dropout": dropout,
+            "backend": self.backend,
+        }
         if call.context is not None:
-            part = call.context.attend(
-                q,
-                keys.k,
-                keys.v,
-                self.pattern,
-                score=score,
-                scale=self.scale,
-                dropout=dropout,
-                backend=self.backend,
-            )
+            part = call.context.attend(q, keys.k, keys.v, self.pattern, **how)
             return part.out.to(q.dtype)
-        return attend_keys(
-            q,
-            call.tokens,
-            [keys],
-            self.pattern,
-            score=score,
-            scale=self.scale,
-            dropout=dropout,
-            backend=self.backend,
-            lse=False,
-            first_head=self.first_head,
-        ).out
+        how |= {"first_head": self.first_head, "lse": False}
+        return attend_keys(q, call.tokens, [keys], self.pattern, **how).out
 
 
 @dataclass(frozen=True)
