@@ -75,7 +75,9 @@ def test_what_it_costs_is_attention_embedding_and_norms() -> None:
     m, layers = spec.width, spec.layers
     assert cost.parameter_count(whole) - cost.parameter_count(spec) == layers * (3 * m * 88 + m)
     assert cost.parameters(spec)["feed-forward"] == 0
-    assert cost.prefill_flops(whole, 16, 16) - cost.prefill_flops(spec, 16, 16) == 2 * 16 * layers * 3 * m * 88
+    assert (
+        cost.prefill_flops(whole, 16, 16) - cost.prefill_flops(spec, 16, 16) == 2 * 16 * layers * 3 * m * 88
+    )
     assert ASPECTS["feed-forward"].words(spec) == "none: layers of attention alone"
 
 
