@@ -8,10 +8,21 @@ import torch
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build
 from headway.models.cost.processes import process_shares
-from headway.parallel import ContextParallel, Exchange, Mesh, ShardLayout, choose_layout, simulate
+from headway.models.tensor_parallel import shard
+from headway.nn.block import Checkpointing
+from headway.parallel import (
+    ContextParallel,
+    Exchange,
+    Mesh,
+    ShardLayout,
+    TensorParallel,
+    choose_layout,
+    simulate,
+)
 from headway.patterns import Causal, Window
 from headway.tokens import Tokens
 from tests.parallel.test_plan import Counted
+from tests.parallel.test_tensor import Rank
 
 SPEC = ModelSpec.of_depth(
     3, 31, context=240, patterns=[Window.last(20), Causal(), Window.last(20)], width=16, heads=2, kv_heads=1,
@@ -46,7 +57,84 @@ def test_a_ring_sends_twice_what_a_process_lacks_of_the_sum() -> None:
     assert all(share.memory < one.memory for share in four)
 
 
+LAYERS: dict[str, tuple[dict[str, Any], Checkpointing]] = {
+    "pre": ({}, "none"),
+    "post": ({"order": "post"}, "none"),
+    "pre, again": ({}, "block"),
+    "post, again": ({"order": "post"}, "block"),
+    "parallel, again": ({"order": "parallel"}, "block"),
+    "joint, attention again": ({"order": "joint"}, "attention"),
+    "feed-forward again": ({}, "feed_forward"),
+}
+
+
+@pytest.mark.parametrize("which", LAYERS)
+def test_row_45_sums_of_shared_layers_are_those_that_a_step_makes(which: str) -> None:
+    """Bytes of tensors that are summed, of which a ring sends 2 (R - 1) / R."""
+    fields, checkpointing = LAYERS[which]
+    spec = ModelSpec.of_depth(3, 31, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24, **fields)
+    ids = torch.zeros(3, 20, dtype=torch.int64)
+
+    def rank(exchange: Exchange) -> int:
+        net: Any = build(spec, seed=0)
+        shard(net, TensorParallel(counted := Summed(exchange)))
+        net.train().gradient_checkpointing = checkpointing
+        net(ids, targets=ids).total.backward()
+        return counted.bytes
+
+    planned = process_shares(spec, Mesh(dp=2, tp=2), 20, 6, gradient_checkpointing=checkpointing)
+    assert [share.sums_sent for share in planned] == 2 * simulate(2, rank)
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing) -> None:
+    fields: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
+    plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    spec = ModelSpec.of_pair("transformer", **fields, **plain, order=order)
+    ids = torch.zeros(3, 20, dtype=torch.int64)
+
+    def rank(exchange: Exchange) -> int:
+        net: Any = build(spec, seed=0)
+        shard(net, TensorParallel(counted := Summed(exchange)))
+        net.train().gradient_checkpointing = checkpointing
+        net(ids, ids[:, :12], targets=ids[:, :12]).total.backward()
+        return counted.bytes
+
+    planned = process_shares(spec, Mesh(tp=2), 12, 3, source=20, gradient_checkpointing=checkpointing)
+    assert [share.sums_sent for share in planned] == simulate(2, rank)
+
+
+class Summed(Exchange):
+    """What a ring of two ranks sends of each sum."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange, self.rank, self.ranks, self.bytes = exchange, exchange.rank, exchange.ranks, 0
+
+    def start(self, sent: Any, to: int, received: Any, source: int) -> Any:
+        return self.exchange.start(sent, to, received, source)
+
+    def sum(self, own: torch.Tensor) -> torch.Tensor:
+        self.bytes += own.nbytes * 2 * (self.ranks - 1) // self.ranks
+        return self.exchange.sum(own)
+
+
+def test_what_a_process_holds_is_its_share_of_heads_and_units() -> None:
+    """Weights, gradients and moments of the model that it has, and activations of it."""
+    whole = ModelSpec.of_depth(3, 31, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
+    net: Any = build(whole, seed=0)
+    shard(net, TensorParallel(Rank(1, 2)))
+    one, two = process_shares(whole, Mesh(), 64, 2)[0], process_shares(whole, Mesh(dp=2, tp=2), 64, 4)
+    own = 4 * sum(p.numel() for p in net.parameters())
+    assert [share.gradients_sent for share in two] == [2 * own // 2] * 4
+    assert all(16 * own // 4 < share.memory < one.memory for share in two)
+
+
 def test_what_has_no_share_is_refused() -> None:
+    with pytest.raises(ConfigError, match="2 kv heads cannot be shared evenly by 4"):
+        process_shares(ModelSpec.of_depth(4, 31), Mesh(tp=4), 64, 1)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        process_shares(SPEC, Mesh(fsdp=2, tp=2), 240, 2)
     with pytest.raises(ConfigError, match="2 processes share the rows of a step, and it has 1"):
         process_shares(SPEC, Mesh(dp=2), 240, 1)
 

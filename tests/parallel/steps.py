@@ -24,18 +24,24 @@ PATTERNS: dict[str, Sequence[Pattern]] = {
 }
 
 
-def model_of(name: str, ntk: bool = False) -> Decoder | Encoder:
-    """Two layers of two grouped heads, in float64; "global" is an encoder."""
+def model_of(name: str, ntk: bool = False, **changes: Any) -> Decoder | Encoder:
+    """Two layers of two grouped heads, in float64; "global" is an encoder. `changes` are other fields of the spec."""
     both, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
     fields: dict[str, Any] = (
         {"family": "bert", "causal": False, "head": Head("masked-lm"), **plain} if both else {}
     )
     if ntk:
         fields["positions"] = Rotary(1e4, pairing="halves", scaling=DynamicNTK(4.0, 64))
+    usual: dict[str, Any] = {
+        "patterns": PATTERNS[name],
+        "width": 16,
+        "head_dim": 8,
+        "hidden": 24,
+        "init_std": 0.3,
+    }
     spec = ModelSpec.of_depth(
-        2, VOCAB, context=COUNT, patterns=PATTERNS[name], group=None if both else 2, width=16, head_dim=8, hidden=24,
-        init_std=0.3, **fields,
-    )  # fmt: skip
+        2, VOCAB, context=COUNT, group=None if both else 2, **{**usual, **fields, **changes}
+    )
     model = build(spec, seed=0).double()
     assert isinstance(model, Decoder | Encoder)
     return model

@@ -15,7 +15,7 @@ from headway.parallel.sharded import Sharded, sharded_like, whole
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
-from headway.train.sharing import shard
+from headway.train.sharing import divide
 from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
 from tests.train.conftest import ENCODER
@@ -146,7 +146,7 @@ def stepped(count: int, parallel: Parallel = ALONE) -> list[torch.Tensor]:
     """Losses and norms of three steps of `count` micro batches of different lengths in float64, and the weights behind
     them."""
     net: Any = model().double()
-    sharded = shard(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
+    sharded = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     if sharded is not None:
         for p in net.parameters():
             assert p.to_local().shape[0] <= -(-p.shape[0] // parallel.mesh.fsdp)

@@ -14,7 +14,7 @@ from headway.models.cost.processes import process_shares
 from headway.parallel import Mesh, Parallel, joined
 from headway.train.microbatch_pool import MicrobatchPool
 from headway.train.optimizer import Optimizer, parameter_groups
-from headway.train.sharing import shard
+from headway.train.sharing import divide
 from headway.train.text_config import TextConfig
 from headway.train.trainer import Trainer
 from headway_lab.bench.subprocess_runner import SubprocessRunner, peak_of
@@ -32,7 +32,7 @@ class Each(Same):
 def training(shape: Shape, parallel: Parallel) -> Any:
     model: Any = build(shape.spec, seed=0)
     model.gradient_checkpointing = shape.redo
-    sharded = shard(SimpleNamespace(model=model), parallel, shape.dtype)  # type: ignore[arg-type]
+    sharded = divide(SimpleNamespace(model=model), parallel, shape.dtype)  # type: ignore[arg-type]
     dtype = F32 if sharded else shape.dtype
     optimizer = Optimizer.of(parameter_groups(model), TextConfig(data="none"), MicrobatchPool(1))
     batches = Each(shape, parallel.mesh.batches)

@@ -12,7 +12,7 @@ from headway.data import Batch
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
 from headway.train.optimizer import Optimizer
-from headway.train.sharing import shard
+from headway.train.sharing import divide
 from headway.train.tasks.base import Sums
 from headway.train.trainer import Trainer
 from tests.parallel import steps
@@ -95,7 +95,7 @@ def test_row_45_steps_of_sharded_rows_are_those_of_one_process(mesh: Mesh, tmp_p
         net = steps.model_of(name)
         ids, targets, tokens = steps.rows(name)
         one = Batch({"ids": ids, "tokens": tokens}, targets)
-        sharded = shard(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
+        sharded = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
         optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
         trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
         losses = [trainer.step().loss for _ in range(3)]

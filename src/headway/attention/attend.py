@@ -100,11 +100,13 @@ def attend_keys(
     seed: int | None = None,
     backend: str = "auto",
     lse: bool = True,
+    first_head: int = 0,
 ) -> Partial:
     """Attention over several disjoint sets of keys, merged: what `attend` wraps, with its logsumexp.
 
     Returns Partial(out [B, H, T, Dv], lse [B, H, T]), differentiable in both parts. Arguments as in `attend`; S counts
     the keys of all sets. `lse=False`: only `out` is wanted; lse may then be NaN, and backends that return none may run.
+    `first_head` is the number of the first query head, where these are some of a layer's: dropout depends on it.
     """
     steps, key = steps_of(score), None
     if not steps and dropout == 0 and keep is None:
@@ -113,6 +115,8 @@ def attend_keys(
         if repeated is not None:
             return repeated(q, keys[0])
     call = validate(q, q_tokens, keys, pattern, keep, steps, scale, dropout, seed)
+    if first_head:
+        call = replace(call, head_ids=torch.arange(first_head, first_head + q.shape[1], device=q.device))
     if len(call.pattern.heads) == 1:
         return select.run(call, backend, lse, key)
     return by_pattern(call, lambda some: select.run(some, backend, lse))
@@ -186,7 +190,7 @@ def by_pattern(call: Call, run: Callable[[Call], Partial]) -> Partial:
             heads=Heads.of(len(heads), len(kv)),
             score=tuple(s.select_heads(which) for s in call.score),
             keep=keep if keep is None or keep.shape[1] == 1 else _take(keep, heads),
-            head_ids=which,
+            head_ids=which if call.head_ids is None else call.head_ids[which],
         )
         parts.append(run(some))
     order = [h for heads, _ in runs for h in heads]

@@ -108,7 +108,7 @@ def command(
 
 def shares_table(shares: "Sequence[ProcessShare]") -> str:
     """A row for each process of a training step."""
-    sent = ("gradients sent", "weights sent", "keys sent")
+    sent = ("gradients sent", "weights sent", "sums sent", "keys sent")
     names = ("process", "rows x tokens", "holds", *sent, "hops", "pairs, to the mean")
     return table(
         names,
@@ -119,6 +119,7 @@ def shares_table(shares: "Sequence[ProcessShare]") -> str:
                 size(share.memory),
                 size(share.gradients_sent),
                 size(share.weights_sent),
+                size(share.sums_sent),
                 size(share.keys_sent),
                 share.hops,
                 f"{share.pairs:.2f}",

@@ -22,7 +22,7 @@ from headway.nn import (
     output_cross_entropy,
 )
 from headway.nn.block import Checkpointing
-from headway.parallel import ContextParallel
+from headway.parallel import ContextParallel, Shards
 from headway.tokens import Tokens
 
 
@@ -39,7 +39,10 @@ class Encoder(nn.Module):
     Attributes:
         gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
             "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
+        shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
     """
+
+    shards: Shards | None = None
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from headway.models.spec import ModelSpec
 from headway.models.stack import TransformerStack, checked_tokens, make_decoder_cache, make_output, scaled
 from headway.nn import Losses, output_cross_entropy
 from headway.nn.block import Checkpointing
+from headway.parallel import Shards
 from headway.tokens import Tokens
 
 
@@ -44,7 +45,10 @@ class EncoderDecoder(nn.Module):
     Attributes:
         gradient_checkpointing: what the backward of training computes again, from its input, instead of keeping it:
             "none", "block", or in each block "attention" or "feed_forward". Less memory, up to one forward more.
+        shards: how its layers are shared by ranks (`headway.models.tensor_parallel`); None where they are not.
     """
+
+    shards: Shards | None = None
 
     def __init__(self, spec: ModelSpec, backend: str = "auto") -> None:
         super().__init__()

@@ -24,7 +24,14 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.fused import ACTIVATIONS, Norm
-from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
+from headway.nn.linear import (
+    ColumnParallelLinear,
+    Linear,
+    OutputLayer,
+    RowParallelLinear,
+    output_cross_entropy,
+    replace_linear,
+)
 from headway.nn.lora import Lora, LoraLinear, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.nf4 import Nf4, Nf4Linear
@@ -42,6 +49,7 @@ __all__ = [
     "AttentionLayer",
     "AttentionOptions",
     "Block",
+    "ColumnParallelLinear",
     "FeedForward",
     "GatedFeedForward",
     "GlobalAttention",
@@ -63,6 +71,7 @@ __all__ = [
     "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",
+    "RowParallelLinear",
     "Scores",
     "SoftmaxMixer",
     "TokenEmbedding",

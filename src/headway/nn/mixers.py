@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -89,11 +89,12 @@ class Mixer(ABC):
 @dataclass(frozen=True)
 class SoftmaxMixer(Mixer):
     """softmax(score(scale * q k^T)) v over the pattern: `attend`. Rotates queries and keys, and values where the scheme
-    says so; its cache keeps keys and values."""
+    says so; its cache keeps keys and values. `first_head` is as in `attend_keys`."""
 
     pattern: Pattern
     scale: float | None = None
     backend: str = "auto"
+    first_head: int = 0
 
     def attend(self, layer: Projections, x_BTM: Tensor, call: Call) -> Tensor:
         tokens, cache, rotation = call.tokens, call.cache, call.rotation
@@ -138,29 +139,17 @@ class SoftmaxMixer(Mixer):
         """`attend` with the scores and the dropout of a layer."""
         score = (*call.score, *(layer.score() if layer.score.steps else ()))
         dropout = layer.dropout if layer.training else 0.0
+        how: dict[str, Any] = {
+            "score": score,
+            "scale": self.scale,
+            "dropout": dropout,
+            "backend": self.backend,
+        }
         if call.context is not None:
-            part = call.context.attend(
-                q,
-                keys.k,
-                keys.v,
-                self.pattern,
-                score=score,
-                scale=self.scale,
-                dropout=dropout,
-                backend=self.backend,
-            )
+            part = call.context.attend(q, keys.k, keys.v, self.pattern, **how)
             return part.out.to(q.dtype)
-        return attend_keys(
-            q,
-            call.tokens,
-            [keys],
-            self.pattern,
-            score=score,
-            scale=self.scale,
-            dropout=dropout,
-            backend=self.backend,
-            lse=False,
-        ).out
+        how |= {"first_head": self.first_head, "lse": False}
+        return attend_keys(q, call.tokens, [keys], self.pattern, **how).out
 
 
 @dataclass(frozen=True)
@@ -223,7 +212,8 @@ class GlobalMixer(SoftmaxMixer):
     @cached_property
     def local(self) -> SoftmaxMixer:
         """Of local queries: the pattern without what global queries see, whose answers are by the other projections."""
-        return SoftmaxMixer(without(self.pattern, Kind.GLOBAL_QUERIES), self.scale, self.backend)
+        pattern = without(self.pattern, Kind.GLOBAL_QUERIES)
+        return SoftmaxMixer(pattern, self.scale, self.backend, self.first_head)
 
 
 def _global_slots(tokens: Tokens, rows: int) -> tuple[Tensor, Tokens]:

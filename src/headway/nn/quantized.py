@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.native.linear import PANEL, Panels, linear, unsupported_reason
-from headway.nn.linear import Linear
+from headway.nn.linear import ColumnParallelLinear, Linear
 from headway.quantization import QuantizedMatrix
 
 BLOCK = 1 << 22
@@ -85,9 +85,12 @@ class QuantizedLinear(Linear):
 
 
 def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-    """layer(x) of each. Quantised ones are one call of the kernels, which rounds x once."""
+    """layer(x) of each. Quantised ones are one call of the kernels, which rounds x once; those that ranks share sum its
+    gradient once."""
     if all(type(layer) is QuantizedLinear and not _has_hooks(layer) for layer in layers):
         return quantized_products(x, cast(Sequence[QuantizedLinear], layers))
+    if isinstance(layers[0], ColumnParallelLinear):
+        return layers[0].products(x, layers)
     return [layer(x) for layer in layers]
 
 

@@ -1,5 +1,5 @@
-"""The processes of a run, and rows sharded over them: context parallel for declared patterns, by the law that partials
-merge."""
+"""The processes of a run, and what is shared by them: rows by context parallel for declared patterns, by the law that
+partials merge; heads and hidden units by tensor parallel."""
 
 from headway.parallel.context import ContextParallel
 from headway.parallel.exchange import DistributedExchange, Exchange
@@ -8,6 +8,7 @@ from headway.parallel.mesh import Mesh
 from headway.parallel.plan import ContextPlan, Read
 from headway.parallel.processes import Parallel, joined
 from headway.parallel.simulation import simulate
+from headway.parallel.tensor import Shards, TensorParallel
 
 __all__ = [
     "ContextParallel",
@@ -18,6 +19,8 @@ __all__ = [
     "Parallel",
     "Read",
     "ShardLayout",
+    "Shards",
+    "TensorParallel",
     "choose_layout",
     "joined",
     "simulate",

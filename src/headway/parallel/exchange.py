@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 
 class Exchange(ABC):
-    """Point-to-point messages among `ranks`; all ranks ask for the same exchanges in the same order."""
+    """Messages among `ranks`; all ranks ask for the same exchanges in the same order."""
 
     rank: int
     ranks: int
@@ -19,6 +20,23 @@ class Exchange(ABC):
     def start(self, sent: Tensor | None, to: int, received: Tensor | None, source: int) -> Callable[[], None]:
         """Begins to send `sent` to a rank and to fill `received` from another, each where it is not None. What is
         returned waits for both. Tensors are contiguous."""
+
+    def gather(self, own: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, of one shape, in the order of ranks."""
+        own = own.contiguous()
+        found = [own if rank == self.rank else torch.empty_like(own) for rank in range(self.ranks)]
+        for hop in range(1, self.ranks):
+            to, source = (self.rank + hop) % self.ranks, (self.rank - hop) % self.ranks
+            self.start(own, to, found[source], source)()
+        return found
+
+    def sum(self, own: Tensor) -> Tensor:
+        """The sum over ranks, in their order: the same bits on all of them."""
+        first, *others = self.gather(own)
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
 
 
 class DistributedExchange(Exchange):
@@ -41,3 +59,9 @@ class DistributedExchange(Exchange):
             messages.clear()  # until here they keep what is sent alive
 
         return wait
+
+    def sum(self, own: Tensor) -> Tensor:
+        """By a ring, which adds each part of the tensor up on one rank."""
+        total = own.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total

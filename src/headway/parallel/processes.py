@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import RankError
-from headway.parallel.exchange import DistributedExchange, Exchange
+from headway.parallel.exchange import DistributedExchange
 from headway.parallel.mesh import Mesh
 from headway.parallel.roll import FOLLOWED, Roll
+from headway.parallel.tensor import TensorParallel
 
 BUCKET_BYTES = 64 << 20
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Parallel:
         mesh: how they share the work. rank: this one's number; 0 is the main one, which says and writes.
         place: its number along each axis of the mesh.
         exchange: among the processes that share the tokens of a row with this one; None where none does.
+        tensor: among those that share the heads and hidden units of each layer with it; None where none does.
 
     Raises RankError, at a message, when another process died, stopped or hangs: which one.
     """
@@ -46,7 +48,8 @@ class Parallel:
         self.rank = 0 if roll is None else roll.rank
         self.place = mesh.place(self.rank)
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
-        self.exchange: Exchange | None = DistributedExchange(self.group("cp")) if mesh.cp > 1 else None
+        self.exchange = DistributedExchange(self.group("cp")) if mesh.cp > 1 else None
+        self.tensor = TensorParallel(DistributedExchange(self.group("tp"))) if mesh.tp > 1 else None
         self._turns = itertools.count()
 
     @property
@@ -66,6 +69,10 @@ class Parallel:
         self._together(lambda: dist.all_gather_object(found, value))
         return found
 
+    def gather_parts(self, value: T) -> list[T]:
+        """The values of the processes that have tokens of their own: one of those that share heads."""
+        return self.gather(value)[:: self.mesh.tp]
+
     def agree(self, value: T) -> T:
         """The main process's value."""
         return self.gather(value)[0]
@@ -83,15 +90,16 @@ class Parallel:
         self._in_buckets(tensors, lambda flat: dist.broadcast(flat, 0))
 
     def map(self, run: Callable[[Sequence[T]], Iterable[R]], items: Iterable[T]) -> list[R]:
-        """`run` of all items, each computed by one process; the results, in order, are in all of them."""
-        given = list(items)
-        own = given[self.rank :: self.mesh.ranks]
+        """`run` of all items, each computed by one process, or by those that share heads; the results, in order, are in
+        all of them."""
+        given, number = list(items), self.mesh.ranks // self.mesh.tp
+        own = given[self.rank // self.mesh.tp :: number]
         if self.mesh.fsdp > 1:  # all of them gather weights, or none does
-            own += given[:1] * (-(-len(given) // self.mesh.ranks) - len(own))
+            own += given[:1] * (-(-len(given) // number) - len(own))
         with self.named():
             found = list(run(own))
-        parts = self.gather(found)
-        return [parts[i % self.mesh.ranks][i // self.mesh.ranks] for i in range(len(given))]
+        parts = self.gather_parts(found)
+        return [parts[i % number][i // number] for i in range(len(given))]
 
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The processes that differ from this one in their places along these axes alone. Every process asks for it;

@@ -18,13 +18,35 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headway.parallel.parts import local_parts
+from headway.parallel.tensor import Shards
 from headway.storage.lazy import copy_into, part
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class Sharded(Generic[M]):
-    """A module whose parameters are sharded in place, and what makes a whole one of it.
+class Divided(Generic[M]):
+    """A module of whose parameters this process keeps a part, and what makes a whole one of it.
+
+    Args:
+        model: as a whole, before it is cut in place.
+    """
+
+    def __init__(self, model: M) -> None:
+        self.model, self._form = model, _form(model)
+
+    def whole(self, *, here: bool = True) -> M | None:
+        """A plain module with the weights of all parts, which every process asks for; None where it is not wanted
+        `here`."""
+        state = whole(own_state(self.model), here=here)
+        if not here:
+            return None
+        plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
+        plain.load_state_dict(state, assign=True)
+        return plain
+
+
+class Sharded(Divided[M]):
+    """A module whose parameters are sharded in place.
 
     Args:
         model: with the same weights in every process.
@@ -42,7 +64,7 @@ class Sharded(Generic[M]):
         mesh: DeviceMesh,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.model, self._form = model, _form(model)
+        super().__init__(model)
         narrow = dtype != torch.float32
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
         how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
@@ -56,16 +78,6 @@ class Sharded(Generic[M]):
                 unit.set_gradient_divide_factor(1.0)
                 unit.set_force_sum_reduction_for_comms(True)  # gloo has no product before the sum
 
-    def whole(self, *, here: bool = True) -> M | None:
-        """A plain module with the weights of all parts, which every process asks for; None where it is not wanted
-        `here`."""
-        state = whole(self.model.state_dict(), here=here)
-        if not here:
-            return None
-        plain = copy.deepcopy(self._form, {id(b): b for b in self._form.buffers()})
-        plain.load_state_dict(state, assign=True)
-        return plain
-
 
 def _form(model: M) -> M:
     """A copy of a module without the memory of its parameters; buffers are the same."""
@@ -73,6 +85,13 @@ def _form(model: M) -> M:
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     return copy.deepcopy(model, memo)
+
+
+def own_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a module, in its memory; what is a part of a parameter is a DTensor, however it was cut."""
+    shards: Shards | None = getattr(model, "shards", None)
+    state = model.state_dict()
+    return state if shards is None else {name: shards.placed(name, value) for name, value in state.items()}
 
 
 def whole(tensors: Mapping[str, Tensor], *, here: bool = True) -> dict[str, Tensor]:

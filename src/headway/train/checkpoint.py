@@ -34,7 +34,7 @@ from headway.checkpoints.saving import save_description, save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.parallel import Parallel
 from headway.parallel.parts import own_parts
-from headway.parallel.sharded import fill, own_part, sharded_like
+from headway.parallel.sharded import fill, own_part, own_state, sharded_like
 from headway.storage.files import atomic_folder, current_folder, json_text, write_file
 from headway.storage.safetensors import write_safetensors
 from headway.storage.shards import Part, write_shard
@@ -120,7 +120,7 @@ class State:
         """What writes this process's part of the state as it is now into a folder, the main one's with all that is not
         in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
         assert self.task.base is None, "an adapter is saved as it is"
-        weights, moments = self.task.model.state_dict(), self.optimizer.state_tensors()
+        weights, moments = own_state(self.task.model), self.optimizer.state_tensors()
         parts = own_parts(weights | moments, parallel)
         if self.draws_in_turn and parallel.is_main:
             rng = torch.get_rng_state()
@@ -182,7 +182,7 @@ class State:
                 )
             restore_adapter(model, open_tensors(path / ADAPTER), path)
             return
-        folder, own = load_folder(path), model.state_dict()
+        folder, own = load_folder(path), own_state(model)
         # The folder has its patterns in their shortest form, the settings need not.
         same = config_from_spec(folder.spec) == config_from_spec(model.spec)
         if not same or own.keys() != folder.tensors.keys():
@@ -227,7 +227,7 @@ def take_mean(model: torch.nn.Module, paths: Sequence[Path]) -> None:
     """Fill a model with the mean of checkpoints, in float64, rounded once. (Vaswani et al. 2017, section 6.1.)"""
     states = [load_folder(path).tensors for path in paths]
     with torch.no_grad():
-        for name, value in model.state_dict().items():
+        for name, value in own_state(model).items():
             if value.is_floating_point():
                 mean = torch.stack([state[name].double() for state in states]).mean(0)
                 own_part(value).copy_(own_part(sharded_like(value, mean)))

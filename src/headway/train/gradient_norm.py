@@ -22,15 +22,20 @@ PIECE = 4096
 AT_ONCE = 1 << 20
 
 
-def gradient_norm(gradients: Iterable[Tensor], parallel: Parallel = ALONE) -> Tensor:
-    """Of what this process has of the gradients (`headway.parallel.sharded.own_part`), and the others of the rest."""
-    own = [0.0]
-    for gradient in gradients:
-        own += row_squares(gradient).tolist()
-    if parallel.mesh.fsdp > 1:
-        parts = parallel.gather(torch.tensor(own, dtype=torch.float64))
-        own = [square for rank in parallel.mesh.groups("fsdp")[0] for square in parts[rank].tolist()]
-    return torch.tensor(math.sqrt(math.fsum(own)), dtype=torch.float64)
+def gradient_norm(
+    parts: Iterable[Tensor], parallel: Parallel = ALONE, wholes: Iterable[Tensor] = ()
+) -> Tensor:
+    """Of what this process has of the gradients, and the others of the axes fsdp and tp of the rest; `wholes` are those
+    that each of these has as a whole."""
+    own, mesh = _squares(parts), parallel.mesh
+    if mesh.fsdp * mesh.tp > 1:
+        found = parallel.gather(torch.tensor(own, dtype=torch.float64))
+        own = [square for rank in mesh.groups("fsdp", "tp")[0] for square in found[rank].tolist()]
+    return torch.tensor(math.sqrt(math.fsum(own + _squares(wholes))), dtype=torch.float64)
+
+
+def _squares(gradients: Iterable[Tensor]) -> list[float]:
+    return [0.0, *(square for gradient in gradients for square in row_squares(gradient).tolist())]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headway.errors import CheckpointError
 from headway.nn import OutputLayer
-from headway.parallel import Parallel
+from headway.parallel import Parallel, Shards
 from headway.parallel.sharded import fill
 from headway.storage.lazy import Form, forms
 from headway.train.microbatch_pool import MicrobatchPool
@@ -73,6 +73,7 @@ class Optimizer:
     ) -> None:
         self.parameters, self._parts = dict(parameters), list(parts)
         self.workers = workers or MicrobatchPool(1)
+        self._shards: Shards | None = None
 
     @staticmethod
     def of(groups: Groups, config: RowsConfig, workers: MicrobatchPool | None = None) -> Optimizer:
@@ -105,15 +106,19 @@ class Optimizer:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         return Optimizer(trained, [(optimizer.param_groups[0]["lr"], optimizer)])
 
-    def own(self, parallel: Parallel) -> None:
-        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do."""
+    def own(self, parallel: Parallel, shards: Shards | None = None) -> None:
+        """Before the first step: processes share Muon's matrices (`OwnedMuon`), unless workers of each do. `shards`: of
+        the parameters, where these are shared by the axis tp."""
+        self._shards = shards
         muons = [part for _, part in self._parts if isinstance(part, torch.optim.Muon)]
         if parallel.mesh.ranks == 1 or len(muons) != 1:
             return
         muon = muons[0]
         (group,) = muon.param_groups
         how = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
-        owned = OwnedMuon(group["params"], parallel, **how)
+        cut = {} if shards is None else shards.axes
+        axes: dict[Tensor, int] = {p: cut[name] for name, p in self.parameters.items() if name in cut}
+        owned = OwnedMuon(group["params"], parallel, axes, **how)
         self._parts = [(rate, owned if part is muon else part) for rate, part in self._parts]
 
     @property
@@ -135,10 +140,11 @@ class Optimizer:
         list(self.workers.map(run, self._parts))
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ..."""
+        """The optimizer's state as named tensors: `PARAMETER/exp_avg`, `PARAMETER/step`, ...; of sharded parameters
+        DTensors."""
         names = {id(p): name for name, p in self.parameters.items()}
         return {
-            f"{names[id(p)]}/{key}": value.detach()
+            f"{names[id(p)]}/{key}": self._placed(names[id(p)], value.detach())
             for _, part in self._parts
             for p, state in part.state.items()
             for key, value in state.items()
@@ -183,9 +189,12 @@ class Optimizer:
         p = self.parameters[name]
         return next(o for _, o in self._parts if any(p is q for g in o.param_groups for q in g["params"]))
 
+    def _placed(self, name: str, value: Tensor) -> Tensor:
+        return value if self._shards is None else self._shards.placed(name, value)
+
     def _misfit(self, name: str, state: Mapping[str, Form]) -> str | None:
         """Why this is no state of the parameter; None where it is one."""
-        p, kind = self.parameters[name], type(self._owner(name)).__name__
+        p, kind = self._placed(name, self.parameters[name].detach()), type(self._owner(name)).__name__
         if state.keys() != STATE[kind]:
             return (
                 f"the optimizer's state of {name} holds {sorted(state)}, but {kind} keeps {sorted(STATE[kind])}; "
@@ -205,7 +214,7 @@ class Optimizer:
         for field, form in state.items():
             like = torch.empty_like(p, dtype=form.dtype, requires_grad=False)
             own[field] = like if form.shape else torch.empty((), dtype=form.dtype)
-            fill(own[field], tensors, f"{name}/{field}")
+            fill(self._placed(name, own[field]), tensors, f"{name}/{field}")
         self._owner(name).state[p] = own
 
 

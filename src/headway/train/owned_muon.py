@@ -5,7 +5,9 @@ Legend: O rows of a matrix, I its columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,21 +20,28 @@ from headway.parallel.sharded import own_part
 
 
 class OwnedMuon(torch.optim.Muon):
-    """`torch.optim.Muon`, bit for bit, of matrices that are whole or sharded by rows (Jordan et al. 2024).
+    """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows or columns (Jordan et al. 2024).
 
     Momentum is kept as the matrices are. What it gives [O, I] is gathered at the owner in bfloat16, in which it is
-    orthogonalised whole; its rows are sent back, and every process steps its own. Replicas share the matrices, and send
-    each other what comes of them. Bits depend on the matrix alone, whoever owns it.
+    orthogonalised whole; its parts are sent back, and every process steps its own. Replicas share the matrices, and
+    send each other what comes of them. Bits depend on the matrix alone, whoever owns it.
 
     Args:
         matrices: the same in every process, in the same order.
         parallel: the processes.
+        axes: of matrices that are shared by the axis tp: the axis that is cut.
         options: those of `torch.optim.Muon`.
     """
 
-    def __init__(self, matrices: Sequence[nn.Parameter], parallel: Parallel, **options: Any) -> None:
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        parallel: Parallel,
+        axes: Mapping[Tensor, int] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
         super().__init__(matrices, **options)
-        self.parallel = parallel
+        self.parallel, self.axes = parallel, axes
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -50,50 +59,65 @@ class OwnedMuon(torch.optim.Muon):
         made = self._orthogonal(matrices, parts, (group["ns_coefficients"], group["ns_steps"], group["eps"]))
         for p, part in zip(matrices, made, strict=True):
             own_part(p).mul_(1 - group["lr"] * group["weight_decay"])
-            own_part(p).add_(part, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], p.shape))
+            shape = self._shape(p)
+            own_part(p).add_(part, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], torch.Size(shape)))
 
     def _orthogonal(
         self, matrices: Sequence[nn.Parameter], parts: Sequence[Tensor], how: tuple[Any, ...]
     ) -> list[Tensor]:
-        """This process's rows of the orthogonalised matrices, given those of the matrices."""
+        """This process's parts of the orthogonalised matrices, given those of the matrices."""
         parallel, mesh, place = self.parallel, self.parallel.mesh, self.parallel.place
-        owners = _owners(matrices, mesh.dp * mesh.cp * mesh.fsdp)
-        mine = [i for i, owner in enumerate(owners) if owner // mesh.fsdp == place.dp * mesh.cp + place.cp]
+        among = mesh.fsdp * mesh.tp  # that have parts of a matrix
+        owners = _owners([self._shape(p) for p in matrices], mesh.ranks)
+        mine = [i for i, owner in enumerate(owners) if owner // among == place.dp * mesh.cp + place.cp]
         found, whole = [p.contiguous() for p in parts], dict[int, Tensor]()
         with parallel.named():
             for i in mine:
-                gathered = self._gathered(found[i], owners[i] % mesh.fsdp, len(matrices[i]))
+                gathered = self._gathered(matrices[i], found[i], owners[i] % among)
                 if gathered is not None:
                     whole[i] = gathered
             whole = {i: _zeropower_via_newtonschulz(x, *how) for i, x in whole.items()}
             for i in mine:
-                found[i] = self._scattered(whole.get(i), found[i], owners[i] % mesh.fsdp, len(matrices[i]))
+                found[i] = self._scattered(matrices[i], whole.get(i), found[i], owners[i] % among)
             for i, owner in enumerate(owners if mesh.dp * mesh.cp > 1 else ()):
                 bits, group = found[i].view(torch.uint8), parallel.group("dp", "cp")
-                dist.broadcast(bits, group=group, group_src=owner // mesh.fsdp)
+                dist.broadcast(bits, group=group, group_src=owner // among)
         return found
 
-    def _gathered(self, part: Tensor, owner: int, rows: int) -> Tensor | None:
-        """The whole of a matrix, for its owner."""
-        count, here = self.parallel.mesh.fsdp, self.parallel.place.fsdp == owner
-        if count == 1:
-            return part
-        own = _padded(part, -(-rows // count))
-        parts = [torch.empty_like(own) for _ in range(count)] if here else None
-        dist.gather(own, parts, group=self.parallel.group("fsdp"), group_dst=owner)
-        return None if parts is None else torch.cat(parts).view(torch.bfloat16)[:rows]
+    def _axis(self, p: nn.Parameter) -> int | None:
+        """The axis of a matrix that is cut; None where this process has all of it."""
+        return 0 if self.parallel.mesh.fsdp > 1 else self.axes.get(p)
 
-    def _scattered(self, whole: Tensor | None, part: Tensor, owner: int, rows: int) -> Tensor:
-        """Of the whole of a matrix, which its owner has, the rows of `part`."""
-        count = self.parallel.mesh.fsdp
-        if count == 1:
+    def _shape(self, p: nn.Parameter) -> tuple[int, ...]:
+        """Of the whole matrix."""
+        axis = self.axes.get(p)
+        return tuple(size * (self.parallel.mesh.tp if i == axis else 1) for i, size in enumerate(p.shape))
+
+    def _gathered(self, p: nn.Parameter, part: Tensor, owner: int) -> Tensor | None:
+        """The whole of a matrix, for its owner; for all where all have it."""
+        mesh, place, axis = self.parallel.mesh, self.parallel.place, self._axis(p)
+        if axis is None:
+            return part
+        rows, count = self._shape(p)[axis], mesh.fsdp * mesh.tp
+        own = _padded(part.transpose(0, axis), -(-rows // count))
+        parts = [torch.empty_like(own) for _ in range(count)] if place.fsdp + place.tp == owner else None
+        dist.gather(own, parts, group=self.parallel.group("fsdp", "tp"), group_dst=owner)
+        if parts is None:
+            return None
+        return torch.cat(parts).view(torch.bfloat16)[:rows].transpose(0, axis).contiguous()
+
+    def _scattered(self, p: nn.Parameter, whole: Tensor | None, part: Tensor, owner: int) -> Tensor:
+        """Of the whole of a matrix, which its owner has, what `part` is of it."""
+        mesh, axis = self.parallel.mesh, self._axis(p)
+        if axis is None:
             assert whole is not None
             return whole.contiguous()
+        rows, count = self._shape(p)[axis], mesh.fsdp * mesh.tp
         each = -(-rows // count)
-        own = _padded(part, each)
-        parts = None if whole is None else [*_padded(whole, count * each).split(each)]
-        dist.scatter(own, parts, group=self.parallel.group("fsdp"), group_src=owner)
-        return own.view(torch.bfloat16)[: len(part)]
+        own = _padded(part.transpose(0, axis), each)
+        parts = None if whole is None else [*_padded(whole.transpose(0, axis), count * each).split(each)]
+        dist.scatter(own, parts, group=self.parallel.group("fsdp", "tp"), group_src=owner)
+        return own.view(torch.bfloat16)[: part.shape[axis]].transpose(0, axis).contiguous()
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
@@ -101,10 +125,10 @@ def _padded(x: Tensor, rows: int) -> Tensor:
     return torch.cat((x, x.new_zeros(rows - len(x), x.shape[1]))).view(torch.uint8)
 
 
-def _owners(matrices: Sequence[Tensor], count: int) -> list[int]:
+def _owners(shapes: Sequence[Sequence[int]], count: int) -> list[int]:
     """Of `count` processes the one that has each matrix, about equal work each."""
-    owners, load = [0] * len(matrices), [0] * count
-    for i in sorted(range(len(matrices)), key=lambda i: -matrices[i].numel()):
+    owners, load = [0] * len(shapes), [0] * count
+    for i in sorted(range(len(shapes)), key=lambda i: -prod(shapes[i])):
         owners[i] = load.index(min(load))
-        load[owners[i]] += matrices[i].numel() * min(matrices[i].shape)
+        load[owners[i]] += prod(shapes[i]) * min(shapes[i])
     return owners

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from headway.errors import CheckpointError, ConfigError, RankError
+from headway.models.tensor_parallel import shards_of
 from headway.parallel import Parallel, joined
-from headway.parallel.sharded import Sharded
+from headway.parallel.sharded import Divided
 from headway.storage.files import atomic_write
 from headway.train.callbacks import Callback, CallbackContext, Interrupted, TrainResult, stop_request
 from headway.train.checkpoint import (
@@ -40,7 +41,7 @@ from headway.train.lock import locked
 from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_metrics
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.saver import Saver
-from headway.train.sharing import SharedPool, added_up_by, shard, spread
+from headway.train.sharing import SharedPool, added_up_by, divide, spread
 from headway.train.start import announce, check_room, in_shards, seeded, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
@@ -89,12 +90,12 @@ def train(
                     check_room(config, task)
                 called = [*task.callbacks(), *callbacks] if main else []
             spread(task, parallel)
-            sharded = shard(task, parallel, dtype)
+            divided = divide(task, parallel, dtype)
             with Reporter(task.steps, config.log_every, quiet=quiet or not main) as reporter:
                 for note in (*([] if remark is None else [remark]), *task.remarks):
                     reporter.note(note)
                 reporter.note(f"{precision.what}: {precision.why}")
-                run = Run(config, task, start, dtype, called, reporter, parallel, sharded)
+                run = Run(config, task, start, dtype, called, reporter, parallel, divided)
                 if not main:
                     return run.go()
                 with Trackers(config, read_metrics(run.log.path), reporter.note) as run.log.trackers:
@@ -118,9 +119,9 @@ class Run:
         callbacks: Sequence[Callback],
         reporter: Reporter,
         parallel: Parallel,
-        sharded: Sharded[Any] | None = None,
+        divided: Divided[Any] | None = None,
     ) -> None:
-        self.parallel, self.sharded = parallel, sharded
+        self.parallel, self.divided = parallel, divided
         self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
         self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
         self.pool = MicrobatchPool(task.workers)
@@ -132,10 +133,10 @@ class Run:
             "processes": added_up_by(task, parallel),
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
-        self.state.optimizer.own(parallel)
+        self.state.optimizer.own(parallel, shards_of(task.model))
         if start is not None:
             remarks = self.state.load(start)
-            if sharded is not None and self.state.torch_norm:
+            if divided is not None and self.state.torch_norm:
                 self.state.torch_norm = False
                 remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
             for remark in remarks:
@@ -159,7 +160,7 @@ class Run:
             self.state.optimizer,
             schedule=lambda step, seconds: task.schedule(step, self.deadline.scheduled(seconds)),
             clip=config.clip,
-            dtype=torch.float32 if sharded else dtype,  # what is gathered is in `dtype`
+            dtype=torch.float32 if parallel.mesh.fsdp > 1 else dtype,  # what is gathered is in `dtype`
             pool=self.pool,
             progress=self.state.progress,
             seed=None if self.state.draws_in_turn else config.seed,
@@ -167,7 +168,7 @@ class Run:
             torch_norm=self.state.torch_norm,
         )
         self.saver = Saver(
-            self.state, parallel, sharded, in_shards=in_shards(config, task, sharded is not None)
+            self.state, parallel, divided, in_shards=in_shards(config, task, parallel.mesh.fsdp > 1)
         )
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
@@ -271,10 +272,10 @@ class Run:
         now, step = time.monotonic(), self.state.progress.step
         due = [i for i, c in enumerate(self.callbacks) if last or c.is_due(step, now - self.called[i])]
         model = self.trainer.weights.compute
-        if self.sharded is not None:
+        if self.divided is not None:
             if not self.parallel.agree(bool(due)):
                 return
-            model = self.sharded.whole(here=self.parallel.is_main)
+            model = self.divided.whole(here=self.parallel.is_main)
         for i in due:
             self.called[i] = now
             self.call(self.callbacks[i], model, record, last)

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from headway.errors import CheckpointError
 from headway.parallel import Parallel
-from headway.parallel.sharded import Sharded, whole
+from headway.parallel.sharded import Divided, whole
 from headway.storage import disk
 from headway.storage.files import atomic_folder
 from headway.storage.tensors import MODEL, open_shards
@@ -41,9 +41,9 @@ class Saver:
     """
 
     def __init__(
-        self, state: State, parallel: Parallel, sharded: Sharded[Any] | None, *, in_shards: bool
+        self, state: State, parallel: Parallel, divided: Divided[Any] | None, *, in_shards: bool
     ) -> None:
-        self.state, self.parallel, self.sharded, self.in_shards = state, parallel, sharded, in_shards
+        self.state, self.parallel, self.divided, self.in_shards = state, parallel, divided, in_shards
         self._path: Path | None = None  # of the save in flight
         self._writer: Writer | None = None
         self._folder = ExitStack()  # the main process's, which has no name yet
@@ -60,17 +60,21 @@ class Saver:
                 self.wait()
             return path
         model, moments = self.model(), self.state.optimizer.state_tensors()
-        if self.sharded is not None:
-            moments = whole(moments, here=self.parallel.is_main)
+        if self.divided is not None:
+            with self.parallel.named():
+                moments = whole(moments, here=self.parallel.is_main)
         if self.parallel.is_main:
             self.state.save(path, model, moments)
             self._drop_old()
         return path
 
     def model(self) -> Any:
-        """The trained model with whole weights; where they are sharded, in the main process."""
+        """The trained model with whole weights; where processes have parts of them, in the main one."""
         model = self.state.task.model
-        return model if self.sharded is None else self.sharded.whole(here=self.parallel.is_main)
+        if self.divided is None:
+            return model
+        with self.parallel.named():
+            return self.divided.whole(here=self.parallel.is_main)
 
     @property
     def outcome(self) -> str | None:

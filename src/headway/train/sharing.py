@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headway.data import Batch
 from headway.errors import ConfigError
+from headway.models import tensor_parallel
 from headway.nn import Block, Nf4Linear
 from headway.parallel import ContextParallel, Parallel, choose_layout
-from headway.parallel.sharded import Sharded, own_part
+from headway.parallel.sharded import Divided, Sharded, own_part
 from headway.train.microbatch_pool import MicrobatchPool, R, T
 from headway.train.tasks.base import Task
 
@@ -55,12 +56,13 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
     ranks = parallel.mesh.batches
     if parallel.mesh.ranks == 1:
         return
+    parallel.mesh.check()
     if parallel.mesh.cp > 1 and not task.by_token:
         raise ConfigError(
             f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
             "cannot be sharded; leave cp out"
         )
-    if parallel.mesh.fsdp * parallel.mesh.cp > 1 and task.workers > 1:
+    if parallel.mesh.ranks > parallel.mesh.dp and task.workers > 1:
         raise ConfigError(
             f"mesh {parallel.mesh}: {task.workers} micro batches side by side would mix up their messages; set "
             "workers=1"
@@ -80,11 +82,15 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
     parallel.take_from_main(t.data for t in chain(task.model.parameters(), task.model.buffers()))
 
 
-def shard(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Sharded[Any] | None:
-    """Cut the weights of a task's model into parts, one for each process of the axis fsdp; None without that axis.
-    `dtype` computes.
+def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[Any] | None:
+    """Leave of a task's model what this process has of it: of all weights its part, on the axis fsdp; of layers its
+    heads and hidden units, on the axis tp. None where it has all. `dtype` computes.
 
-    Raises ConfigError for a frozen model in 4 bits, of which there are no parts."""
+    Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard`."""
+    if parallel.tensor is not None:
+        divided = Divided(task.model)
+        tensor_parallel.shard(task.model, parallel.tensor)
+        return divided
     if parallel.mesh.fsdp == 1:
         return None
     model: nn.Module = task.model
@@ -118,4 +124,7 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
     for p, there in zip(trained, some, strict=True):
         if there and p.grad is None:
             p.grad = torch.zeros_like(p)
+    if (shards := tensor_parallel.shards_of(model)) is not None:
+        with parallel.named():
+            shards.add_up({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     parallel.add_up(own_part(p.grad) for p in trained if p.grad is not None)

@@ -17,6 +17,7 @@ import torch
 
 from headway.data.order import keyed
 from headway.errors import HeadwayError
+from headway.models.tensor_parallel import shards_of
 from headway.parallel.processes import ALONE, Parallel
 from headway.parallel.sharded import own_part
 from headway.train.gradient_norm import gradient_norm, torch_norm
@@ -122,8 +123,16 @@ class Trainer(Generic[M]):
         """Check and clip the gradient; its norm before."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        own = [own_part(g) for g in gradients.values()]
-        total = torch_norm(own) if self.torch_norm else gradient_norm(own, self.parallel)
+        own, shards = [own_part(g) for g in gradients.values()], shards_of(self.weights.master)
+        if self.torch_norm:
+            total = torch_norm(own)
+        elif shards is None:
+            total = gradient_norm(own, self.parallel)
+        else:
+            parts = [g for name, g in gradients.items() if name in shards.axes]
+            total = gradient_norm(
+                parts, self.parallel, [g for n, g in gradients.items() if n not in shards.axes]
+            )
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
             what = "loss" if not math.isfinite(loss_sum) else "gradient"
@@ -156,7 +165,7 @@ def accumulate(
     those of its own, and then the processes theirs, once. Batches without a target have no gradient. `seed` is of the
     step's dropout."""
     own = [(i, own_batch(batch, weights.master, parallel), 1) for i, batch in parallel.share(batches)]
-    count = sum(parallel.gather(sum(objective.count(batch) for _, batch, _ in own)))
+    count = sum(parallel.gather_parts(sum(objective.count(batch) for _, batch, _ in own)))
     if not count:
         return 0.0, 0, {}
     loss_sum, extra = 0.0, dict[str, float]()
@@ -181,7 +190,7 @@ def accumulate(
         weights.collect()
     add_gradients(weights.master, parallel)
     all_sums = dict[str, float]()
-    losses, extras = zip(*parallel.gather((loss_sum, extra)), strict=True)
+    losses, extras = zip(*parallel.gather_parts((loss_sum, extra)), strict=True)
     for one in extras:
         _add(all_sums, one)
     return sum(losses), count, all_sums

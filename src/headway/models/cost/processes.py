@@ -13,6 +13,7 @@ from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import sharded_training_bytes, training_bytes
 from headway.models.cost.weights import block_parameters, parameter_count
 from headway.models.spec import ModelSpec
+from headway.models.tensor_parallel import share_of
 from headway.parallel import ContextPlan, Mesh, choose_layout
 from headway.tokens import Tokens
 
@@ -23,11 +24,13 @@ class ProcessShare:
 
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
-        memory: bytes that it holds at its peak: `training_bytes`, with weights and moments in each process; or
-            `sharded_training_bytes`, with a part of them.
-        gradients_sent: bytes that a ring sends to add up gradients over R processes: 2 (R - 1) / R of them; over S
-            processes that have a part of them each (S - 1) / S, and over R that have the same part 2 (R - 1) / R of it.
+        memory: bytes that it holds at its peak: `training_bytes` of its heads and hidden units, with all else in each
+            process; or `sharded_training_bytes`, with a part of all weights and moments.
+        gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
+            2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
+            that have the same part 2 (R - 1) / R of it.
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
+        sums_sent: bytes that a ring sends for the sums of tensor parallel (`layer_sums`), forward and backward.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -39,6 +42,7 @@ class ProcessShare:
     memory: int
     gradients_sent: int
     weights_sent: int
+    sums_sent: int
     keys_sent: int
     hops: int
     pairs: float
@@ -54,7 +58,9 @@ def process_shares(
 ) -> list[ProcessShare]:
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
-    Raises ConfigError for fewer rows than dp fsdp, and for an encoder-decoder whose rows would be sharded."""
+    Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
+    hidden units that cannot be shared, and as `Mesh.check`."""
+    mesh.check()
     if batch < mesh.batches:
         raise ConfigError(
             f"mesh {mesh}: {mesh.batches} processes share the rows of a step, and it has {batch}; take more rows, or "
@@ -64,33 +70,64 @@ def process_shares(
         raise ConfigError(f"mesh {mesh}: the rows of an encoder-decoder cannot be sharded; leave cp out")
     layout, _ = choose_layout(spec.patterns, Tokens.range(context), mesh.cp)
     shards = layout.shards(Tokens.range(context))
+    owns = [share_of(spec, mesh.tp, rank) for rank in range(mesh.tp)]
     plans = [
-        (ContextPlan.of(head, shards), layers, len(pattern.heads))
-        for pattern, layers in Counter(spec.patterns).items()
-        for head in pattern.heads
+        [
+            (ContextPlan.of(head, shards), layers, len(pattern.heads))
+            for pattern, layers in Counter(own.patterns).items()
+            for head in pattern.heads
+        ]
+        for own in owns
     ]
-    work = [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in plans) for cp in range(mesh.cp)]
-    n, alike, parts = parameter_count(spec), mesh.dp * mesh.cp, mesh.fsdp
-    gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
+    work = [
+        [sum(plan.pairs(cp) * layers / heads for plan, layers, heads in some) for cp in range(mesh.cp)]
+        for some in plans
+    ]
+    alike, parts = mesh.dp * mesh.cp, mesh.fsdp
     blocks = sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
-    weights = (parts - 1) * dtype.itemsize * (n + blocks) // parts
+    weights = (parts - 1) * dtype.itemsize * (parameter_count(spec) + blocks) // parts
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
-        first, cp = place.dp * mesh.fsdp + place.fsdp, place.cp
-        rows, tokens = len(range(first, batch, mesh.batches)), shards[cp].count
-        size: dict[str, Any] = {"rows": rows, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim}
-        sent = sum(
-            plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in plans
-        )
+        cp, own, some, pairs = place.cp, owns[place.tp], plans[place.tp], work[place.tp]
+        first, tokens = place.dp * mesh.fsdp + place.fsdp, shards[cp].count
+        rows = len(range(first, batch, mesh.batches))
+        size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
+        sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
         held = (
-            training_bytes(spec, tokens, rows, dtype, **options)
+            training_bytes(own, tokens, rows, dtype, **options)
             if parts == 1
             else sharded_training_bytes(spec, tokens, rows, dtype, parts, **options)
         )
-        hops = max(len(plan.hops) for plan, _, _ in plans)
-        even = work[cp] * mesh.cp / sum(work)
+        n = parameter_count(own)
+        gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
+        numbers = rows * layer_sums(spec, tokens, **options) * spec.width
         found.append(
-            ProcessShare(rank, rows, tokens, sum(held.values()), gradients, weights, sent, hops, even)
+            ProcessShare(
+                rank,
+                rows,
+                tokens,
+                memory=sum(held.values()),
+                gradients_sent=gradients,
+                weights_sent=weights,
+                sums_sent=2 * (mesh.tp - 1) * numbers * dtype.itemsize // mesh.tp,
+                keys_sent=sent,
+                hops=max(len(plan.hops) for plan, _, _ in some),
+                pairs=pairs[cp] * mesh.cp / sum(pairs),
+            )
         )
     return found
+
+
+def layer_sums(spec: ModelSpec, tokens: int, **options: Unpack[TrainingOptions]) -> int:
+    """Tokens of a row whose states, M numbers each, are summed over the ranks that share layers (`TensorParallel`), in
+    all layers: two in the forward of each and two in the backward; beside an encoder three and three, and for the
+    gradients of its states one of each source token. A block that is computed again makes one sum again, two in order
+    "post", and one more beside an encoder. What global tokens have projections of their own for is not counted."""
+    redone = (1 + (spec.order == "post")) * (options.get("gradient_checkpointing") == "block")
+    if spec.encoder is None:
+        return spec.layers * (4 + redone) * tokens
+    given = options.get("source")
+    source = tokens if given is None else given
+    redone += bool(redone)
+    return spec.layers * ((6 + redone) * tokens + source) + layer_sums(spec.encoder, source, **options)

@@ -1,0 +1,160 @@
+"""A model whose layers are shared by ranks: each has the block with its own share of heads and hidden units.
+
+shards = shard(model, TensorParallel(exchange))          in place, on every rank
+losses = model(ids, targets=targets)                     the same on all of them
+gather(model)                                            the whole weights again, by name
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from headway.errors import ConfigError
+from headway.heads import Heads
+from headway.models.build import Model
+from headway.models.spec import ModelSpec
+from headway.models.stack import TransformerStack
+from headway.nn import (
+    AttentionLayer,
+    ColumnParallelLinear,
+    FeedForward,
+    Linear,
+    RowParallelLinear,
+    Scores,
+    replace_linear,
+)
+from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
+from headway.parallel import Shards, TensorParallel
+from headway.parallel.tensor import share
+from headway.patterns import Pattern, PerHead
+from headway.positions import LinearBias
+from headway.scores import Score
+
+PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColumnParallelLinear),
+    **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), ColumnParallelLinear),
+    **dict.fromkeys(("o_proj", "down_proj"), RowParallelLinear),
+}
+"""How each linear layer of a block is shared. All else is whole on all ranks: norms, embeddings, the output layer."""
+
+
+def shard(model: Model, tensor: TensorParallel) -> Shards:
+    """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
+
+    Query heads, kv heads and hidden units are cut evenly, in their order; patterns, scores and tables that heads have
+    of their own are those of the rank's heads. Everything else is whole on all ranks, and has the same gradient there,
+    but for what the heads of a layer share (`Shards.summed`).
+
+    Raises ConfigError where ranks do not divide kv heads or hidden units, for adapters and quantised weights, and for
+    dropout of hidden units, which one process would draw for all of them.
+    """
+    if model.shards is not None:
+        raise ConfigError("this model is shared by ranks already; build it anew")
+    layers = [m for m in model.modules() if isinstance(m, AttentionLayer)]
+    stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
+    for name, module in model.named_modules():
+        _check(name, module, tensor)
+    whole = {name: p.shape for name, p in model.named_parameters()}
+    for layer in layers:
+        own = tensor.share(layer.heads.query_heads, "heads")
+        layer.heads = Heads(layer.heads.kv_heads // tensor.exchange.ranks, layer.heads.group)
+        layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
+    for stack in stacks:
+        stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
+    replace_linear(
+        model, lambda name, layer: kind(layer, tensor) if (kind := PARALLEL.get(_last(name))) else layer
+    )
+    parts = {name: p.shape for name, p in model.named_parameters()}
+    axes = {
+        name: next(axis for axis, size in enumerate(shape) if size != parts[name][axis])
+        for name, shape in whole.items()
+        if shape != parts[name]
+    }
+    among_heads = {id(p) for m in layers for p in m.parameters()}
+    among_heads |= {id(p) for stack in stacks for p in stack.scores.parameters()}
+    after = {id(m.bias) for m in model.modules() if isinstance(m, RowParallelLinear)}
+    summed = {name for name, p in model.named_parameters() if id(p) in among_heads - after}
+    model.shards = Shards(tensor, axes, frozenset(summed - axes.keys()))
+    return model.shards
+
+
+@torch.no_grad()
+def gather(model: Model) -> dict[str, Tensor]:
+    """The state dict of the whole model; all ranks call it alike. That of `model` itself where it is not shared."""
+    state: dict[str, Tensor] = model.state_dict()
+    return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
+
+
+def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
+    """The spec of what a rank has: all layers with its heads and hidden units, and all else. Raises ConfigError where
+    ranks do not divide kv heads or hidden units."""
+    own = share(spec.heads, "heads", ranks, rank)
+    positions = spec.positions
+    if isinstance(positions, LinearBias) and positions.slopes is not None:
+        positions = LinearBias(positions.slopes[own.start : own.stop])
+    return replace(
+        spec,
+        heads=len(own),
+        kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
+        hidden=len(share(spec.hidden, "hidden units", ranks, rank)),
+        patterns=tuple(_own_pattern(pattern, own) for pattern in spec.patterns),
+        positions=positions,
+        encoder=None if spec.encoder is None else share_of(spec.encoder, ranks, rank),
+    )
+
+
+def shards_of(model: nn.Module) -> Shards | None:
+    """How ranks share its layers; None where they do not."""
+    return getattr(model, "shards", None)
+
+
+def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
+    if isinstance(module, AttentionLayer):
+        tensor.share(module.heads.kv_heads, "kv heads")
+    if isinstance(module, FeedForward):
+        tensor.share(module.up_proj.out_features, "hidden units")
+    if _last(name) in PARALLEL and type(module) is not Linear:
+        raise ConfigError(
+            f"tensor parallel: {name} is a {type(module).__name__}, whose weights are not cut; share a model without "
+            "adapters and quantised weights"
+        )
+    if isinstance(module, FeedForward) and module.drop.p:
+        raise ConfigError(
+            f"tensor parallel: activation_dropout={module.drop.p} would be drawn by each rank for its own hidden "
+            "units, not as one process does; set activation_dropout=0"
+        )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _own_mixer(mixer: Mixer, heads: range) -> Mixer:
+    assert isinstance(mixer, SoftmaxMixer | LinearMixer)
+    pattern = _own_pattern(mixer.pattern, heads)
+    if isinstance(mixer, LinearMixer):
+        return replace(mixer, pattern=pattern)
+    return replace(mixer, pattern=pattern, first_head=heads.start)
+
+
+def _own_pattern(pattern: Pattern, heads: range) -> Pattern:
+    return PerHead(*pattern.heads[heads.start : heads.stop]) if isinstance(pattern, PerHead) else pattern
+
+
+def _own_scores(scores: Scores, heads: range) -> Scores:
+    at = torch.arange(heads.start, heads.stop)
+    return Scores([_own_step(step, at) for step in scores()])
+
+
+def _own_step(step: Score, heads: Tensor) -> Score:
+    own = step.select_heads(heads)
+    fresh = [
+        nn.Parameter(new.detach().clone(), requires_grad=old.requires_grad)
+        if isinstance(old, nn.Parameter) and new is not old
+        else new
+        for old, new in zip(step.parameters, own.parameters, strict=True)
+    ]
+    return own.with_parameters(tuple(fresh))

@@ -1,0 +1,135 @@
+"""Layers whose heads and hidden units are shared by ranks: the sums on the way in and out, and who has which part.
+
+Each rank computes its own heads and hidden units for all tokens, as if the layer had no others. What all of them add to
+the residual stream is a sum over ranks, and so is the gradient of what they all are given (Shoeybi et al. 2019,
+"Megatron-LM", section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headway.errors import ConfigError
+from headway.parallel.exchange import DistributedExchange, Exchange
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def share(count: int, what: str, ranks: int, rank: int) -> range:
+    """A rank's of `count` heads or units. Raises ConfigError where ranks do not divide them."""
+    if count % ranks:
+        raise ConfigError(
+            f"tensor parallel: {count} {what} cannot be shared evenly by {ranks} processes; tp must divide {count}"
+        )
+    each = count // ranks
+    return range(rank * each, (rank + 1) * each)
+
+
+class TensorParallel:
+    """The ranks that share layers.
+
+        h = enter(x)               x, whose gradient is the sum of those of all ranks
+        y = leave(own(h))          the sum of what all ranks make of it, whose gradient is each one's
+
+    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x; in the backward the sum over ranks."""
+        y: Tensor = _Enter.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        return y
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of x over ranks; in the backward nothing."""
+        y: Tensor = _Leave.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        return y
+
+    def share(self, count: int, what: str) -> range:
+        """`share` of this rank."""
+        return share(count, what, self.exchange.ranks, self.exchange.rank)
+
+    def __deepcopy__(self, memo: object) -> TensorParallel:
+        return self  # replicas of a module talk to the same ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """How the parameters of a model are shared by ranks.
+
+    Attributes:
+        tensor: the ranks.
+        axes: of each parameter of which a rank has its part: the axis that is cut, into equal parts in the order of
+            ranks.
+        summed: parameters that ranks have as a whole, but of whose gradient each has what its own heads give: it is to
+            be summed over ranks. The gradient of all others is the same on all ranks.
+    """
+
+    tensor: TensorParallel
+    axes: Mapping[str, int]
+    summed: frozenset[str]
+
+    def placed(self, name: str, own: Tensor) -> Tensor:
+        """What is of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as it
+        is where ranks have all of it. Ranks are processes."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        if name not in self.axes or not own.dim():
+            return own
+        placed: Tensor = DTensor.from_local(own, self._mesh, [Shard(self.axes[name])], run_check=False)
+        return placed
+
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        assert isinstance(self.tensor.exchange, DistributedExchange)
+        assert self.tensor.exchange.group is not None
+        return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
+
+    def whole(self, name: str, own: Tensor) -> Tensor:
+        """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""
+        if name not in self.axes or not own.dim():
+            return own
+        return torch.cat(self.tensor.exchange.gather(own.detach()), self.axes[name])
+
+    @torch.no_grad()
+    def add_up(self, gradients: Mapping[str, Tensor]) -> None:
+        """Make the gradients that are to be summed over ranks their sum, in place; all ranks call it alike."""
+        for name, gradient in gradients.items():
+            if name in self.summed:
+                gradient.copy_(self.tensor.exchange.sum(gradient))
+
+    def __deepcopy__(self, memo: object) -> Shards:
+        return self
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Leave.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Enter.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]

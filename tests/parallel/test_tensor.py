@@ -1,0 +1,240 @@
+"""A model whose heads and hidden units ranks share has the loss and every gradient that it has in one process."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.attention.linear_attention import LinearAttentionSpec
+from headway.errors import ConfigError
+from headway.models import Model, ModelSpec, build
+from headway.models.tensor_parallel import gather, shard
+from headway.nn import Lora
+from headway.nn.adapters import Adapter, attach
+from headway.parallel import Exchange, Mesh, TensorParallel, simulate
+from headway.patterns import Causal, PerHead, Window
+from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias
+from tests.parallel import steps
+
+SUM = {"rtol": 1e-10, "atol": 1e-12}
+"""Sums of float64 in another order, through two layers."""
+
+
+def four_heads(name: str, **fields: Any) -> Model:
+    """As `steps.model_of`, with four kv heads, which four ranks can share."""
+    return steps.model_of(name, heads=8, kv_heads=4, head_dim=4, **fields)
+
+
+def shared_step(
+    model: Model, exchange: Exchange, name: str, context: Exchange | None = None
+) -> list[torch.Tensor]:
+    """`steps.step` of this rank's share of a model; gradients are those of the whole one."""
+    own = copy.deepcopy(model)
+    shards = shard(own, TensorParallel(exchange))
+    loss, *gradients = steps.step(own, name, context)
+    named = dict(zip(dict(own.named_parameters()), gradients, strict=True))
+    shards.add_up(named)
+    return [loss, *(shards.whole(parameter, gradient) for parameter, gradient in named.items())]
+
+
+def assert_shared(model: Model, name: str, ranks: int) -> None:
+    expected = steps.step(model, name)
+    for found in simulate(ranks, lambda exchange: shared_step(model, exchange, name)):
+        torch.testing.assert_close(found, expected, **SUM)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", steps.PATTERNS)
+def test_row_45_shared_heads_have_the_loss_and_every_gradient_of_one_process(name: str, ranks: int) -> None:
+    """Packed documents, grouped heads, rotary positions; every rank has all of them."""
+    assert_shared(four_heads(name), name, ranks)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "biases, post-norm, no gate": {
+        "order": "post", "norm": "layer", "norm_bias": True, "gated": False, "activation": "relu",
+        "qkv_bias": True, "out_bias": True, "mlp_bias": True,
+    },
+    "parallel, output of its own": {"order": "parallel", "tied": False, "output_bias": True},
+    "joint": {"order": "joint"},
+    "norms of heads, trained rotation": {
+        "qk_norm": True, "positions": Rotary(1e4, pairing="halves", trainable=True)
+    },
+    "one table of biases for all layers": {"positions": T5Bias(buckets=8, max_distance=32)},
+    "a table of vectors in each layer": {"positions": Relative(clip=3)},
+    "slopes": {"positions": LinearBias()},
+    "a pattern of each head": {
+        "patterns": [PerHead(*(Window.last(5 + 9 * h) if h % 3 else Causal() for h in range(8))), Causal()]
+    },
+    "linear attention": {"patterns": Causal(), "linear": LinearAttentionSpec(), "positions": NoPositions()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", VARIANTS)
+def test_blocks_as_declared(which: str) -> None:
+    """What heads have of their own is those of the rank's heads; what they share has the gradient of all."""
+    model = four_heads("full", **VARIANTS[which])
+    with torch.no_grad():
+        for p in model.parameters():  # biases are 0 and gains 1 where training begins
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
+    assert_shared(model, "full", 2)
+
+
+def test_projections_of_global_tokens() -> None:
+    assert_shared(four_heads("global", global_projections=True), "global", 2)
+
+
+@pytest.mark.parametrize("checkpointing", ["block", "attention", "feed_forward"])
+def test_blocks_that_are_computed_again(checkpointing: Any) -> None:
+    model = four_heads("sink")
+    model.train().gradient_checkpointing = checkpointing
+    assert_shared(model, "sink", 2)
+
+
+def test_an_encoder_decoder() -> None:
+    """Cross-attention of shared heads, and an encoder's states that all layers are given."""
+    fields = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
+    plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    model = build(ModelSpec.of_pair("transformer", **fields, **plain), seed=0).double()
+    ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(1))
+
+    def step(net: Model) -> list[torch.Tensor]:
+        loss = net(ids, ids[:, :7], targets=ids[:, 1:8]).total
+        return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
+
+    def rank(exchange: Exchange) -> list[torch.Tensor]:
+        own = copy.deepcopy(model)
+        shards = shard(own, TensorParallel(exchange))
+        loss, *gradients = step(own)
+        named = zip(dict(own.named_parameters()), gradients, strict=True)
+        return [loss, *(shards.whole(name, gradient) for name, gradient in named)]
+
+    for found in simulate(2, rank):
+        torch.testing.assert_close(found, step(model), **SUM)
+
+
+@pytest.mark.parametrize("name", ["full", "window", "sink", "dilated"])
+def test_row_45_shared_heads_of_sharded_rows(name: str) -> None:
+    """Two processes for the heads by two for the tokens of each row: the sums of each are its own."""
+    model = four_heads(name)
+    mesh = Mesh(cp=2, tp=2)
+
+    def rank(every: Exchange) -> list[torch.Tensor]:
+        tp, cp = (
+            Among(every, group) for axis in ("tp", "cp") for group in mesh.groups(axis) if every.rank in group
+        )
+        return shared_step(model, tp, name, cp)
+
+    found = simulate(4, rank)
+    for t in range(2):  # ranks (c, t) with c = 0, 1 have one share of the heads
+        sums = [torch.stack(same).sum(0) for same in zip(found[t], found[2 + t], strict=True)]
+        torch.testing.assert_close(sums, steps.step(model, name), **SUM)
+
+
+class Among(Exchange):
+    """Messages among some of an exchange's ranks."""
+
+    def __init__(self, every: Exchange, group: list[int]) -> None:
+        self.every, self.group = every, group
+        self.rank, self.ranks = group.index(every.rank), len(group)
+
+    def start(self, sent: Any, to: int, received: Any, source: int) -> Any:
+        return self.every.start(sent, self.group[to], received, self.group[source])
+
+
+@settings(max_examples=30)
+@given(
+    heads=st.integers(1, 6),
+    group=st.integers(1, 3),
+    units=st.integers(1, 9),
+    ranks=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+def test_what_ranks_have_is_gathered_to_the_bit(
+    heads: int, group: int, units: int, ranks: int, seed: int
+) -> None:
+    """Every parameter, for any sizes that ranks divide; others are refused before anything is changed."""
+    spec = ModelSpec.of(
+        "llama", vocab=7, width=8, layers=1, heads=heads * group, kv_heads=heads, head_dim=2, hidden=units
+    )
+    model = build(spec, seed=seed)
+    expected = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def rank(exchange: Exchange) -> dict[str, torch.Tensor] | None:
+        own = copy.deepcopy(model)
+        try:
+            shards = shard(own, TensorParallel(exchange))
+        except ConfigError:
+            assert heads % ranks or units % ranks
+            torch.testing.assert_close(own.state_dict(), expected, rtol=0, atol=0)
+            return None
+        for name, t in own.state_dict().items():
+            assert torch.equal(shards.own(name, expected[name]), t)
+            assert t.numel() == expected[name].numel() // (ranks if name in shards.axes else 1)
+        return gather(own)
+
+    for found in simulate(ranks, rank):
+        assert (found is None) == bool(heads % ranks or units % ranks)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "kv heads": ({"heads": 8, "kv_heads": 2}, "2 kv heads cannot be shared evenly by 4"),
+    "hidden units": ({"hidden": 26}, "26 hidden units cannot be shared evenly by 4"),
+    "dropout of units": ({"activation_dropout": 0.1}, "set activation_dropout=0"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_shared_is_refused_by_name(what: str) -> None:
+    fields, words = REFUSED[what]
+    model = steps.model_of("full", **{"heads": 8, "kv_heads": 4, "head_dim": 4, **fields})
+    with pytest.raises(ConfigError, match=words):
+        shard(model, TensorParallel(Rank(0, 4)))
+    assert model.shards is None
+
+
+def test_a_model_is_shared_once_and_without_adapters() -> None:
+    model, tensor = four_heads("full"), TensorParallel(Rank(1, 2))
+    shard(model, tensor)
+    with pytest.raises(ConfigError, match="shared by ranks already"):
+        shard(model, tensor)
+    adapted = four_heads("full")
+    attach(adapted, Adapter.fresh(adapted, Lora(rank=2, alpha=2)))
+    with pytest.raises(ConfigError, match="q_proj is a LoraLinear"):
+        shard(adapted, tensor)
+
+
+class Rank(Exchange):
+    """Of which nobody asks for a message."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    def start(self, sent: Any, to: int, received: Any, source: int) -> Any:
+        raise AssertionError
+
+
+def test_two_sums_a_layer_each_way() -> None:
+    """Of what all tokens of the rows have: B T width numbers, in front of and behind attention and feed-forward."""
+    model = four_heads("full")
+    asked: dict[int, list[int]] = {0: [], 1: []}
+
+    def rank(exchange: Exchange) -> None:
+        own, add = copy.deepcopy(model), exchange.sum
+
+        def counted(t: torch.Tensor) -> torch.Tensor:
+            asked[exchange.rank].append(t.numel())
+            return add(t)
+
+        exchange.sum = counted  # type: ignore[method-assign]
+        shard(own, TensorParallel(exchange))
+        steps.step(own, "full")
+
+    simulate(2, rank)
+    ids, _, _ = steps.rows("full")
+    assert asked[0] == asked[1] == [ids.numel() * model.spec.width] * (2 * 2 * model.spec.layers)
