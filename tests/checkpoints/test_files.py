@@ -2,20 +2,18 @@
 
 import errno
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headway.errors import CheckpointError
 from headway.storage import disk
-from headway.storage.files import (
-    atomic_folder,
-    atomic_write,
-    current_folder,
-    write_file,
-)
+from headway.storage.files import atomic_folder, atomic_write, current_folder, remove_folder, write_file
 from headway.storage.reading import read_json
 from tests.faults import watch
+from tests.train.test_resume import in_a_child, kill_me
 
 OLD = {"a": b"old a", "b": b"old b", "notes.txt": b"mine"}
 NEW = {"a": b"new a!", "c": b"new c"}
@@ -206,3 +204,28 @@ def test_json_that_is_not(tmp_path, raw, message):
 def test_json_with_a_byte_order_mark(tmp_path):
     (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert read_json(tmp_path / "c.json") == {"a": 1}
+
+
+def test_a_process_killed_in_removing_leaves_no_part_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("checkpoint-2", "checkpoint-4"):
+        with atomic_folder(tmp_path / name) as folder:
+            for file in ("a", "b", "c"):
+                write_file(folder / file, file)
+    unlink = os.unlink
+
+    def killed_behind(*args: Any, **kwargs: Any) -> None:
+        unlink(*args, **kwargs)
+        kill_me()
+
+    def remove() -> None:
+        monkeypatch.setattr(os, "unlink", killed_behind)
+        remove_folder(tmp_path / "checkpoint-2")
+
+    assert in_a_child(remove) == -signal.SIGKILL
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["checkpoint-4"]
+    assert len([*tmp_path.iterdir()]) == 2
+    with atomic_folder(tmp_path / "checkpoint-6"):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]

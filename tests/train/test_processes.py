@@ -77,19 +77,15 @@ def test_row_45_conversations(tmp_path: Path, optimizer: str) -> None:
 
 @pytest.mark.slow
 def test_row_45_translation(tmp_path: Path) -> None:
+    as_one(pairs(tmp_path), tmp_path)
+
+
+def pairs(tmp_path: Path) -> TranslationConfig:
     """Steps of 40 pairs, or 20."""
     files = corpus(tmp_path)
     held = {f"validation_{side}": path for side, path in files.items()}
-    how = {
-        "batch_tokens": 128,
-        "micro_batch": 20,
-        "seed": 1,
-        "steps": 20,
-        "dropout": 0.1,
-        "clip": 0.3,
-        "eval_every": 9,
-    }
-    as_one(TranslationConfig.of({**TINY, **files, **held, **how}), tmp_path)
+    how = {"batch_tokens": 128, "micro_batch": 20, "seed": 1, "steps": 20, "dropout": 0.1, "clip": 0.3}
+    return TranslationConfig.of({**TINY, **files, **held, **how, "eval_every": 9})
 
 
 # --- processes that come and go
@@ -137,10 +133,17 @@ def test_killed_and_resumed_by_one_and_by_two(
 def test_killed_at_ten_random_moments(
     settings: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each up to two saves after the last kill, and up to two steps later: in preparations, steps and saves."""
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
+    killed_at_ten_moments(settings, tmp_path)
+
+
+def killed_at_ten_moments(
+    settings: Make, tmp_path: Path, look: Callable[[Path], object] = lambda checkpoint: None, **how: Any
+) -> None:
+    """A run of `how` is killed up to two saves after the last kill, and up to two steps later: in preparations, steps
+    and saves. It ends with the bits of one process; `look` at what checkpoints are there after each kill."""
     whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
-    usual = whole.model_copy(update={"out": str(tmp_path / "killed")})
+    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), **how})
     out, said, rng = Path(usual.out), tmp_path / "said", random.Random(0)
     train(whole, quiet=True)
     step = min(0.1, read_metrics(Path(whole.out) / "metrics.jsonl")[-1]["seconds"] / 40)
@@ -159,6 +162,8 @@ def test_killed_at_ten_random_moments(
         assert [codes[victim], codes[1 - victim]] == [-signal.SIGKILL, 1], told
         assert f"RankError: rank {victim}" in told, told
         (out / LOCK).unlink(missing_ok=True)
+        for path in checkpoints(out):
+            look(path)
     together(2, lambda rank: train(usual, resume="auto"), said)
     assert_same_bits(usual.out, whole.out)
 

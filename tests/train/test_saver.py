@@ -2,7 +2,6 @@
 processes for any other."""
 
 import os
-import random
 import signal
 import time
 from collections.abc import Callable
@@ -17,10 +16,9 @@ from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
 from headway.train.checkpoint import State, checkpoints, step_of
-from headway.train.lock import LOCK
-from headway.train.metrics import read_metrics
 from headway.train.record import STATE
 from tests.train.processes import ended, soon, start, together
+from tests.train.test_processes import killed_at_ten_moments
 from tests.train.test_resume import assert_same_bits, in_a_child, kill_me, killed_at_disk_call, weights
 
 Make = Callable[..., TextConfig]
@@ -247,31 +245,12 @@ def test_killed_at_ten_random_moments(
 ) -> None:
     """A save at every step, in the background."""
     monkeypatch.setattr("headway.parallel.roll.SILENCE", 1.5)
-    whole = settings(**HALVES | {"steps": 40}, save_every=1, out=str(tmp_path / "whole"))
-    usual = whole.model_copy(update={"out": str(tmp_path / "killed"), "mesh": mesh, **BACKGROUND})
-    out, said, rng = Path(usual.out), tmp_path / "said", random.Random(0)
-    train(whole, quiet=True)
-    step = min(0.1, read_metrics(Path(whole.out) / "metrics.jsonl")[-1]["seconds"] / 40)
 
-    def saved() -> int:
-        return max(map(step_of, checkpoints(out)), default=-1)
+    def look(path: Path) -> None:
+        assert shards_of(path) == 2
+        load(path)
 
-    for _ in range(10):
-        victim, goal = rng.randrange(2), saved() + rng.randrange(3)
-        children = start(2, lambda rank: train(usual, resume="auto"), said)
-        soon(lambda: (out / LOCK).exists() and saved() >= goal, children)  # noqa: B023
-        time.sleep(rng.uniform(0.0, 2.0) * step)
-        os.kill(children[victim], signal.SIGKILL)
-        codes = ended(children)
-        told = (said / str(1 - victim)).read_text()
-        assert [codes[victim], codes[1 - victim]] == [-signal.SIGKILL, 1], told
-        assert f"RankError: rank {victim}" in told, told
-        (out / LOCK).unlink(missing_ok=True)
-        for path in checkpoints(out):
-            assert shards_of(path) == 2
-            load(path)
-    together(2, lambda rank: train(usual, resume="auto"), said)
-    assert_same_bits(usual.out, whole.out)
+    killed_at_ten_moments(settings, tmp_path, look, mesh=mesh, **BACKGROUND)
 
 
 # --- what is refused

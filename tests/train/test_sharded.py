@@ -16,16 +16,14 @@ from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide
-from headway.train.tasks.translation import TranslationConfig
 from headway.train.trainer import Trainer
 from tests.train.conftest import ENCODER
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
-from tests.train.test_processes import HALVES, as_one
+from tests.train.test_processes import HALVES, as_one, pairs
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged
-from tests.train.test_translation import TINY, corpus
 
 Make = Callable[..., TextConfig]
 OPTIMIZERS = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -64,19 +62,8 @@ def test_row_45_sharded_conversations(tmp_path: Path, optimizer: str) -> None:
 
 @pytest.mark.slow
 def test_row_45_sharded_translation(tmp_path: Path) -> None:
-    """Steps of 40 pairs, or 20; keys of the encoder's states are made before the decoder's blocks run."""
-    files = corpus(tmp_path)
-    held = {f"validation_{side}": path for side, path in files.items()}
-    how = {
-        "batch_tokens": 128,
-        "micro_batch": 20,
-        "seed": 1,
-        "steps": 20,
-        "dropout": 0.1,
-        "clip": 0.3,
-        "eval_every": 9,
-    }
-    as_one(TranslationConfig.of({**TINY, **files, **held, **how}), tmp_path, mesh="fsdp=2")
+    """Keys of the encoder's states are made before the decoder's blocks run."""
+    as_one(pairs(tmp_path), tmp_path, mesh="fsdp=2")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -80,6 +81,15 @@ def atomic_folder(path: str | Path, *, keep: Callable[[str], bool] = lambda name
             raise CheckpointError(_lost(path, error)) from error
     finally:
         _discard(temporary)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder: it loses its name as a whole, in one step, before what is in it goes.
+
+    What a process that is killed leaves then is removed by the next `atomic_folder` beside it."""
+    temporary = _sibling(path)
+    disk.replace(path, temporary)
+    disk.remove(temporary)
 
 
 def write_file(path: Path, data: disk.Buffer | str | Writer) -> None:
@@ -155,12 +165,8 @@ def _sync_tree(folder: Path) -> None:
             disk.sync(entry)
 
 
-def _marks(path: Path) -> str:
-    return f".{path.name}.partial-{socket.gethostname()}-"
-
-
 def _sibling(path: Path) -> Path:
-    return path.parent / f"{_marks(path)}{os.getpid()}-{secrets.token_hex(4)}"
+    return path.parent / f".{path.name}.partial-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _aside(path: Path) -> Path:
@@ -168,11 +174,12 @@ def _aside(path: Path) -> Path:
 
 
 def _sweep(path: Path) -> None:
+    """Remove what dead processes of this machine left beside `path`."""
+    ours = re.compile(rf"\..+\.partial-{re.escape(socket.gethostname())}-(\d+)-[0-9a-f]{{8}}")
     for entry in path.parent.iterdir():
-        if entry.name.startswith(_marks(path)):
-            process = entry.name.removeprefix(_marks(path)).split("-")[0]
-            if process.isdigit() and int(process) != os.getpid() and not _alive(int(process)):
-                disk.remove(entry)
+        found = ours.fullmatch(entry.name)
+        if found is not None and int(found[1]) != os.getpid() and not _alive(int(found[1])):
+            disk.remove(entry)
 
 
 def _alive(process: int) -> bool:

@@ -21,8 +21,7 @@ from typing import Any, Self
 from headway.errors import CheckpointError
 from headway.parallel import Parallel
 from headway.parallel.sharded import Divided, whole
-from headway.storage import disk
-from headway.storage.files import atomic_folder
+from headway.storage.files import atomic_folder, remove_folder
 from headway.storage.tensors import MODEL, open_shards
 from headway.train.checkpoint import MOMENTS, State, checkpoints
 
@@ -121,7 +120,7 @@ class Saver:
     def _drop_old(self) -> None:
         config = self.state.config
         for old in checkpoints(Path(config.out))[: -config.keep_last]:
-            disk.remove(old)
+            remove_folder(old)
 
 
 class Writer(threading.Thread):
