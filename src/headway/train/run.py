@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from headway.errors import CheckpointError, ConfigError, RankError
+from headway.errors import CheckpointError, RankError
 from headway.models.tensor_parallel import shards_of
 from headway.parallel import Parallel, joined
 from headway.parallel.sharded import Divided
@@ -42,7 +42,7 @@ from headway.train.metrics import METRICS, MetricsLog, Reporter, clock, read_met
 from headway.train.microbatch_pool import DTYPES, MicrobatchPool, choose_precision
 from headway.train.saver import Saver
 from headway.train.sharing import SharedPool, added_up_by, divide, spread
-from headway.train.start import announce, check_room, in_shards, seeded, with_task
+from headway.train.start import announce, check_room, in_shards, seeded, take_up, with_task
 from headway.train.tasks import find_task
 from headway.train.tasks.base import StepStats, Task
 from headway.train.trackers import Trackers, check_trackers
@@ -134,25 +134,7 @@ class Run:
         }
         self.state = State(config, task, task.optimizer(self.pool), machine, Progress())
         self.state.optimizer.own(parallel, shards_of(task.model))
-        if start is not None:
-            remarks = self.state.load(start)
-            if divided is not None and self.state.torch_norm:
-                self.state.torch_norm = False
-                remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
-            for remark in remarks:
-                self.say(f"not bit for bit the same run: {remark}")
-            done = self.state.progress.step
-            if task.steps is not None and done > task.steps:
-                raise ConfigError(
-                    f"{start} has done {done} steps, and the run is to have {task.steps}; give more steps, or go on "
-                    "from an earlier checkpoint with --resume PATH (resume=PATH)"
-                )
-            self.say(f"going on from {start}: step {done}")
-        elif config.moments is not None:
-            taken, count = self.state.take_moments(Path(config.moments)), len(self.state.optimizer.parameters)
-            self.say(
-                f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros"
-            )
+        take_up(self.state, start, self.say, sharded=divided is not None)
         self.deadline = Deadline(config.max_seconds, task.held_steps)
         self.trainer = Trainer(
             task,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from headway.checkpoints.remote import is_address, local_model
 from headway.errors import ConfigError
 from headway.report import size
 from headway.storage import disk
-from headway.train.checkpoint import checkpoints
+from headway.train.checkpoint import State, checkpoints
 from headway.train.config import TrainConfig
 from headway.train.inputs import model_spec
 from headway.train.tasks import find_task, text_task_of
@@ -100,3 +100,27 @@ def check_room(config: TrainConfig, task: Task[Any]) -> None:
             f"has {size(free)} free; make room, keep fewer checkpoints (--keep-last), or choose a folder on another "
             "disk with --out"
         )
+
+
+def take_up(state: State, start: Path | None, say: Callable[[str], None], *, sharded: bool) -> None:
+    """Fill a run's state from the checkpoint `start`, or from the moments that its settings name, and say so.
+
+    Raises what `State.load` does, and ConfigError for a run that has done more steps than it is to have."""
+    config, steps = state.config, state.task.steps
+    if start is not None:
+        remarks = state.load(start)
+        if sharded and state.torch_norm:
+            state.torch_norm = False
+            remarks.append("gradients are clipped by a norm in float64, and by torch's in float32 then")
+        for remark in remarks:
+            say(f"not bit for bit the same run: {remark}")
+        done = state.progress.step
+        if steps is not None and done > steps:
+            raise ConfigError(
+                f"{start} has done {done} steps, and the run is to have {steps}; give more steps, or go on "
+                "from an earlier checkpoint with --resume PATH (resume=PATH)"
+            )
+        say(f"going on from {start}: step {done}")
+    elif config.moments is not None:
+        taken, count = state.take_moments(Path(config.moments)), len(state.optimizer.parameters)
+        say(f"moments of {taken} of {count} parameters from {config.moments}; the others begin with zeros")
