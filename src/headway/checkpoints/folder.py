@@ -67,9 +67,8 @@ def load_folder(path: str | Path, *, allow_pickle: bool = False, head: Head | No
     """
     path = Path(path)
     folder = current_folder(path)
-    if is_gguf(folder) or (
-        folder.suffix == ".gguf" and folder.is_file()
-    ):  # the latter is read to say what it is
+    # A file of that name that is none is read, too, so that it is said what it is.
+    if is_gguf(folder) or (folder.suffix == ".gguf" and folder.is_file()):
         return _gguf(folder, head)
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "not there"

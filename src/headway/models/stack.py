@@ -125,6 +125,8 @@ class TransformerStack(nn.Module):
         redoes = cache is None and self.training and torch.is_grad_enabled()
         redo: Checkpointing = gradient_checkpointing if redoes else "none"
         rotations: dict[int | None, Rotation | None] = {None: None}
+        if slots is not None and ids.shape[1] == slots.shape[1] == 1:
+            slots = None  # a step of decoding wants all that there is
         selected = None if slots is None else SlotSelection.of(tokens, slots)
         early = selected if context is None and not redoes else None
         for i, block in enumerate(self.blocks):

@@ -73,6 +73,11 @@ class Mesh:
         """How many share the micro batches of a step."""
         return self.dp * self.fsdp
 
+    def share(self, rank: int, count: int) -> range:
+        """The numbers of a process's micro batches, or rows, of `count`: each once over the axes dp and fsdp."""
+        place = self.place(rank)
+        return range(place.dp * self.fsdp + place.fsdp, count, self.batches)
+
     def place(self, rank: int) -> Mesh:
         """The number of a process along each axis."""
         places = {}

@@ -58,8 +58,7 @@ class Parallel:
 
     def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """This process's of the items of a step, with their numbers, each once over the axes dp and fsdp."""
-        first = self.place.dp * self.mesh.fsdp + self.place.fsdp
-        return [(i, items[i]) for i in range(first, len(items), self.mesh.batches)]
+        return [(i, items[i]) for i in self.mesh.share(self.rank, len(items))]
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, in the order of ranks."""

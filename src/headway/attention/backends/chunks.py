@@ -57,9 +57,8 @@ class _Chunks:
         own, around = self._tokens(q_tokens, self.apart), self._tokens(k_tokens, self.overlapping)
         empty = ~k_tokens.valid[:, None, :, None]
         k, v = (self.overlapping(t.to(dtype).masked_fill(empty, 0.0)) for t in (part.k, part.v))
-        slots = torch.zeros(
-            1, 1, dtype=torch.int64, device=call.q.device
-        )  # of dropout, which it does not have
+        # Of dropout, which it does not have.
+        slots = torch.zeros(1, 1, dtype=torch.int64, device=call.q.device)
         self.queries = QueryTile(call.grouped(self.apart(call.clean_queries()).to(dtype)), own, slots)
         seen = visible(call.pattern, own, around)
         self.keys = KeyBlock(k, v, around, slots, seen, finite(k) and finite(v))

@@ -90,8 +90,7 @@ def process_shares(
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
         cp, own, some, pairs = place.cp, owns[place.tp], plans[place.tp], work[place.tp]
-        first, tokens = place.dp * mesh.fsdp + place.fsdp, shards[cp].count
-        rows = len(range(first, batch, mesh.batches))
+        rows, tokens = len(mesh.share(rank, batch)), shards[cp].count
         size: dict[str, Any] = {"rows": rows, "kv_heads": own.kv_heads, "head_dim": own.head_dim}
         sent = sum(plan.bytes_sent(cp, dtype=dtype, **size) * layers // heads for plan, layers, heads in some)
         held = (
