@@ -59,6 +59,15 @@ class Claim:
         said = "seen" if count == len(seeds) else "not seen at this size"
         return f"{said} ({count} of {len(seeds)} seeds)"
 
+    @property
+    def operands(self) -> list[tuple[str, str]]:
+        """The measures that it compares, as (stage, measure)."""
+        return [
+            (node.value.id, node.attr.replace("_at_", "@"))
+            for node in ast.walk(self._tree())
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        ]
+
     def _tree(self) -> ast.Compare:
         try:
             tree = ast.parse(_name(self.rule), mode="eval").body

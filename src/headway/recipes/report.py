@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headway.recipes.picture import Measured, spread_of
 from headway.recipes.recipe import Recipe
 from headway.report import cell, plain, table
 
@@ -43,6 +44,19 @@ class RecipeReport:
         """Each claim: its words, its rule, and whether it was seen."""
         seeds = [self.measures(i) for i in range(len(self.records))]
         return [(claim.text, claim.rule, claim.verdict(seeds)) for claim in self.recipe.claims]
+
+    @property
+    def measured(self) -> list[Measured]:
+        """Each stage with the means and standard deviations of its measures."""
+        found = []
+        for i, stage in enumerate(self.recipe.stages):
+            own = [records[i]["measures"] for records in self.records]
+            spreads = {
+                name: spread_of(m.get(name) for m in own) for name in dict.fromkeys(k for m in own for k in m)
+            }
+            values = {name: value for name, value in spreads.items() if value is not None}
+            found.append(Measured(stage.name, self.records[0][i]["task"], stage.source is None, values))
+        return found
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from headway.errors import ConfigError
 from headway.recipes.measures import measures
-from headway.recipes.picture import draw_stages
+from headway.recipes.picture import draw_panels, panels
 from headway.recipes.recipe import Recipe, Stage
 from headway.recipes.report import RecipeReport
 from headway.recipes.surgery import moments_after, opened, write_model
@@ -43,7 +43,8 @@ OF_THE_PLACE = {
 
 
 def run_recipe(recipe: Recipe, *, resume: str = "never", quiet: bool = False) -> RecipeReport:
-    """Run all stages for all seeds, and report; report.json, report.md and report.png in the recipe's folder keep it.
+    """Run all stages for all seeds, and report; report.json, report.md and, where it has claims, report.png in the
+    recipe's folder keep it.
 
     resume: "never" (the folder must be empty) or "auto": stages that are done are kept, a stage that was stopped goes
     on, bit for bit as `headway train` does. The folder may have moved as a whole, and the recipe may have more seeds or
@@ -87,8 +88,10 @@ def _run(recipe: Recipe, say: Callable[[str], None], quiet: bool) -> RecipeRepor
     ]
     report = RecipeReport(recipe, tuple(map(tuple, records)))
     atomic_write(recipe.out / f"{REPORT}.json", json.dumps(report.plain(), indent=1) + "\n")
-    pictured = draw_stages(recipe, recipe.out / f"{REPORT}.png")
-    picture = f"\n![losses]({REPORT}.png)\n" if pictured else ""
+    pictured = list(panels(recipe.claims, report.measured))
+    if pictured:
+        draw_panels(pictured, recipe.out / f"{REPORT}.png")
+    picture = f"\n![what the claims compare]({REPORT}.png)\n" if pictured else ""
     atomic_write(recipe.out / f"{REPORT}.md", report.markdown() + picture)
     return report
 

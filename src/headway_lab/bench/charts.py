@@ -136,7 +136,7 @@ def forms(figure: Any, rows: Sequence[Row]) -> None:
     left.text(
         0.01, most, f"limit, {most:,} MiB", transform=left.get_yaxis_transform(), va="bottom", fontsize=7
     )
-    left.set(title="held by inputs and step", ylabel="MiB")
+    left.set(title="memory of inputs and step", ylabel="MiB")
     right.set(title="time of a step", ylabel="ms")
     for axes in (left, right):
         lengths = sorted({n for row in rows for n in row.extra["n"]})

@@ -36,7 +36,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "table": "数据",
         "what": "验证的内容",
         "run": "运行",
-        "legend": "本书各次运行的结论",
+        "legend": "本书各次运行的结论（结论与图为英文）",
     },
 }
 SEEN, UNSEEN = "✓", "✗"
@@ -53,7 +53,9 @@ li { margin: .2rem 0; }
 a { color: #1f5a99; text-decoration-color: #bcd; text-underline-offset: .2em; }
 .mark { color: #3a7; }
 .not .mark { color: #b44; }
-.claims { list-style: none; padding-left: .8rem; font-size: .9rem; }
+.claims { list-style: none; padding-left: 2rem; font-size: .9rem; }
+.claims li { text-indent: -1.2rem; }
+code { white-space: nowrap; }
 .legend { font-size: .85rem; color: #666; }
 .formula img { display: block; margin: .8rem auto; }
 figure { margin: 1.2rem 0; overflow-x: auto; }

@@ -62,8 +62,10 @@ def differences() -> list[tuple[str, str, str]]:
 
 
 def shown(value: object) -> str:
-    """A field of a spec as text: schemes of positions by their name."""
-    return type(value).__name__ if isinstance(value, PositionScheme) else str(value)
+    """A field of a spec as text: schemes of positions by their name, numbers to four digits."""
+    if isinstance(value, PositionScheme):
+        return type(value).__name__
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def norm_times() -> dict[str, list[float]]:

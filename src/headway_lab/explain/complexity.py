@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headway.draw import BLUE, GREEN, GREY, ORANGE, RED
 from headway.errors import ConfigError
-from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, panels
+from headway_lab.explain.report import Figure, Report, Rows, label_axes, label_ticks, mosaic, round_ticks
 
 SEED = 0
 COLOURS = (BLUE, RED, ORANGE, GREY, GREEN)
@@ -213,7 +213,7 @@ def draw(figure: Figure, report: Report) -> None:
     """Operations, products in a chain, and path against n: lines the formulas, dots what was counted."""
     width = max(report.column("d"))
     rows = [row for row in report.rows if row["d"] == width]
-    panes = panels(figure, 12.5, 3.9, 3)
+    panes = mosaic(figure, 8.5, 6.6, "AB;C.")
     for axes, (column, formula, title, y) in zip(panes, PANES, strict=True):
         for name, colour, thick in zip(dict.fromkeys(report.column("layer")), COLOURS, WIDTHS, strict=True):
             n, counts, lines = (
@@ -225,8 +225,12 @@ def draw(figure: Figure, report: Report) -> None:
         label_ticks(axes, n)
     for axes in panes[1:]:
         label_ticks(axes, [2**i for i in range(max(n).bit_length())], "y")
+    work = [row["formula"] for row in rows]
+    label_ticks(panes[0], round_ticks(min(work), max(work)), "y")
     panes[0].set_title(f"operations of one layer, d = {width}")
-    figure.legend(*panes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    figure.legend(
+        *panes[0].get_legend_handles_labels(), loc="center", bbox_to_anchor=(0.78, 0.27), fontsize=10
+    )
 
 
 PANES = (

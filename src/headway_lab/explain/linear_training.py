@@ -16,7 +16,7 @@ from headway.nn import IGNORE_INDEX
 from headway.positions import NoPositions, Rotary
 from headway.report import table as text_table
 from headway_lab.explain.contests import draw_losses, losses, rows
-from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, panels
+from headway_lab.explain.report import Figure, Report, Row, Rows, label_axes, label_ticks, mosaic
 from headway_lab.explain.runs import VOCAB, Budget, Runs, batch_of, contend, held_out_rows, small
 from headway_lab.explain.spread import gap
 from headway_lab.profiling import fastest, one_thread, power, saved_bytes
@@ -129,17 +129,17 @@ def judge(runs: Runs, costs: Rows, blind: float, budget: Budget) -> Report:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Left: losses. Middle: time of a step. Right: bytes kept for the backward."""
-    left, middle, right = panels(figure, 13, 3.8, 3, width_ratios=(1.5, 1, 1))
-    draw_losses(left, [row for row in report.rows if row["contender"]], "masked language model")
+    """Above: losses. Below: time of a step, and bytes kept for the backward."""
+    above, left, right = mosaic(figure, 8.5, 6.6, "AA;BC", height_ratios=(1, 1.35))
+    draw_losses(above, [row for row in report.rows if row["contender"]], "masked language model")
     for name, colour in COLOURS.items():
         costs = [row for row in report.rows if row.get("attention") == name]
-        for axes, column in ((middle, "ms a step"), (right, "MiB kept")):
+        for axes, column in ((left, "ms a step"), (right, "MiB kept")):
             points = [(row["tokens"], row[column]) for row in costs]
             axes.loglog(*zip(*points, strict=True), "o-", color=colour, label=name)
             axes.tick_params(labelsize=8)
             label_ticks(axes, sorted(set(report.column("tokens"))))
-    label_axes(middle, "a step, time of one core (rough)", "tokens of the row", "ms")
+    label_axes(left, "a step, time of one core (rough)", "tokens of the row", "ms")
     label_axes(right, "kept for the backward", "tokens of the row", "MiB", {"fontsize": 8})
-    for axes, ticks in ((middle, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
+    for axes, ticks in ((left, (10, 100, 1000)), (right, (5, 10, 20, 50, 100))):
         label_ticks(axes, ticks, "y")

@@ -10,7 +10,7 @@ import torch
 from headway.draw import BLUE, GREY, INK, RED
 from headway.positions import Rotary
 from headway_lab.explain.offset_task import SYMBOLS, TOKENS, WIDTH, Trained, sample, train
-from headway_lab.explain.report import Figure, Report, Rows, panels
+from headway_lab.explain.report import Figure, Report, Rows, mosaic
 from headway_lab.explain.spread import gap
 
 OFFSETS, HEADS, STEPS, SEEDS = (1, 3, 6, 10), (1, 2, 4), 250, (0, 1, 2)
@@ -91,7 +91,7 @@ def judge(rows: Rows) -> Report:
 @torch.no_grad()
 def draw(figure: Figure, report: Report) -> None:
     """Attention maps of one row: the single head, then each of the four heads; and the share of tokens named."""
-    axes = panels(figure, 12.5, 3, 6, width_ratios=(1, 1, 1, 1, 1, 1.1))
+    axes = mosaic(figure, 8.5, 6.0, "ABC;DEF")
     ids = sample(1, torch.Generator().manual_seed(20_000))
     one, four = (
         fit(heads, report.rows[0]["seed"], report.rows[0]["steps"]) for heads in (HEADS[0], HEADS[-1])

@@ -1,5 +1,6 @@
 """What a run answers, and what several figures of `explain` draw alike."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,14 @@ def panels(figure: Figure, width: float, height: float, count: int = 2, **rest: 
     return figure.subplots(1, count, **rest)
 
 
+def mosaic(figure: Figure, width: float, height: float, layout: str, **rest: Any) -> list[Axes]:
+    """Panels A, B, C and so on as `layout` has them, a line for each row ("AB;CC"), on a figure of that size in inches;
+    `rest` as in `Figure.subplot_mosaic`."""
+    figure.set_size_inches(width, height)
+    panes = figure.subplot_mosaic(layout, **rest)
+    return [panes[name] for name in sorted(panes)]
+
+
 def curves(
     axes: Axes,
     report: Report,
@@ -158,6 +167,12 @@ def label_ticks(axes: Axes, values: Sequence[float], axis: str = "x") -> None:
     """A tick with its number at each of `values` of a logarithmic axis, and no others."""
     getattr(axes, f"set_{axis}ticks")(values, [f"{value:,}" for value in values])
     getattr(axes, f"set_{axis}ticks")([], minor=True)
+
+
+def round_ticks(least: float, most: float) -> list[int]:
+    """1, 2 and 5 times the powers of ten from `least` to `most`, both above 0."""
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
+    return [n for n in (round(m * 10**p) for p in powers for m in (1, 2, 5)) if least <= n <= most]
 
 
 def log_bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str]) -> None:

@@ -105,7 +105,7 @@ def judge(
             f"fades: to {float(alike[-1]):.0%} of its score at m = {len(alike) - 1}"
         ),
         highlight=SHOWN,
-        picture="   ".join(f"f({m}) = {float(curve[m]):.6f}" for m in DIGITS if m < len(curve)),
+        picture="\n".join(f"f({m:<3}) = {float(curve[m]):9.6f}" for m in DIGITS if m < len(curve)),
     )
 
 

@@ -18,7 +18,7 @@ from headway_lab.explain.report import (
     Rows,
     by_seed,
     label_axes,
-    panels,
+    mosaic,
     seeds_of,
 )
 from headway_lab.explain.rotary_decay import decay
@@ -105,18 +105,18 @@ def judge(rows: Rows, steps: int = STEPS) -> Report:
 
 
 def draw(figure: Figure, report: Report) -> None:
-    """Left: f(m). Middle: the sharpest curve around one distance. Right: tokens named right."""
-    left, middle, right = panels(figure, 12.5, 3.9, 3)
+    """Above: f(m), and the sharpest curve around one distance. Below: tokens named right."""
+    left, right, below = mosaic(figure, 8.5, 6.2, "AB;CC", height_ratios=(1.5, 1))
     m = torch.arange(FARTHEST + 1)
     for name, rotary in list(schedules(HEAD_DIM).items())[:-1]:
         style = {"color": "#c3cbd3", "zorder": 1} if name == "equal" else {"zorder": 2}
         left.plot(m, decay(m, rotary.frequencies(HEAD_DIM)), label=name, linewidth=1.3, **style)
-        middle.plot(m[:129], turned_score(rotary, 64)[:129], label=name, linewidth=1.2, **style)
+        right.plot(m[:129], turned_score(rotary, 64)[:129], label=name, linewidth=1.2, **style)
     legend = {"fontsize": 8, "loc": "center right", "bbox_to_anchor": (1, 0.6)}
     label_axes(left, "upper trend of products", "distance m", "f(m)", legend, ylim=(0, None))
-    label_axes(middle, "a key sought 64 places away", "distance m", "score / largest score")
+    label_axes(right, "a key sought 64 places away", "distance m", "score / largest score")
     colours = [GREY if name.startswith("equal") else BLUE for name in report.column("frequencies")]
-    draw_named(right, report.rows, "right, mean", colours)
+    draw_named(below, report.rows, "right, mean", colours)
 
 
 def turned_score(rotary: Rotary, distance: int) -> Tensor:

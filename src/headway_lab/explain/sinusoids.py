@@ -90,7 +90,7 @@ def judge(rows: Rows, from_formula: float) -> Report:
         },
         setting=f"M = {WIDTH}, positions 0..{COUNT - 1}, float64, projection of seed {SEED}",
         picture=(
-            f"|PE(p)| = {math.sqrt(WIDTH / 2):.3f}; a token's row from N(0, 1/M) has length 1, "
+            f"|PE(p)| = {math.sqrt(WIDTH / 2):.3f}; a token's row from N(0, 1/M) has length 1,\n"
             f"and {scale:.3f} once multiplied by sqrt({WIDTH}): of one size with its position"
         ),
         finding=(
