@@ -100,7 +100,7 @@ SETUP: dict[str, Callable[[Path], None]] = {
     "Train, continue, measure": texts,
     "Bring a checkpoint": stories,
     "Encoders and translators": texts,
-    "Teach it to answer": conversations,
+    "Fine-tune on conversations": conversations,
     "Change a model": converted,
     "Keep your stack": trained,
 }

@@ -93,7 +93,7 @@ def test_merged_weights_are_the_model_with_its_adapters(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tokenizer is the one that an adapter brings."""
-    command = ["surgery", "merge", "m", "out", "--adapter", "a", "--adapter", "b", "--text", "text.txt"]
+    command = ["surgery", "merge", "m", "out", "--adapter", "a", "--adapter", "b", "--data", "text.txt"]
     assert run([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["difference"] < 1e-5 * report["largest_logit"]

@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_gqa_reports_what_it_saves_and_costs(home, capsys):
-    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"]) == 0
+    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--data", "text.txt"]) == 0
     out, err = capsys.readouterr()
     for part in (
         "m -> n; transformers loads it",
@@ -57,7 +57,7 @@ def test_compare_prints_all_pools_and_what_the_table_says(home, capsys):
         "--compare",
         "--seed",
         "7",
-        "--text",
+        "--data",
         "text.txt",
     ]
     assert run([*command, "--limit", "64", "--json"]) == 0
@@ -80,12 +80,12 @@ def test_the_seed_decides_random(home, capsys):
         assert run(["surgery", "gqa", "m", out, "--kv-heads", "2", "--pool", "random", "--seed", seed]) == 0
     a, b, c = ((home / out / "model.safetensors").read_bytes() for out in "abc")
     assert a == b != c
-    assert "no loss was measured: --text FILE gives" in capsys.readouterr().out
+    assert "no loss was measured: --data FILE gives" in capsys.readouterr().out
 
 
 def test_window_bounds_what_is_stored(home, capsys):
     command = ["surgery", "window", "m", "n", "--window", "6", "--sinks", "2", "--layers", "1"]
-    assert run([*command, "--text", "text.txt"]) == 0
+    assert run([*command, "--data", "text.txt"]) == 0
     out = capsys.readouterr().out
     assert "transformers refuses it: it cannot express its patterns" in out
     assert "pattern of layers 1: Causal() -> Window.last(6) | Causal() & Sink(2)" in out
@@ -108,7 +108,7 @@ def test_narrowing_a_window_shows_within_the_wider_one(home, capsys):
 @pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "dynamic"])
 def test_context_shows_perplexity_by_position(home, capsys, method):
     assert (
-        run(["surgery", "context", "m", "n", "--method", method, "--factor", "4", "--text", "text.txt"]) == 0
+        run(["surgery", "context", "m", "n", "--method", method, "--factor", "4", "--data", "text.txt"]) == 0
     )
     out = capsys.readouterr().out
     assert "trained_context: 32 -> 128" in out
@@ -130,13 +130,14 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
         (
             ["gqa", "m", "n", "--kv-heads", "2", "--compare"],
             1,
-            "--compare measures losses, so it needs --text",
+            "--compare measures losses, so it needs --data",
         ),
         (["gqa", "m", "n", "--kv-heads", "2", "--limit", "9"], 1, "--limit counts tokens of a text"),
         (["gqa", "m", "n"], 2, "--kv-heads"),
         (["gqa", "m", "n", "--kv-heads", "2", "--heads", "2"], 2, "--heads"),
         (["gqa", "x", "n", "--kv-heads", "2"], 1, "x is not there: a model is a GGUF file, or a folder"),
-        (["gqa", "m", "n", "--kv-heads", "2", "--text", "no.txt"], 1, "no.txt: no such file or folder"),
+        (["gqa", "m", "n", "--kv-heads", "2", "--data", "no.txt"], 1, "no.txt: no such file or folder"),
+        (["gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"], 2, "No such option: --text"),
         (["gqa", "m", "m", "--kv-heads", "2"], 1, "m exists; choose another name, or use --overwrite"),
         (["window", "m", "n", "--window", "0"], 2, "--window"),
         (["window", "m", "n", "--window", "4", "--sinks", "-1"], 2, "--sinks"),
@@ -147,7 +148,7 @@ def test_context_shows_perplexity_by_position(home, capsys, method):
             "rows of 8 tokens cannot show this change",
         ),
         (["window", "m", "m", "--window", "8"], 1, "m exists; choose another name"),
-        (["window", "m", "n", "--window", "900", "--text", "text.txt"], 1, "the longest document has"),
+        (["window", "m", "n", "--window", "900", "--data", "text.txt"], 1, "the longest document has"),
         (["context", "m", "n", "--method", "yarn"], 2, "--factor"),
         (["context", "m", "n", "--method", "yarn", "--factor", "0.5"], 2, "--factor"),
         (
@@ -179,6 +180,6 @@ def test_a_model_without_rotary_is_refused_with_the_reason(home, capsys):
 
 def test_a_text_needs_a_tokenizer(home, capsys):
     (home / "m" / "tokenizer.json").unlink()
-    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--text", "text.txt"]) == 1
+    assert run(["surgery", "gqa", "m", "n", "--kv-heads", "2", "--data", "text.txt"]) == 1
     assert "tokenizer" in capsys.readouterr().err
     assert not (home / "n").exists()

@@ -191,7 +191,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_report_says_what_stays_and_what_it_costs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["surgery", "longformer", "m", "n", "--context", "96", "--window", "16"]
-    assert run([*command, "--text", "text.txt", "--json"]) == 0
+    assert run([*command, "--data", "text.txt", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["transformers"] == "loads it"
     assert report["context"] == [24, 96]
@@ -266,5 +266,5 @@ def test_nothing_is_left_when_something_is_wrong(home: Path, capsys: pytest.Capt
         lengthen(folder, "n", LONG, text="")
     assert run(["surgery", "longformer", "m", "n", "--window", "4,x"]) == 1
     assert "--window is one even number" in capsys.readouterr().err
-    assert run(["surgery", "longformer", "m", "n", "--text", "none.txt"]) == 1
+    assert run(["surgery", "longformer", "m", "n", "--data", "none.txt"]) == 1
     assert not (home / "n").exists()

@@ -36,7 +36,7 @@ def operation_text(done: "Operation") -> str:
         ranges = [(f"{p.first}-{p.last}", p.tokens, _exp(p.before), _exp(p.after)) for p in done.positions]
         lines += ["", table(columns, ranges)]
     else:
-        lines.append("  no loss was measured: --text FILE gives held-out text to measure it on")
+        lines.append("  no loss was measured: --data FILE gives held-out text to measure it on")
     return "\n".join(lines)
 
 

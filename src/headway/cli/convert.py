@@ -1,4 +1,4 @@
-"""`headway convert SRC DST`: another format, dtype, rotary pairing or number of kv heads, the same function, shown."""
+"""`headway convert SOURCE TARGET`: another format, dtype, rotary pairing or number of kv heads; the same function."""
 
 import re
 from pathlib import Path
@@ -43,7 +43,8 @@ def command(
     target: Annotated[Path, typer.Argument(help="folder or GGUF file to write")],
     frm: Annotated[str, typer.Option("--from", help="auto, hf, gguf, llama2c, meta, torchtune")] = "auto",
     to: Annotated[
-        str | None, typer.Option("--to", help="hf or gguf [default: gguf where DST ends in .gguf, else hf]")
+        str | None,
+        typer.Option("--to", help="hf or gguf [default: gguf where TARGET ends in .gguf, else hf]"),
     ] = None,
     to_pairing: Annotated[
         str | None,
@@ -87,8 +88,8 @@ def command(
 ) -> None:
     """Turn a checkpoint into a Hugging Face folder or a GGUF file, and show that both compute the same.
 
-    The logits of source and target are compared in float32 and bfloat16 before DST takes its name; if they
-    differ, the exit code is 1 and DST stays as it was. With --dtype, the source is compared with its numbers
+    The logits of source and target are compared in float32 and bfloat16 before TARGET takes its name; if they
+    differ, the exit code is 1 and TARGET stays as it was. With --dtype, the source is compared with its numbers
     rounded to it, and the change by that rounding alone is printed.
     """
     import torch

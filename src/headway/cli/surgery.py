@@ -66,7 +66,7 @@ class MeasuredRun(Run):
     text: Annotated[
         Path | None,
         typer.Option(
-            "--text", help="held-out text to measure on: a file, a folder of text files, a .tokens file"
+            "--data", help="held-out text to measure on: a file, a folder of text files, a .tokens file"
         ),
     ] = None
     context: RowOption = None
@@ -87,7 +87,7 @@ class MeasuredRun(Run):
         from headway.surgery import Text, operate, verdict
 
         if self.text is None and self.limit is not None:
-            raise ConfigError("surgery: --limit counts tokens of a text; give one with --text")
+            raise ConfigError("surgery: --limit counts tokens of a text; give one with --data")
         with nullcontext() if self.text is None else Text.read(self.text, folder, self.limit) as words:
             rows = () if words is None or compare is None else compare(words)
             note(f"reading {folder.path}, measuring before and after")
@@ -114,7 +114,7 @@ def gqa(
         typer.Option("--seed", min=0, help="of --pool random, and first of --compare's [default: 0]"),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="measure all three pools on --text, random with three seeds")
+        bool, typer.Option("--compare", help="measure all three pools on --data, random with three seeds")
     ] = False,
 ) -> None:
     """Fewer key/value heads: MHA to GQA to MQA, each group of heads becoming one."""
@@ -122,7 +122,7 @@ def gqa(
     from headway.surgery import POOLS, compare_pools, kept_by_mean, pool_heads, row_length
 
     if compare and run.text is None:
-        raise ConfigError("surgery gqa: --compare measures losses, so it needs --text")
+        raise ConfigError("surgery gqa: --compare measures losses, so it needs --data")
     if seed is not None and pool != "random" and not compare:
         raise ConfigError(f"surgery gqa: --seed is for --pool random or --compare; {pool} draws nothing")
     folder = run.open()
@@ -251,7 +251,7 @@ def longformer(
     ] = "512",
     text: Annotated[
         Path | None,
-        typer.Option("--text", help="a text whose beginning both models read [default: random ids]"),
+        typer.Option("--data", help="a text whose beginning both models read [default: random ids]"),
     ] = None,
 ) -> None:
     """A BERT or RoBERTa for long texts: windows, global tokens, its positions copied end to end."""
