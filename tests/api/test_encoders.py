@@ -140,7 +140,7 @@ def test_a_pooling_that_is_not_known(change: dict[str, bool], match: str, tmp_pa
         (
             "modules.json",
             "{}",
-            r"modules\.json is not valid JSON: it must hold a JSON array, but holds a dict",
+            r"modules\.json must hold a JSON array, but holds a dict",
         ),
         ("modules.json", '["Transformer"]', r"modules\.json: a list of steps is expected, each an object"),
         (

@@ -46,6 +46,16 @@ def test_gqa_reports_what_it_saves_and_costs(home, capsys):
     assert load_folder("n").spec.kv_heads == 2
 
 
+def test_quantized_weights_become_plain_ones_and_the_report_says_so(home, capsys):
+    assert run(["quantize", "m", "--weights", "int8", "--group", "-1", "--out", "q"]) == 0
+    capsys.readouterr()
+    assert run(["surgery", "gqa", "q", "n", "--kv-heads", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "weights: int8, " in out
+    assert "-> float32" in out
+    assert load_folder("n").scheme is None
+
+
 def test_compare_prints_all_pools_and_what_the_table_says(home, capsys):
     command = [
         "surgery",

@@ -56,7 +56,9 @@ def read_json_array(path: Path, *, most: int = LONGEST_JSON) -> list[Any]:
 def parse_json(raw: bytes) -> dict[str, Any]:
     """One JSON object from UTF-8. Raises ValueError, also for NaN, infinities and numbers beyond them, for a
     key that is there twice in an object, and for more than `DEEPEST` levels."""
-    value: dict[str, Any] = _parsed(raw, dict)
+    value = _parsed(raw)
+    if not isinstance(value, dict):
+        raise ValueError(f"it {_not_of(dict, value)}")
     return value
 
 
@@ -71,12 +73,20 @@ def _read(path: Path, kind: type, most: int) -> Any:
         raw = file.read()
     refuse_impostor(path, raw[:512], "a JSON file")
     try:
-        return _parsed(raw, kind)
+        value = _parsed(raw)
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{path} {_not_of(kind, value)}")
+    return value
 
 
-def _parsed(raw: bytes, kind: type) -> Any:
+def _not_of(kind: type, value: object) -> str:
+    wanted = "object" if kind is dict else "array"
+    return f"must hold a JSON {wanted}, but holds a {type(value).__name__}"
+
+
+def _parsed(raw: bytes) -> Any:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,9 +99,6 @@ def _parsed(raw: bytes, kind: type) -> Any:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
     if _deeper(value, DEEPEST):
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-    if not isinstance(value, kind):
-        wanted = "object" if kind is dict else "array"
-        raise ValueError(f"it must hold a JSON {wanted}, but holds a {type(value).__name__}")
     return value
 
 

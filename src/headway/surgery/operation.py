@@ -63,7 +63,8 @@ class Written:
     """A folder that was made of another one.
 
     Attributes:
-        changed: fields of the spec that differ, as text: (name, before, after).
+        changed: fields of the spec that differ, as text: (name, before, after); and how weights are stored, where those
+            of the source were quantized, which no operation keeps.
         transformers: whether transformers reads the new folder, and what keeps it from that.
         dtype: that the weights are run in.
     """
@@ -189,10 +190,12 @@ def write(
         before_publishing=lambda path: found.append(measure(path)),
     )
     dtype, _ = choose_dtype({n: e.dtype for n, e in folder.tensors.forms.items()}, torch.device("cpu"), None)
+    plain = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in state.values()}))
+    stored = () if folder.scheme is None else (("weights", str(folder.scheme), plain),)
     written = Written(
         source=folder.path,
         target=target,
-        changed=changes(folder.spec, spec),
+        changed=(*changes(folder.spec, spec), *stored),
         transformers=transformers_verdict(spec),
         dtype=str(dtype).removeprefix("torch."),
     )
