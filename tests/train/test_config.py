@@ -25,6 +25,7 @@ from headway.train import TextConfig, config_yaml, read_config
         ({"context": 512, "batch_tokens": 100}, "batch_tokens 100 holds no row of context 512; raise it to"),
         ({"micro_batch": 99}, "micro_batch 99 is more than the 16 rows of a step"),
         ({"model": "llama-2-7b", "depth": 4}, "model 'llama-2-7b' already fixes depth"),
+        ({"model": "m", "vocab": 999, "units": "words"}, "vocab and units: of a tokenizer to be trained"),
         ({"tokenizer": "t", "vocab": 999}, "vocab is the size of a tokenizer to be trained"),
         ({"validation": "v", "validation_share": 0.1}, "both say what is held out"),
         ({"matrix_lr": 0.1}, "matrix_lr is Muon's learning rate, but optimizer is adamw"),

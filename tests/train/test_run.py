@@ -88,6 +88,16 @@ def test_a_folder_that_holds_a_run_is_not_written_over(settings: Make) -> None:
     assert sorted((p.name, p.stat().st_mtime_ns) for p in Path(config.out).iterdir()) == before
 
 
+def test_a_model_folder_is_no_folder_for_a_run(settings: Make) -> None:
+    out = Path(settings().out)
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    for resume in ("never", "auto"):
+        with pytest.raises(ConfigError, match=r"is the folder of a model \(config\.json\)"):
+            train(settings(steps=1), resume=resume, quiet=True)
+    assert [path.name for path in out.iterdir()] == ["config.json"]
+
+
 def test_a_finished_run_that_is_resumed_trains_nothing_more(settings: Make) -> None:
     first = train(settings(steps=2), quiet=True)
     again = train(settings(steps=2), resume="auto", quiet=True)

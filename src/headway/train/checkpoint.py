@@ -53,6 +53,7 @@ NORM = "float64"
 ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
 ADAPTER = "adapter.safetensors"
 CONFIG, FINAL = "config.yaml", "final"
+OF_MODELS = ("config.json", "adapter_config.json")
 NAME = re.compile(r"checkpoint-\d+")
 
 
@@ -256,6 +257,15 @@ def where_to_begin(config: TrainConfig, resume: str) -> Path | None:
     settings that the checkpoint does not fit."""
     out = Path(config.out)
     there = checkpoints(out)
+    if (
+        not there
+        and not (out / CONFIG).exists()
+        and (model := next(filter(Path.exists, map(out.joinpath, OF_MODELS)), None))
+    ):
+        raise ConfigError(
+            f"{out} is the folder of a model ({model.name}), and a run would mix its files with it; choose another "
+            "folder with --out (out=...)"
+        )
     if resume == "never":
         if there or (out / CONFIG).exists() or (out / METRICS).exists():
             what = f"a run ({there[-1].name})" if there else "a run without a checkpoint"

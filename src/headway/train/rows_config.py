@@ -206,6 +206,7 @@ class RowsConfig(TrainConfig):
         """See `TrainConfig`."""
         lengths = [name for name in ("steps", "epochs", "max_seconds") if getattr(self, name) is not None]
         shaped = [name for name in FROM_SCRATCH if getattr(self, name) is not None]
+        untrained = [name for name in ("vocab", "units") if getattr(self, name) is not None]
         of_adapter = [name for name in ADAPTER if getattr(self, name)]
         return {
             f"{' and '.join(lengths)} all say how long the run is; give one of them": len(lengths) > 1,
@@ -215,6 +216,8 @@ class RowsConfig(TrainConfig):
             f"model {self.model!r} already fixes {', '.join(shaped)}; leave those out, or leave out model": (
                 self.model is not None and bool(shaped)
             ),
+            f"{' and '.join(untrained)}: of a tokenizer to be trained, but model {self.model!r} is used with its own, "
+            "or with the one that tokenizer names; leave out": (self.model is not None and bool(untrained)),
             f"{' and '.join(of_adapter)}: of an adapter, which was not asked for; add adapter=lora, or leave out": (
                 self.adapter is None and bool(of_adapter)
             ),
