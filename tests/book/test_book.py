@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from headway.cli import run
 from headway.errors import ConfigError
 from headway_lab import book
 from headway_lab.book import SEEN, WORDS, formula_image, formulas_of, write_book
-from headway_lab.explain import TOPICS
+from headway_lab.explain import TOPICS, find_topic
 from headway_lab.questions import LANGUAGES
 
 
@@ -53,14 +54,36 @@ def test_reports_that_are_there_are_not_run_again_unless_the_formula_is_another(
 ) -> None:
     first = write_book(tmp_path, "en", ["swish"]).read_text()
     kept = book.explain
-    monkeypatch.setattr(book, "explain", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr(book, "explain", lambda *_, **own: pytest.fail("run again"))
     assert write_book(tmp_path, "en", ["swish"]).read_text() == first
     path = tmp_path / "swish.json"
     path.write_text(path.read_text().replace("beta -> 0", "beta -> 1"))
     ran = []
-    monkeypatch.setattr(book, "explain", lambda topic, out: ran.append(topic) or kept(topic, out))
+    monkeypatch.setattr(
+        book, "explain", lambda topic, out, **own: ran.append(topic) or kept(topic, out, **own)
+    )
     write_book(tmp_path, "en", ["swish"])
     assert ran == ["swish"]
+
+
+def test_a_quick_book_has_smaller_runs_where_there_are_some_and_none_of_another_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rotary-values has a smaller run, swish has none."""
+    ran = []
+
+    def fake(topic: str, out: Path, *, quick: bool) -> Any:
+        ran.append((topic, quick))
+        return kept("swish", out)
+
+    kept = book.explain
+    monkeypatch.setattr(book, "explain", fake)
+    monkeypatch.setattr(book, "figure_of", lambda topic, out: out / "swish.png")
+    monkeypatch.setattr(book, "find_topic", lambda topic: find_topic("swish"))
+    topics = ["swish", "rotary-values"]
+    for quick in (True, True, False):
+        write_book(tmp_path, "en", topics, quick=quick)
+    assert ran == [("swish", False), ("rotary-values", True), ("rotary-values", False)]
 
 
 def test_another_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headway.report import cell
 from headway.storage.files import atomic_write, json_text
-from headway_lab.explain import TOPICS, explain, find_topic
+from headway_lab.explain import TOPICS, explain, find_topic, settings_of
 from headway_lab.questions import entries
 
 WORDS: Mapping[str, Mapping[str, str]] = {
@@ -71,13 +71,16 @@ td:first-child, th:first-child { text-align: left; }
 """
 
 
-def write_book(out: Path, language: str = "en", topics: Iterable[str] = tuple(TOPICS)) -> Path:
-    """Write `out/LANGUAGE.html`, and each topic's report and figure beside it. Topics whose reports are there already,
-    with the formulas of today, are not run again.
+def write_book(
+    out: Path, language: str = "en", topics: Iterable[str] = tuple(TOPICS), *, quick: bool = False
+) -> Path:
+    """Write `out/LANGUAGE.html`, and each topic's report and figure beside it; with `quick` of smaller runs, where
+    topics have them. Topics whose reports are there already, with the formulas of today and of that size, are not run
+    again.
 
     Raises ConfigError for a language that is not there, and where a topic is unknown."""
     found = {entry.topic: entry for entry in entries(language)}
-    reports = {topic: report_of(topic, out) for topic in topics}
+    reports = {topic: report_of(topic, out, quick and "quick" in settings_of(topic)) for topic in topics}
     questions = {topic: TOPICS[topic] if language == "en" else found[topic].ask[0] for topic in reports}
     words = WORDS[language]
     chapters = [
@@ -101,14 +104,15 @@ def write_book(out: Path, language: str = "en", topics: Iterable[str] = tuple(TO
     return path
 
 
-def report_of(topic: str, out: Path) -> dict[str, Any]:
-    """A topic's report as JSON has it: that of `out/TOPIC.json` where it was made of today's formula, else a run."""
+def report_of(topic: str, out: Path, quick: bool = False) -> dict[str, Any]:
+    """A topic's report as JSON has it: that of `out/TOPIC.json` where it was made of today's formula and in that size,
+    else a run."""
     path, formula = out / f"{topic}.json", find_topic(topic).FORMULA
     if path.is_file() and figure_of(topic, out).is_file():
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if report["formula"] == formula and "claims" in report:
+        if report["formula"] == formula and "claims" in report and report.get("quick", False) == quick:
             return report
-    report = explain(topic, out).to_json()
+    report = {**explain(topic, out, quick=quick).to_json(), "quick": quick}
     atomic_write(path, json_text(report))
     return report
 

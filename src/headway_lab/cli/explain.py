@@ -39,7 +39,7 @@ def command(
     ] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="of training (topics that train)")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="two or more, as 0,1,2")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="a smaller run of a topic that takes long")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="smaller runs of topics that take long")] = False,
     json: JsonOption = False,
     threads: ThreadsOption = None,
 ) -> None:
@@ -50,9 +50,11 @@ def command(
     settings: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if seeds is not None:
         settings["seeds"] = numbers(seeds)
-    if (settings or quick) and topic in (None, "all"):
-        given = ", ".join(option(name) for name in (*settings, *(["quick"] if quick else [])))
+    if settings and topic in (None, "all"):
+        given = ", ".join(map(option, settings))
         raise ConfigError(f"explain: {given} is of a single topic; got it with {topic or 'no topic'}")
+    if quick and topic is None:
+        raise ConfigError("explain: --quick is of a topic, or of all; got it with no topic")
     if question is not None:
         if (topic, out, lang) != (None, None, None):
             raise ConfigError(
@@ -74,7 +76,7 @@ def command(
 
         if out is None:
             raise ConfigError("explain all writes a book: give --out FOLDER")
-        written = write_book(out, lang or "en")
+        written = write_book(out, lang or "en", quick=quick)
         print_report({"written": str(written)}, f"written: {written}", json)
         return
     seconds = next((own[topic].seconds for own in GROUPS.values() if topic in own), 0)
