@@ -1,4 +1,4 @@
-"""A whole run: what it leaves behind, what it refuses, what it holds out."""
+"""A whole run: what it leaves behind, how it ends, and what it refuses to write over."""
 
 import io
 import json
@@ -13,10 +13,8 @@ import torch
 from matplotlib.figure import Figure
 
 from headway.checkpoints.restore import load_model
-from headway.data import Piece, Rows, TokenFile
-from headway.errors import CheckpointError, ConfigError, DataError
-from headway.models import cost
-from headway.patterns import Causal, Window
+from headway.data import Rows, TokenFile
+from headway.errors import CheckpointError, ConfigError
 from headway.storage import disk
 from headway.text import Tokenizer
 from headway.train import (
@@ -31,8 +29,6 @@ from headway.train import (
 from headway.train.callbacks import stop_request
 from headway.train.checkpoint import checkpoints
 from headway.train.deadline import Deadline
-from headway.train.dry_run import describe_run
-from headway.train.inputs import hold_out, make_spec
 from headway.train.metrics import Reporter, clock, draw_curve, read_metrics
 from headway.train.optimizer import learning_rate
 from tests.faults import watch
@@ -238,112 +234,6 @@ def test_not_finite_stops_before_a_step_and_the_last_checkpoint_stays(settings: 
     last = checkpoints(Path(config.out))[-1]
     assert last.name == "checkpoint-3"
     assert all(bool(torch.isfinite(p).all()) for p in load_model(last).parameters())
-
-
-def pieces(*documents: list[str]) -> Callable[[], list[Piece]]:
-    return lambda: [
-        Piece(text, i == len(parts) - 1, "here") for parts in documents for i, text in enumerate(parts)
-    ]
-
-
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.99])
-def test_documents_are_held_out_whole(share: float) -> None:
-    read = pieces(*([f"{d}.", f"{d};"] for d in range(20)))
-    train_part, held = (list(hold_out(read, share, 5, held_out=h)) for h in (False, True))
-    assert sorted(p.text for p in train_part + held) == sorted(p.text for p in read())
-    assert len(held) == 2 * min(19, max(1, round(share * 20)))
-    assert {p.text[:-1] for p in train_part}.isdisjoint(p.text[:-1] for p in held)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_of_one_document_the_end_is_held_out_from_a_line_on(share: float) -> None:
-    lines = [f"line {i}\n" for i in range(100)]
-    read = pieces(["".join(lines[:30]), "".join(lines[30:77]), "".join(lines[77:])])
-    first, rest = ("".join(p.text for p in hold_out(read, share, 0, held_out=h)) for h in (False, True))
-    assert first + rest == "".join(lines)
-    assert first.endswith("\n")
-    assert len(rest) == pytest.approx(share * len(first + rest), abs=8)
-    assert [p.ends for p in hold_out(read, share, 0, held_out=False)][-1]
-
-
-def test_one_dial_and_its_overrides() -> None:
-    spec = make_spec(TextConfig.of({"data": "x", "depth": 8}), 500)
-    assert (spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.family) == (512, 8, 2, 64, "llama")
-    assert spec.tied
-    spec = make_spec(
-        TextConfig.of(
-            {"data": "x", "depth": 4, "width": 96, "heads": 6, "patterns": "Window.last(8); Causal()"}
-        ),
-        9,
-    )
-    assert (spec.head_dim, spec.kv_heads, spec.family) == (16, 3, "ministral")
-    assert spec.patterns == (Window.last(8), Causal(), Window.last(8), Causal())
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"dtype": "fp16"}, "dtype=fp16 was asked for"),
-        ({"patterns": "Windw.last(8)"}, "patterns: "),
-        ({"patterns": "Full()"}, "Full() lets a token see later ones|lets a token see later ones"),
-        ({"patterns": "Causal(); Causal(); Causal()"}, "3 patterns do not fit 2 layers"),
-        ({"width": 18, "heads": 4}, "width 18 cannot be split into 4 heads"),
-        ({"kv_heads": 3}, "3"),
-        (
-            {"model": "llama-2-7", **HOME_MADE},
-            'a name of the catalog (did you mean "llama-2-7b"?)',
-        ),
-        ({"backend": "cuda"}, 'unknown backend "cuda"|unknown backend'),
-        ({"sample_prompts": ["one " * 40]}, "do not fit context 24"),
-    ],
-)
-def test_settings_that_cannot_run_are_named(settings: Make, changes: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match="|".join(map(re.escape, said.split("|")))):
-        train(settings(**changes), quiet=True)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "the file is empty"),
-        (b"abc\xff", "not UTF-8"),
-        (b'{"text": "a"}\n{"txt": "b"}\n', r'text.jsonl:2: no key "text" (did you mean "txt"?)'),
-        (b'{"text": "a"}\nno\n', "text.jsonl:2: not JSON"),
-    ],
-)
-def test_bad_text_is_named_with_its_line(settings: Make, corpus: Path, content: bytes, said: str) -> None:
-    corpus.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(said)):
-        train(settings(), quiet=True)
-
-
-def test_catalog_and_token_files_need_a_tokenizer(settings: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model 'llama-2-7b' comes without a tokenizer"):
-        train(settings(model="llama-2-7b", **HOME_MADE), quiet=True)
-    done = train(settings(steps=1), quiet=True)
-    tokens = str(done.out / "data" / "train.tokens")
-    with pytest.raises(ConfigError, match="holds token ids; give the tokenizer that made them"):
-        train(settings(data=tokens, out=str(tmp_path / "b")), quiet=True)
-    held = {"validation_share": 0.1, "tokenizer": str(done.model), "vocab": None}
-    with pytest.raises(ConfigError, match=r"validation_share cuts text, but .* is a token file"):
-        train(settings(data=tokens, out=str(tmp_path / "b"), **held), quiet=True)
-    same = settings(data=tokens, tokenizer=str(done.model), vocab=None, steps=1, out=str(tmp_path / "c"))
-    assert train(same, quiet=True).loss == done.loss
-
-
-def test_preview_counts_and_touches_nothing(settings: Make) -> None:
-    config = settings()
-    before = sorted(Path(config.data).parent.iterdir())
-    found = describe_run(config)
-    assert sorted(Path(config.data).parent.iterdir()) == before
-    assert sum(found.groups.values()) == cost.parameter_count(found.spec)
-    assert (found.steps, found.rows_per_step, found.micro_batches) == (6, 8, 3)
-    assert "optimizer steps" in found.text()
-    done = train(config, quiet=True)
-    tokens = done.out / "data" / "train.tokens"
-    exact = describe_run(settings(data=str(tokens), tokenizer=str(done.model), vocab=None))
-    assert exact.tokens_exact
-    assert exact.tokens == len(TokenFile(tokens))
 
 
 def test_metrics_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
