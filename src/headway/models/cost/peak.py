@@ -170,7 +170,8 @@ def first_pass_bytes(
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
     width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
-    feed-forward, two or with a gate three; or the states and the logits that are wanted, of every token in an encoder that has them.
+    feed-forward, two or with a gate three; or the states and the logits that are wanted, of every token in an encoder
+    that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""
