@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from headway.native.loader import library
 from headway.nn import FeedForward, GatedFeedForward, swish
+from headway.nn.feedforward import CHUNK
 
 
 def test_the_formulas() -> None:
@@ -34,6 +36,29 @@ def test_a_token_does_not_see_another() -> None:
     for layer in (FeedForward(8, 20), GatedFeedForward(8, 20)):
         same = (layer(x) == layer(other)).all(-1)[0]
         assert same.tolist() == [True, True, True, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [FeedForward, GatedFeedForward])
+def test_chunks_of_hidden_layers_that_nobody_keeps(kind: type[FeedForward], dtype: torch.dtype) -> None:
+    """Equal to all of them at once, which is what a backward needs."""
+    torch.manual_seed(0)
+    layer = kind(24, 40, bias=True).to(dtype)
+    x = torch.randn(3, CHUNK - 100, 24).to(dtype)
+    seen: list[int] = []
+    layer.down_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0][..., 0].numel()))
+    layer.eval()
+    whole = layer(x)
+    with torch.no_grad():
+        chunked = layer(x)
+    assert seen == [x[..., 0].numel(), *([CHUNK, CHUNK, CHUNK - 300] if library() else [x[..., 0].numel()])]
+    unit = torch.finfo(dtype).eps * whole.detach().abs().max()
+    assert chunked.shape == whole.shape
+    assert torch.allclose(chunked, whole, rtol=0, atol=float(2 * unit))
+    with torch.no_grad():
+        assert torch.equal(layer(x[:1]), layer._transform(x[:1]))
+        assert layer.train()(x).shape == x.shape
+    assert seen[-1] == x[..., 0].numel()
 
 
 def test_swish_between_half_of_x_and_relu() -> None:

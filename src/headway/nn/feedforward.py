@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from headway.errors import ConfigError, did_you_mean
-from headway.nn.fused import ACTIVATIONS, gated
+from headway.native import rows
+from headway.nn.fused import ACTIVATIONS, gated, recorded
 from headway.nn.linear import Linear
 from headway.nn.quantized import products
+
+CHUNK = 512
+"""Tokens whose hidden layers are computed at a time where nothing is kept of them: they stay in the CPU's cache, and in
+memory that is there already (`docs/log.md`)."""
 
 
 def swish(x: Tensor, beta: float = 1.0) -> Tensor:
@@ -52,6 +57,16 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] -> [..., M]."""
+        if x.numel() <= CHUNK * x.shape[-1] or self._keeps(x):
+            return self._transform(x)
+        chunks = x.reshape(-1, x.shape[-1]).split(CHUNK)
+        return torch.cat([self._transform(chunk) for chunk in chunks]).view(*x.shape[:-1], -1)
+
+    def _keeps(self, x: Tensor) -> bool:
+        """Whether all hidden layers are wanted at once: for the backward, or by who does not run the native kernels."""
+        return self.training or recorded(x, *self.parameters()) or not rows.runs(x)
+
+    def _transform(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
         first, *second = [up(x)] if gate is None else products(x, (gate, up))
         x = gated(first, second[0] if second else None, self.act)

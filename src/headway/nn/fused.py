@@ -49,7 +49,7 @@ def add_norm(
     if not (x.shape == y.shape and _takes_norm(x, weight, bias) and rows.runs(x, y, weight, bias)):
         total = x + y
         return _norm(kind, total, weight, bias, eps), total
-    if not _recorded(x, y, weight, bias):
+    if not recorded(x, y, weight, bias):
         made = rows.norm(kind, x, y, weight, bias, eps)
         return made.y, made.sum
     normed, total = _Norm.apply(kind, eps, x, y, weight, bias)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
         one_shape or (up is None and act != "relu")
     ):  # whose result says its slope
         return plain_gated(gate, up, act)
-    if not _recorded(gate, up):
+    if not recorded(gate, up):
         return rows.gate(act, gate, up)
     y: Tensor = _Gated.apply(act, gate, up)  # type: ignore[no-untyped-call]
     return y
@@ -81,7 +81,7 @@ def rotate(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, pairing: str | Tensor
     if not (rows.runs(*xs) and rows.rotates(xs, cos, sin)):
         return [plain_rotate(x, cos, sin, pairing) for x in xs]
     cos, sin = cos.float(), sin.float()
-    if not _recorded(*xs):
+    if not recorded(*xs):
         return rows.rotate(xs, cos, sin, pairing)
     return list(_Rotate.apply(cos, sin, pairing, False, *xs))  # type: ignore[no-untyped-call]
 
@@ -116,7 +116,7 @@ def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str | Tensor) -> 
 def _norm(kind: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if not (_takes_norm(x, weight, bias) and rows.runs(x, weight, bias)):
         return _plain_norm(kind, x, weight, bias, eps)
-    if not _recorded(x, weight, bias):
+    if not recorded(x, weight, bias):
         return rows.norm(kind, x, None, weight, bias, eps).y
     y: Tensor = _Norm.apply(kind, eps, x, None, weight, bias)  # type: ignore[no-untyped-call]
     return y
@@ -134,7 +134,8 @@ def _takes_norm(x: Tensor, *vectors: Tensor | None) -> bool:
     return all(v is None or v.shape == x.shape[-1:] for v in vectors)
 
 
-def _recorded(*tensors: Tensor | None) -> bool:
+def recorded(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of any of these is asked for."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 

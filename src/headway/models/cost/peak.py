@@ -14,6 +14,7 @@ from headway.models.cost.activations import TrainingOptions, activation_bytes
 from headway.models.cost.weights import block_parameters, parameter_count
 from headway.models.spec import ModelSpec
 from headway.nn.cross_entropy import chunk_rows
+from headway.nn.feedforward import CHUNK
 
 CHUNKS = 3
 """Of logits that the loss holds at once: those of the chunk before, as well as two forms of its own."""
@@ -168,8 +169,9 @@ def first_pass_bytes(
     spec: ModelSpec, context: int, batch: int, dtype: torch.dtype, chunk: int | None = None
 ) -> int:
     """Bytes that the first pass over rows holds at its peak, besides weights and caches: in a block five tensors of
-    width M (the stream before and after attention, two norms, what attention gave) and those of its feed-forward, two
-    or with a gate three; or the states and the logits that are wanted, of every token in an encoder that has them.
+    width M (the stream before and after attention, two norms, what attention gave) and those of a chunk of its
+    feed-forward, two or with a gate three; or the states and the logits that are wanted, of every token in an encoder
+    that has them.
 
     Read `chunk` tokens at a time, n are those of the chunks, and attention packs the keys and values of one head of
     all tokens before it again for each of them: in a whole row they are small beside the block."""
@@ -178,7 +180,8 @@ def first_pass_bytes(
     if chunk is not None and chunk < context:
         n = batch * chunk
         packed = 2 * context * spec.head_dim * e
-    block = n * (5 * spec.width + (2 + spec.gated) * spec.hidden) * e + packed
+    fed = min(n, CHUNK)
+    block = (n * 5 * spec.width + fed * (2 + spec.gated) * spec.hidden) * e + packed
     outputs = spec.vocab if spec.head.needs_vocab else spec.head.outputs
     each = spec.kind == "encoder" and spec.head.task not in ("classify", "embed")
     return max(block, (n if each else batch) * outputs * e + 2 * n * spec.width * e)

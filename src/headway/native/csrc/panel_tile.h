@@ -6,9 +6,14 @@
 
 namespace {
 
-constexpr int TALL = W < 16 ? W / 4 : 8;         // rows of a tile
-constexpr int SHORT = TALL > 1 ? TALL / 2 : 1;  // of the last one, where they are enough
-constexpr int DEEP = 32;                        // groups of weights at a time
+// Rows and panels of a tile. Many rows are tiles of two panels, whose inputs are read once for both; a few rows are tiles
+// of one, which wastes fewer of them.
+constexpr int FEW_TALL = W < 16 ? W / 4 : 8, FEW_WIDE = 1;
+constexpr int MANY_TALL = W < 16 ? FEW_TALL : 6, MANY_WIDE = W < 16 ? 1 : 2;
+constexpr int64_t FEW_TILED = 16;  // rows
+constexpr int DEEP = 32;           // groups of weights at a time, of one panel
+
+INLINE int64_t tall_of(int64_t rows) { return rows > FEW_TILED ? MANY_TALL : FEW_TALL; }
 
 // Memory from `at` to `end`, to be fetched `lines` at a time.
 struct Onward {
@@ -20,71 +25,88 @@ struct Onward {
   }
 };
 
-// Adds groups [from, from + count) of R rows, which lie TALL by TALL, to y [R][16]; the panel begins at group `from`.
-template <int BITS, int R, bool SCALES, bool ZEROS>
-INLINE void add_tile(float* y, const Rounded& x, int64_t row, const Panel& p, int64_t from, int64_t count, Onward onward) {
+// Adds groups [from, from + count) of R rows, which lie TALL by TALL, to y [P][..][16], `side` numbers from one panel to
+// the next; the panels begin at group `from`.
+template <int BITS, int TALL, int R, int P, bool SCALES, bool ZEROS>
+INLINE void add_tile(float* y, int64_t side, const Rounded& x, int64_t row, const Panel (&p)[P], int64_t from,
+                     int64_t count, Onward (&onward)[P]) {
   constexpr int LOADS = BITS == 4 ? 4 : 8, BYTES = LOADS * 64, SHIFT = BITS == 4 ? 4 : 0;
   const int64_t first = row * x.groups + from * TALL;
   const int32_t *q = x.q + first * (GROUP / 4) * WORDS, *below = x.below + first;
   const float* scale = x.scale + first;
-  vf acc[R][N];
+  vf acc[R][P][N];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < N; i++) acc[r][i] = load(y + r * UNIT + i * W);
-  const char* at = p.at;
-  for (int64_t g = 0; g < count; g++, at += p.step, q += GROUP / 4 * TALL * WORDS, scale += TALL, below += TALL) {
-    onward.some();
-    vi sums[R][N], zero[N] = {};
-    if (ZEROS) read_bytes(zero, at + BYTES + (SCALES ? 2 * UNIT : 0));
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < N; i++)
-        sums[r][i] = ZEROS ? zero[i] * (below[r] >> 7) : splat_int(below[r] >> SHIFT);
+    UNROLL for (int s = 0; s < P; s++)
+      UNROLL for (int i = 0; i < N; i++) acc[r][s][i] = load(y + s * side + r * UNIT + i * W);
+  int64_t at = 0;
+  for (int64_t g = 0; g < count; g++, at += p[0].step, q += GROUP / 4 * TALL * WORDS, scale += TALL, below += TALL) {
+    vi sums[R][P][N];
+    UNROLL for (int s = 0; s < P; s++) {
+      onward[s].some();
+      vi zero[N] = {};
+      if (ZEROS) read_bytes(zero, p[s].at + at + BYTES + (SCALES ? 2 * UNIT : 0));
+      UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < N; i++)
+          sums[r][s][i] = ZEROS ? zero[i] * (below[r] >> 7) : splat_int(below[r] >> SHIFT);
+    }
     UNROLL for (int j = 0; j < LOADS; j++)
       UNROLL for (int i = 0; i < N; i++) {
-        const vi w = load_int((const int32_t*)(at + j * 64) + i * W);
-        const vi low = BITS == 4 ? w & 0x0F0F0F0F : w, high = (w >> 4) & 0x0F0F0F0F;
+        vi low[P], high[P];
+        UNROLL for (int s = 0; s < P; s++) {
+          const vi w = load_int((const int32_t*)(p[s].at + at + j * 64) + i * W);
+          low[s] = BITS == 4 ? w & 0x0F0F0F0F : w, high[s] = (w >> 4) & 0x0F0F0F0F;
+        }
         UNROLL for (int r = 0; r < R; r++) {
           const int32_t* x_r = q + (j * TALL + r) * WORDS;
-          sums[r][i] = add_four(sums[r][i], low, x_r);
-          if (BITS == 4) sums[r][i] = add_four(sums[r][i], high, x_r + 4 * TALL * WORDS);
+          UNROLL for (int s = 0; s < P; s++) sums[r][s][i] = add_four(sums[r][s][i], low[s], x_r);
+          if (BITS == 4)
+            UNROLL for (int s = 0; s < P; s++)
+              sums[r][s][i] = add_four(sums[r][s][i], high[s], x_r + 4 * TALL * WORDS);
         }
       }
-    vf each[N] = {};
-    if (SCALES) read_halves(each, at + BYTES);
-    UNROLL for (int r = 0; r < R; r++) {
-      vf by = splat(scale[r]);
-      UNROLL for (int i = 0; i < N; i++)
-        acc[r][i] += __builtin_convertvector(sums[r][i], vf) * (SCALES ? by * each[i] : by);
+    UNROLL for (int s = 0; s < P; s++) {
+      vf each[N] = {};
+      if (SCALES) read_halves(each, p[s].at + at + BYTES);
+      UNROLL for (int r = 0; r < R; r++) {
+        vf by = splat(scale[r]);
+        UNROLL for (int i = 0; i < N; i++)
+          acc[r][s][i] += __builtin_convertvector(sums[r][s][i], vf) * (SCALES ? by * each[i] : by);
+      }
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int i = 0; i < N; i++) store(y + r * UNIT + i * W, acc[r][i]);
+    UNROLL for (int s = 0; s < P; s++)
+      UNROLL for (int i = 0; i < N; i++) store(y + s * side + r * UNIT + i * W, acc[r][s][i]);
 }
 
 // All rows: each tile fetches its part of the groups that follow.
-template <int BITS, bool SCALES, bool ZEROS>
-void add_tiles(float* y, const Rounded& x, int64_t rows, const Panel& p, int64_t from, int64_t count) {
-  const int64_t size = count * p.step, tiles = (rows + TALL - 1) / TALL, lines = (p.step + 64 * tiles - 1) / (64 * tiles);
-  const char* next = p.at + size;
+template <int BITS, int TALL, int P, bool SCALES, bool ZEROS>
+void add_tiles(float* y, int64_t side, const Rounded& x, int64_t rows, const Panel (&p)[P], int64_t from, int64_t count) {
+  constexpr int SHORT = TALL > 1 ? TALL / 2 : 1;  // of the last tile, where they are enough
+  const int64_t size = count * p[0].step, tiles = (rows + TALL - 1) / TALL,
+                lines = (p[0].step + 64 * tiles - 1) / (64 * tiles);
   for (int64_t row = 0; row < rows; row += TALL, y += TALL * UNIT) {
-    const Onward onward{next + row / TALL * count * lines * 64, next + size, lines};
+    Onward onward[P];
+    for (int s = 0; s < P; s++)
+      onward[s] = {p[s].at + size + row / TALL * count * lines * 64, p[s].at + 2 * size, lines};
     if (rows - row > SHORT)
-      add_tile<BITS, TALL, SCALES, ZEROS>(y, x, row, p, from, count, onward);
+      add_tile<BITS, TALL, TALL, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
     else
-      add_tile<BITS, SHORT, SCALES, ZEROS>(y, x, row, p, from, count, onward);
+      add_tile<BITS, TALL, SHORT, P, SCALES, ZEROS>(y, side, x, row, p, from, count, onward);
   }
 }
 
-// All rows against a panel: y [rows][16], whole tiles of them.
-template <int BITS>
-INLINE void panel_tiles(float* y, const Rounded& x, int64_t rows, Panel p) {
-  memset(y, 0, (size_t)(rounded(rows, TALL) * UNIT) * sizeof(float));
-  auto add = p.has_scales  ? p.has_zeros ? add_tiles<BITS, true, true> : add_tiles<BITS, true, false>
-             : p.has_zeros ? add_tiles<BITS, false, true>
-                           : add_tiles<BITS, false, false>;
-  for (int64_t from = 0; from < x.groups; from += DEEP) {
-    int64_t count = x.groups - from < DEEP ? x.groups - from : DEEP;
-    add(y, x, rows, p, from, count);
-    p.at += count * p.step;
+// All rows against P panels: y [P][side / 16][16], whole tiles of them.
+template <int BITS, int TALL, int P>
+INLINE void panel_tiles(float* y, int64_t side, const Rounded& x, int64_t rows, Panel (&p)[P]) {
+  memset(y, 0, (size_t)(P * side) * sizeof(float));
+  auto add = p[0].has_scales  ? p[0].has_zeros ? add_tiles<BITS, TALL, P, true, true> : add_tiles<BITS, TALL, P, true, false>
+             : p[0].has_zeros ? add_tiles<BITS, TALL, P, false, true>
+                              : add_tiles<BITS, TALL, P, false, false>;
+  for (int64_t from = 0; from < x.groups; from += DEEP / P) {
+    const int64_t left = x.groups - from, count = left < DEEP / P ? left : DEEP / P;
+    add(y, side, x, rows, p, from, count);
+    for (Panel& one : p) one.at += count * one.step;
   }
 }
 

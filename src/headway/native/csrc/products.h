@@ -52,7 +52,7 @@ struct Products {
       (is_packed(type) ? packed : takes_pairs(type) ? pairs : plain) = true;
     }
     each_rows<FLOAT_ROWS>(count, [&](auto part, int64_t) { rows += decltype(part)::value; });
-    if (packed && many) rows = ::rounded(rows, TALL);
+    if (packed && many) rows = ::rounded(rows, tall_of(count));
     for (int64_t i = 0; i < c.count; i++) tasks += panels_of(c.matrices[i]);
   }
 
@@ -73,7 +73,7 @@ struct Products {
     char *next = scratch.at, *at[5];
     for (int i = 0; i < 5; i++) at[i] = next, next += ::rounded(sizes[i], 64);
     words = (float*)at[0], floats = (float*)at[1];
-    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], groups, many ? TALL : 1};
+    rounded = Rounded{(int32_t*)at[2], (float*)at[3], (int32_t*)at[4], groups, many ? tall_of(count) : 1};
     return true;
   }
 
@@ -118,11 +118,7 @@ struct Products {
   void run(const headway_matrix& m, int64_t from, int64_t to) const {
     alignas(64) float y[MOST_ROWS * 4 * UNIT];
     if (many && is_packed(m.type)) {
-      for (; from < to; from++) {
-        m.type == HEADWAY_INT4 ? panel_tiles<4>(y, rounded, count, panel(m, from))
-                               : panel_tiles<8>(y, rounded, count, panel(m, from));
-        write(m, from * UNIT, y);
-      }
+      count > FEW_TILED ? tiles<MANY_TALL, MANY_WIDE>(m, from, to, y) : tiles<FEW_TALL, FEW_WIDE>(m, from, to, y);
       return;
     }
     switch (sides(count, is_packed(m.type))) {
@@ -130,6 +126,19 @@ struct Products {
       case 2: side_by_side<2>(m, from, to, y); break;
       default: side_by_side<1>(m, from, to, y);
     }
+  }
+
+  // P panels at a time, and then what is left.
+  template <int TALL, int P>
+  void tiles(const headway_matrix& m, int64_t from, int64_t to, float* y) const {
+    for (; from + P <= to; from += P) {
+      Panel panels[P];
+      for (int s = 0; s < P; s++) panels[s] = panel(m, from + s);
+      m.type == HEADWAY_INT4 ? panel_tiles<4, TALL>(y, rows * UNIT, rounded, count, panels)
+                             : panel_tiles<8, TALL>(y, rows * UNIT, rounded, count, panels);
+      for (int s = 0; s < P; s++) write(m, (from + s) * UNIT, y + s * rows * UNIT);
+    }
+    if constexpr (P > 1) tiles<TALL, 1>(m, from, to, y);
   }
 
   // Panels of 16 outputs: S parts of [from, to), which are as long as one another, and then what is left.
