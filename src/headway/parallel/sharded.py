@@ -80,8 +80,10 @@ class Sharded(Divided[M]):
 
 
 def _form(model: M) -> M:
-    """A copy of a module without the memory of its parameters; buffers are the same."""
-    memo: dict[int, Tensor] = {id(b): b for b in model.buffers()}
+    """A copy of a module without the memory of its state dict; other buffers are the same."""
+    state = model.state_dict(keep_vars=True)
+    kept = {id(value) for value in state.values()}
+    memo = {id(b): torch.empty_like(b, device="meta") if id(b) in kept else b for b in model.buffers()}
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     return copy.deepcopy(model, memo)
