@@ -95,15 +95,24 @@ def test_blocks_that_are_computed_again(checkpointing: Any) -> None:
     assert_shared(model, "sink", 2)
 
 
-def test_an_encoder_decoder() -> None:
+PAIRS: dict[str, dict[str, Any]] = {
+    "whole vocab": {"vocab": 31},
+    "one table for all": {"vocab": 32},
+    "tables of their own": {"vocab": 32, "shared_embedding": False, "tied": False},
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("which", PAIRS)
+def test_an_encoder_decoder(which: str, smoothing: float) -> None:
     """Cross-attention of shared heads, and an encoder's states that all layers are given."""
-    fields = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
+    fields = {**PAIRS[which], "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
     plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     model = build(ModelSpec.of_pair("transformer", **fields, **plain), seed=0).double()
     ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(1))
 
     def step(net: Model) -> list[torch.Tensor]:
-        loss = net(ids, ids[:, :7], targets=ids[:, 1:8]).total
+        loss = net(ids, ids[:, :7], targets=ids[:, 1:8], label_smoothing=smoothing).total
         return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
 
     def rank(exchange: Exchange) -> list[torch.Tensor]:

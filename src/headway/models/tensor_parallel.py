@@ -25,14 +25,17 @@ from headway.nn import (
     Linear,
     LoraLinear,
     Nf4Linear,
+    OutputLayer,
     RowParallelLinear,
     Scores,
+    TokenEmbedding,
     adapted,
     replace_linear,
 )
 from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.nf4 import BLOCK
 from headway.nn.parallel import ColumnParallelNf4, PartDropout, RowParallelNf4, share_adapters
+from headway.nn.vocab_parallel import VocabParallelEmbedding, VocabParallelOutput
 from headway.parallel import Shards, TensorParallel
 from headway.parallel.tensor import share
 from headway.patterns import Pattern, PerHead
@@ -44,7 +47,7 @@ PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
     **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), ColumnParallelLinear),
     **dict.fromkeys(("o_proj", "down_proj"), RowParallelLinear),
 }
-"""How each linear layer of a block is shared. All else is whole on all ranks: norms, embeddings, the output layer."""
+"""How each linear layer of a block is shared."""
 
 FORMATS: dict[type[Linear], dict[type[Linear], Callable[[Linear, TensorParallel], Linear]]] = {
     Linear: {ColumnParallelLinear: ColumnParallelLinear, RowParallelLinear: RowParallelLinear},
@@ -57,8 +60,10 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
 
     Query heads, kv heads and hidden units are cut evenly, in their order; patterns, scores and tables that heads have
-    of their own are those of the rank's heads. Everything else is whole on all ranks, and has the same gradient there,
-    but for what the heads of a layer share (`Shards.summed`).
+    of their own are those of the rank's heads. So are the rows of embeddings and of an output layer over the vocab,
+    where ranks divide it (`shares_vocab`): logits are gathered where they are asked for, and a loss never has all of
+    them. Everything else is whole on all ranks, and has the same gradient there, but for what the heads of a layer
+    share (`Shards.summed`).
 
     An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
     gradients of what is whole that are summed (`Shards.summed`). Weights in 4 bits are those of the whole matrix, to
@@ -81,6 +86,7 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
     replace_linear(model, lambda name, layer: kind(layer, tensor) if (kind := _kind(name, layer)) else layer)
+    _share_vocab(model, tensor)
     low_ranks = [part for _, layer in adapted(model) for part in share_adapters(layer)]
     for feed_forward in [m for m in model.modules() if isinstance(m, FeedForward) and m.drop.p]:
         feed_forward.drop = PartDropout(feed_forward.drop.p, tensor)
@@ -105,15 +111,22 @@ def gather(model: Model) -> dict[str, Tensor]:
     return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
 
 
+def shares_vocab(vocab: int, ranks: int) -> bool:
+    """Whether ranks share the rows of an embedding, and of the output layer that makes logits of its ids: where they
+    divide them. Others are whole on all ranks."""
+    return vocab % ranks == 0
+
+
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
-    """The spec of what a rank has: all layers with its heads and hidden units, and all else. Raises ConfigError where
-    ranks do not divide kv heads or hidden units."""
+    """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
+    Raises ConfigError where ranks do not divide kv heads or hidden units."""
     own = share(spec.heads, "heads", ranks, rank)
     positions = spec.positions
     if isinstance(positions, LinearBias) and positions.slopes is not None:
         positions = LinearBias(positions.slopes[own.start : own.stop])
     return replace(
         spec,
+        vocab=spec.vocab // ranks if shares_vocab(spec.vocab, ranks) else spec.vocab,
         heads=len(own),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=len(share(spec.hidden, "hidden units", ranks, rank)),
@@ -153,6 +166,20 @@ def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
                 f"tensor parallel: weights in 4 bits have a scale for each {BLOCK} numbers, and {name} has {inputs} "
                 f"inputs a process, no multiple of {BLOCK}; leave base out, so that they are in bf16"
             )
+
+
+def _share_vocab(model: Model, tensor: TensorParallel) -> None:
+    ranks, tied = tensor.exchange.ranks, dict[nn.Module, VocabParallelEmbedding]()
+    for owner in list(model.modules()):
+        for name, table in list(owner.named_children()):
+            if isinstance(table, TokenEmbedding) and shares_vocab(table.num_embeddings, ranks):
+                tied[table] = VocabParallelEmbedding(table, tensor)
+                setattr(owner, name, tied[table])
+    for owner in list(model.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, OutputLayer) and shares_vocab(layer.out_features, ranks):
+                of = None if layer.embedding is None else tied[layer.embedding]
+                setattr(owner, name, VocabParallelOutput(layer, tensor, of))
 
 
 def _kind(name: str, layer: Linear) -> Callable[[Linear, TensorParallel], Linear] | None:

@@ -6,6 +6,7 @@ Legend: I numbers in, O numbers out; M width of the states, V vocab.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,15 @@ class OutputLayer(Linear):
         """[..., M] -> [..., V]."""
         return linear(x, self.matrix, self.bias)
 
+    def cross_entropy(
+        self, x: Tensor, targets: Tensor, *, label_smoothing: float | None = None, hits: bool = False
+    ) -> Losses:
+        """`output_cross_entropy` of this layer, for all targets."""
+        if label_smoothing is None:
+            return fused_cross_entropy(x, self.matrix, targets, bias=self.bias, hits=hits)
+        how: dict[str, Any] = {"label_smoothing": label_smoothing, "hits": hits}
+        return chunked_cross_entropy(x, targets, self, self.out_features, **how)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"
 
@@ -122,7 +132,7 @@ def output_cross_entropy(
 ) -> Losses:
     """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
 
-    `fused_cross_entropy` of a plain `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
+    `fused_cross_entropy` of an `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
     included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
     not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
     wanted = targets != IGNORE_INDEX
@@ -133,6 +143,6 @@ def output_cross_entropy(
         each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
         right = None if found.hits is None else wanted.masked_scatter(wanted, found.hits)
         return found._replace(each=each, hits=right)
-    if type(layer) is OutputLayer and label_smoothing is None:
-        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, hits=hits)
+    if isinstance(layer, OutputLayer):
+        return layer.cross_entropy(x, targets, label_smoothing=label_smoothing, hits=hits)
     return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)

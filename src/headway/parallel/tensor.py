@@ -38,7 +38,8 @@ class TensorParallel:
         h = enter(x)               x, whose gradient is the sum of those of all ranks
         y = leave(own(h))          the sum of what all ranks make of it, whose gradient is each one's
 
-    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit.
+    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit; so is
+    `join(part)`.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -52,6 +53,11 @@ class TensorParallel:
     def leave(self, x: Tensor) -> Tensor:
         """The sum of x over ranks; in the backward nothing."""
         y: Tensor = _Leave.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        return y
+
+    def join(self, x: Tensor) -> Tensor:
+        """What ranks have parts [..., N / ranks] of, [..., N]; in the backward each has its part."""
+        y: Tensor = _Join.apply(x, self.exchange)  # type: ignore[no-untyped-call]
         return y
 
     def share(self, count: int, what: str) -> range:
@@ -133,3 +139,14 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _Enter.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.first, ctx.count = exchange.rank * x.shape[-1], x.shape[-1]
+        return torch.cat(exchange.gather(x), -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].narrow(-1, ctx.first, ctx.count), None
