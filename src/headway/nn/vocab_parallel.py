@@ -27,6 +27,9 @@ from headway.nn.linear import OutputLayer, part_of
 from headway.nn.products import linear
 from headway.parallel import TensorParallel
 
+AT_ONCE = 1 << 20
+"""Numbers that are scaled at a time."""
+
 
 class VocabParallelEmbedding(TokenEmbedding):
     """Rows of a table [V, M] of which this rank has those of its ids: the sum over ranks, of which one is not 0."""
@@ -116,13 +119,13 @@ class VocabParallelOutput(OutputLayer):
         if hits is not None:
             first = found[..., 2].argmax(0, keepdim=True)  # of equals the smallest id
             torch.logical_and(keep, found[..., 3].gather(0, first)[0] == targets, out=hits)
-        if gradient:
-            lse = lse[:, None]
-            d_logits *= (own - lse).exp()
-            d_logits.scatter_(1, best_at, (best - lse).exp().to(d_logits.dtype))
-            d_target = torch.where(mine[:, None], (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
+        if gradient:  # that of rows which are not kept is 0
+            lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
+            scale_rows(d_logits, (own - lse).exp())
+            d_best = torch.where(keep, (best - lse).exp(), 0.0)
+            d_logits.scatter_(1, best_at, d_best.to(d_logits.dtype))
+            d_target = torch.where(mine, (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
             d_logits.scatter_(1, at[:, None], d_target.to(d_logits.dtype))
-            d_logits.masked_fill_(~keep[:, None], 0.0)
         return losses, d_logits
 
     def _chunk_entropy(
@@ -154,6 +157,17 @@ class VocabParallelOutput(OutputLayer):
             return nats, nats, each, found
         even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
         return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, found
+
+
+def scale_rows(x: Tensor, by: Tensor) -> None:
+    """x *= by, of x [N, V] and float32 or wider by [N, 1], rounded once; bf16 a few rows at a time, since torch is slow
+    where dtypes are mixed."""
+    if x.dtype == by.dtype:
+        x *= by
+        return
+    step = max(1, AT_ONCE // x.shape[1])
+    for some, factors in zip(x.split(step), by.split(step), strict=True):
+        some.copy_(some.to(by.dtype).mul_(factors))
 
 
 def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
