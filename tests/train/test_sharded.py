@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
-from headway.parallel.sharded import Sharded, sharded_like, whole
+from headway.parallel.sharded import shard_weights, sharded_like, whole
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
@@ -111,7 +111,7 @@ def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> Non
         net = torch.nn.ParameterList(torch.randn(5, n, generator=generator) for n in range(1, 41))
         slopes = [torch.randn(5, n, generator=generator) for n in range(1, 41)]
         if parallel.mesh.fsdp > 1:
-            Sharded(net, [], DeviceMesh.from_group(parallel.group("fsdp"), "cpu"))
+            shard_weights(net, [], DeviceMesh.from_group(parallel.group("fsdp"), "cpu"))
         optimizer = Optimizer.single(net, torch.optim.AdamW(net.parameters(), 0.1, fused=True))
         for _ in range(3):
             for p, slope in zip(net.parameters(), slopes, strict=True):
