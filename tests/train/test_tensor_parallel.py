@@ -11,7 +11,6 @@ import torch
 from headway.checkpoints.folder import load_folder
 from headway.data import Batch
 from headway.errors import ConfigError
-from headway.models.tensor_parallel import gather, shard
 from headway.parallel import Mesh, Parallel, TensorParallel, joined
 from headway.parallel.processes import ALONE
 from headway.train import Callback, CallbackContext, TextConfig, train
@@ -35,9 +34,11 @@ SHARED: dict[str, Any] = {
 
 
 def stepped(name: str, mesh: Mesh, parallel: Parallel = ALONE) -> tuple[list[float | None], list[float], Any]:
-    """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole."""
+    """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole; 11 hidden units a
+    rank, of which a part of the axis fsdp has 6 or 5."""
     p = 0.0 if mesh.cp > 1 else 0.1
-    net = steps.model_of(name, heads=8, kv_heads=4, head_dim=4, qk_norm=True, dropout=p, attention_dropout=p)
+    how: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 4, "qk_norm": True, "hidden": 11 * mesh.tp}
+    net = steps.model_of(name, **how, dropout=p, attention_dropout=p)
     divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     ids, targets, tokens = steps.rows(name)
     one = Batch({"ids": ids, "tokens": tokens}, targets)
@@ -48,14 +49,18 @@ def stepped(name: str, mesh: Mesh, parallel: Parallel = ALONE) -> tuple[list[flo
     return [stats.loss for stats in done], [stats.grad_norm for stats in done], whole.state_dict()
 
 
+BOTH = Mesh(fsdp=2, tp=2)
 SLOW = [
     pytest.param(mesh, name, marks=pytest.mark.slow, id=f"{mesh}-{name}")
-    for mesh in (Mesh(dp=2, tp=2), Mesh(fsdp=2, tp=2), Mesh(cp=2, tp=2), Mesh(tp=4))
+    for mesh in (Mesh(dp=2, tp=2), BOTH, Mesh(cp=2, tp=2), Mesh(tp=4))
     for name in steps.PATTERNS
+    if (mesh, name) != (BOTH, "sink")
 ]
 
 
-@pytest.mark.parametrize(("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), *SLOW])
+@pytest.mark.parametrize(
+    ("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), (BOTH, "sink"), *SLOW]
+)
 def test_row_45_steps_of_shared_heads_are_those_of_one_process(mesh: Mesh, name: str, tmp_path: Path) -> None:
     """Loss, norm of the whole gradient, and weights; dropout is that of one process, of attention weights, too."""
     expected = stepped(name, mesh)
@@ -102,9 +107,10 @@ def open_state(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", [Mesh(tp=2), BOTH], ids=str)
+def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mesh: Mesh) -> None:
     config = settings(**SHARED, sample_prompts=("one",), sample_tokens=4, sample_every=2)
-    own = config.model_copy(update={"mesh": "tp=2", "out": str(tmp_path / "run")})
+    own = config.model_copy(update={"mesh": str(mesh), "out": str(tmp_path / "run")})
 
     def seen(context: CallbackContext) -> None:
         model: Any = context.model
@@ -112,7 +118,9 @@ def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> 
         assert counts == {model.spec.heads * model.spec.head_dim}, "of all heads"
         (tmp_path / f"seen-{context.step}").touch()
 
-    together(2, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said")
+    together(
+        mesh.ranks, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said"
+    )
     assert len(list(tmp_path.glob("seen-*"))) == 3
 
 

@@ -6,6 +6,7 @@ Legend: I numbers in, O numbers out; M width of the states, V vocab.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +61,16 @@ class ColumnParallelLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O / ranks]."""
-        return super().forward(self.tensor.enter(x))
+        return self.local(self.tensor.enter(x))
+
+    def local(self, x: Tensor) -> Tensor:
+        """What is made of x that has entered."""
+        return super().forward(x)
 
     def products(self, x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
         """layer(x) of each, which share the ranks of this one."""
         x = self.tensor.enter(x)
-        return [linear(x, layer.weight, layer.bias) for layer in layers]
+        return [cast(ColumnParallelLinear, layer).local(x) for layer in layers]
 
 
 class RowParallelLinear(Linear):

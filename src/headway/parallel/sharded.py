@@ -1,7 +1,8 @@
 """Weights of which each process has a part: fully sharded data parallel by torch's `fully_shard` (Zhao et al. 2023).
 
-Every parameter is cut along its first axis, after that of tensor parallel where it has one. The parameters of a unit (a block, or all that lie in none) are gathered
-when its forward begins and again for its backward, and dropped behind each; gradients are added up and cut at once.
+Every parameter is cut along its first axis; of a layer that is shared by tensor parallel, each rank's own part is. The
+parameters of a unit (a block, or all that lie in none) are gathered when its forward begins and again for its backward,
+and dropped behind each; gradients are added up and cut at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from headway.parallel.parts import local_parts
 from headway.parallel.tensor import Shards
@@ -91,10 +92,20 @@ def whole(tensors: Mapping[str, Tensor], *, here: bool = True) -> dict[str, Tens
     """The tensors of all parts, which every process asks for; none of them where they are not wanted `here`."""
     found = {}
     for name, value in tensors.items():
-        full = value.full_tensor() if isinstance(value, DTensor) else value
+        full = _full(value) if isinstance(value, DTensor) else value
         if here:
             found[name] = full.detach()
     return found
+
+
+@torch.no_grad()
+def _full(value: DTensor) -> Tensor:
+    """By one axis of the mesh after the other, the last first: torch warns of both at once."""
+    placements = [*value.placements]
+    for axis in reversed(range(len(placements))):
+        placements[axis] = Replicate()
+        value = value.redistribute(placements=placements)
+    return value.to_local()
 
 
 def own_part(value: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from headway.data import Batch
 from headway.errors import ConfigError
@@ -108,6 +109,10 @@ def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> No
     early = [m for attn in across for m in (attn.k_proj, attn.v_proj, attn.k_norm) if m is not None]
     mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
     shard_weights(model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
+    if parallel.tensor is not None:  # by `local`, since the memory enters once
+        for attn in across:
+            register_fsdp_forward_method(attn.k_proj, "local")
+            register_fsdp_forward_method(attn.v_proj, "local")
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:

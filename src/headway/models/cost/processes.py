@@ -25,7 +25,7 @@ class ProcessShare:
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
         memory: bytes that it holds at its peak: `training_bytes` of its heads and hidden units, with all else in each
-            process; or `sharded_training_bytes`, with a part of all weights and moments.
+            process; or `sharded_training_bytes` of these, with a part of all weights and moments.
         gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
@@ -59,8 +59,7 @@ def process_shares(
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
     Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
-    hidden units that cannot be shared, and as `Mesh.check`."""
-    mesh.check()
+    hidden units that cannot be shared."""
     if batch < mesh.batches:
         raise ConfigError(
             f"mesh {mesh}: {mesh.batches} processes share the rows of a step, and it has {batch}; take more rows, or "
@@ -84,8 +83,6 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
-    blocks = sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
-    weights = (parts - 1) * dtype.itemsize * (parameter_count(spec) + blocks) // parts
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
@@ -96,9 +93,10 @@ def process_shares(
         held = (
             training_bytes(own, tokens, rows, dtype, **options)
             if parts == 1
-            else sharded_training_bytes(spec, tokens, rows, dtype, parts, **options)
+            else sharded_training_bytes(own, tokens, rows, dtype, parts, **options)
         )
         n = parameter_count(own)
+        blocks = sum(s.layers * block_parameters(s) for s in (own, own.encoder) if s is not None)
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
         numbers = rows * layer_sums(spec, tokens, **options) * spec.width
         found.append(
@@ -108,7 +106,7 @@ def process_shares(
                 tokens,
                 memory=sum(held.values()),
                 gradients_sent=gradients,
-                weights_sent=weights,
+                weights_sent=(parts - 1) * dtype.itemsize * (n + blocks) // parts,
                 sums_sent=2 * (mesh.tp - 1) * numbers * dtype.itemsize // mesh.tp,
                 keys_sent=sent,
                 hops=max(len(plan.hops) for plan, _, _ in some),
