@@ -61,22 +61,21 @@ def peaks(shape: Shape, mesh: Mesh) -> list[int]:
 
 
 SHAPES = {
-    "fp32 by 2": (Shape(LLAMA, 512, 2), 2),
-    "fp32 by 4": (Shape(LLAMA, 512, 2), 4),
-    "bf16 by 2": (Shape(LLAMA, 512, 2, BF16), 2),
-    "blocks again by 2": (Shape(LLAMA, 512, 2, redo="block"), 2),
+    "fp32 by 2": (Shape(LLAMA, 512, 2), Mesh(fsdp=2)),
+    "fp32 by 4": (Shape(LLAMA, 512, 2), Mesh(fsdp=4)),
+    "bf16 by 2": (Shape(LLAMA, 512, 2, BF16), Mesh(fsdp=2)),
+    "blocks again by 2": (Shape(LLAMA, 512, 2, redo="block"), Mesh(fsdp=2)),
+    "shared layers by 2 x 2": (Shape(LLAMA, 512, 2), Mesh(fsdp=2, tp=2)),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_row_45_the_peak_of_sharded_processes_is_what_is_said(name: str) -> None:
-    shape, ranks = SHAPES[name]
+    shape, mesh = SHAPES[name]
     how: Any = {"gradient_checkpointing": shape.redo}
-    shares = process_shares(
-        shape.spec, Mesh(fsdp=ranks), shape.context, shape.batch * ranks, shape.dtype, **how
-    )
-    for measured, share in zip(peaks(shape, Mesh(fsdp=ranks)), shares, strict=True):
+    shares = process_shares(shape.spec, mesh, shape.context, shape.batch * mesh.batches, shape.dtype, **how)
+    for measured, share in zip(peaks(shape, mesh), shares, strict=True):
         said = share.memory
         print(f"{name}: {measured / 2**20:.0f} MiB measured, {said / 2**20:.0f} said ({said / measured:.2f})")
         assert abs(said - measured) < 0.15 * measured
