@@ -1,5 +1,6 @@
 """Several processes that have a part of every weight each train as one process does, bit for bit."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,12 @@ from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide
 from headway.train.trainer import Trainer
+from tests.train import heads
 from tests.train.conftest import ENCODER
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
+from tests.train.test_preference import config as preference
 from tests.train.test_processes import HALVES, as_one, pairs
 from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
 from tests.train.test_step import model, ragged
@@ -64,6 +67,39 @@ def test_row_45_sharded_conversations(tmp_path: Path, optimizer: str) -> None:
 def test_row_45_sharded_translation(tmp_path: Path) -> None:
     """Keys of the encoder's states are made before the decoder's blocks run."""
     as_one(pairs(tmp_path), tmp_path, mesh="fsdp=2")
+
+
+HEAD: dict[str, Any] = {"micro_batch": 8, "dropout": 0.1, "clip": 0.3, "eval_every": 3, "workers": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:train_words")
+@pytest.mark.parametrize("task", ["classify", "tag", "answer", "embed"])
+def test_row_45_sharded_heads(tmp_path: Path, task: str) -> None:
+    """With measures of held-out records."""
+    how = {**HEAD, "loss": "margin"} if task == "embed" else HEAD
+    as_one(heads.settings(task, tmp_path, optimizer="muon", **how), tmp_path, mesh="fsdp=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_row_45_sharded_preferences(tmp_path: Path, loss: str) -> None:
+    """Log probabilities under the reference are there before weights are cut."""
+    as_one(preference(tmp_path, loss=loss, micro_batch=3, eval_every=3), tmp_path, mesh="fsdp=2")
+
+
+@pytest.mark.slow
+def test_row_45_prompts_are_continued_as_by_one_process(settings: Make, tmp_path: Path) -> None:
+    prompts = {"sample_prompts": ("one two", "while"), "sample_tokens": 6, "sample_every": 2}
+    config = settings(**HALVES | {"steps": 6}, **prompts)
+
+    def said(ranks: int, mesh: str | None) -> list[str]:
+        own = config.model_copy(update={"mesh": mesh, "out": str(tmp_path / f"run {ranks}")})
+        together(ranks, lambda rank: train(own), tmp_path / f"said {ranks}")
+        return re.findall(r"^step \d+: .*", (tmp_path / f"said {ranks}" / "0").read_text(), re.MULTILINE)
+
+    assert len(alone := said(1, None)) == 6
+    assert said(2, "fsdp=2") == alone
 
 
 @pytest.mark.slow

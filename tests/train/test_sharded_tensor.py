@@ -3,6 +3,7 @@ for bit, and so those of one process (`test_tensor_parallel.py`, which has the s
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from headway.parallel import Mesh
 from headway.train import TextConfig, train
 from headway.train.config import TrainConfig
+from tests.train import heads
+from tests.train.test_preference import config as preference
 from tests.train.test_processes import pairs
 from tests.train.test_resume import assert_same_bits, weights
 from tests.train.test_tensor_parallel import BOTH, SHARED, assert_close, by, open_state
@@ -39,6 +42,14 @@ def test_row_45_translation_and_blocks_that_are_computed_again(settings: Make, t
     """Keys of the encoder's states are made before the decoder's blocks run; a mean of checkpoints."""
     same_bits(pairs(tmp_path).model_copy(update={"steps": 6, "dropout": 0.0}), tmp_path / "pairs")
     same_bits(settings(**ODD, gradient_checkpointing="block", average=2), tmp_path / "again")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:train_words")
+def test_row_45_heads_and_preferences(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"micro_batch": 8, "hidden": 44, "dropout": 0.1, "workers": 1, "eval_every": 3}
+    same_bits(heads.settings("classify", tmp_path, optimizer="muon", **how), tmp_path / "classify")
+    same_bits(preference(tmp_path, kv_heads=2, micro_batch=3, eval_every=3), tmp_path / "preference")
 
 
 @pytest.mark.slow

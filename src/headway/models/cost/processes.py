@@ -30,7 +30,8 @@ class ProcessShare:
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
-        sums_sent: bytes that a ring sends for the sums of tensor parallel (`layer_sums`), forward and backward.
+        sums_sent: bytes that a ring sends for the sums of tensor parallel (`layer_sums`), forward and backward, without
+            the few of gradients of what heads share.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
