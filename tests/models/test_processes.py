@@ -150,8 +150,6 @@ def test_what_has_no_share_is_refused() -> None:
         process_shares(ModelSpec.of_depth(4, 31), Mesh(tp=4), 64, 1)
     with pytest.raises(ConfigError, match="take loss=fused"):
         process_shares(ModelSpec.of_depth(4, 32), Mesh(tp=2), 64, 1, loss="logits")
-    with pytest.raises(ConfigError, match="leave one of them out"):
-        process_shares(SPEC, Mesh(fsdp=2, tp=2), 240, 2)
     with pytest.raises(ConfigError, match="2 processes share the rows of a step, and it has 1"):
         process_shares(SPEC, Mesh(dp=2), 240, 1)
 

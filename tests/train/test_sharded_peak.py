@@ -67,6 +67,7 @@ SHAPES = {
     "blocks again by 2": (Shape(LLAMA, 512, 2, redo="block"), Mesh(fsdp=2)),
     "fp32, layers and vocab by 2": (Shape(LLAMA, 512, 2), Mesh(tp=2)),
     "bf16, layers and vocab by 2": (Shape(LLAMA, 512, 2, BF16), Mesh(tp=2)),
+    "shared layers by 2 x 2": (Shape(LLAMA, 512, 2), Mesh(fsdp=2, tp=2)),
 }
 
 

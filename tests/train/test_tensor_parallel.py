@@ -15,7 +15,6 @@ from headway.checkpoints import load_folder, save_folder
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models import ModelSpec, build
-from headway.models.tensor_parallel import gather, shard
 from headway.nn import Lora
 from headway.nn.adapters import Adapter, attach
 from headway.parallel import Mesh, Parallel, TensorParallel, joined
@@ -46,31 +45,36 @@ def stepped(
     name: str, mesh: Mesh, parallel: Parallel = ALONE, lora: Lora | None = None
 ) -> tuple[list[float | None], list[float], Any]:
     """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole; of a model or of
-    an adapter."""
+    an adapter. 11 hidden units a rank, of which a part of the axis fsdp has 6 or 5."""
     p = 0.0 if mesh.cp > 1 else 0.1
     drops = {"dropout": p, "attention_dropout": p, "activation_dropout": p}
-    net = steps.model_of(name, heads=8, kv_heads=4, head_dim=4, qk_norm=True, **drops)
+    how: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 4, "qk_norm": True, "hidden": 11 * mesh.tp}
+    net = steps.model_of(name, **how, **drops)
     if lora is not None:
         attach(net, Adapter.fresh(net, replace(lora, dropout=p)), dtype=torch.float64)
-    if parallel.tensor is not None:
-        shard(net, parallel.tensor)
+    divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     ids, targets, tokens = steps.rows(name)
     one = Batch({"ids": ids, "tokens": tokens}, targets)
     trained = [p for p in net.parameters() if p.requires_grad]
     optimizer = Optimizer.single(net, torch.optim.SGD(trained, 0.1 if lora is None else 1.0))
-    trainer = Trainer(Given([one] * mesh.dp), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+    trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
     done = [trainer.step() for _ in range(3)]
-    return [stats.loss for stats in done], [stats.grad_norm for stats in done], gather(net)
+    whole: Any = net if divided is None else divided.whole()
+    return [stats.loss for stats in done], [stats.grad_norm for stats in done], whole.state_dict()
 
 
+BOTH = Mesh(fsdp=2, tp=2)
 SLOW = [
     pytest.param(mesh, name, marks=pytest.mark.slow, id=f"{mesh}-{name}")
-    for mesh in (Mesh(dp=2, tp=2), Mesh(cp=2, tp=2), Mesh(tp=4))
+    for mesh in (Mesh(dp=2, tp=2), BOTH, Mesh(cp=2, tp=2), Mesh(tp=4))
     for name in steps.PATTERNS
+    if (mesh, name) != (BOTH, "sink")
 ]
 
 
-@pytest.mark.parametrize(("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), *SLOW])
+@pytest.mark.parametrize(
+    ("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), (BOTH, "sink"), *SLOW]
+)
 def test_row_45_steps_of_shared_heads_are_those_of_one_process(mesh: Mesh, name: str, tmp_path: Path) -> None:
     """Loss, norm of the whole gradient, and weights; dropout is that of one process, of attention weights, too."""
     expected = stepped(name, mesh)
@@ -182,9 +186,10 @@ def test_row_45_adapters_of_shared_layers_go_on_at_any_mesh(corpus: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", [Mesh(tp=2), BOTH], ids=str)
+def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mesh: Mesh) -> None:
     config = settings(**SHARED, sample_prompts=("one",), sample_tokens=4, sample_every=2)
-    own = config.model_copy(update={"mesh": "tp=2", "out": str(tmp_path / "run")})
+    own = config.model_copy(update={"mesh": str(mesh), "out": str(tmp_path / "run")})
 
     def seen(context: CallbackContext) -> None:
         model: Any = context.model
@@ -192,7 +197,9 @@ def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> 
         assert counts == {model.spec.heads * model.spec.head_dim}, "of all heads"
         (tmp_path / f"seen-{context.step}").touch()
 
-    together(2, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said")
+    together(
+        mesh.ranks, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said"
+    )
     assert len(list(tmp_path.glob("seen-*"))) == 3
 
 
@@ -229,7 +236,6 @@ def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> No
 
 REFUSED: dict[str, tuple[Mesh, dict[str, Any], str]] = {
     "workers": (Mesh(tp=2), {"workers": 2, "dropout": 0.0, "micro_batch": 2}, "set workers=1"),
-    "sharded weights": (Mesh(fsdp=2, tp=2), {}, "leave one of them out"),
 }
 
 

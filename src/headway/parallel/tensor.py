@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import ConfigError
@@ -86,12 +87,23 @@ class Shards:
 
     def placed(self, name: str, own: Tensor) -> Tensor:
         """What is of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as it
-        is where ranks have all of it. Ranks are processes."""
+        is where ranks have all of it. Ranks are processes. A part may be cut again, by the axis fsdp."""
         from torch.distributed.tensor import DTensor, Shard
 
         if name not in self.axes or not own.dim():
             return own
-        placed: Tensor = DTensor.from_local(own, self._mesh, [Shard(self.axes[name])], run_check=False)
+        outer = Shard(self.axes[name])
+        if not isinstance(own, DTensor):
+            return DTensor.from_local(own, self._mesh, [outer], run_check=False)
+        shape = [n * (self.tensor.exchange.ranks if d == outer.dim else 1) for d, n in enumerate(own.shape)]
+        placed: Tensor = DTensor.from_local(
+            own.to_local(),
+            self._mesh_beside(own.device_mesh),
+            [outer, *own.placements],
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=torch.empty(shape, device="meta").stride(),
+        )
         return placed
 
     @cached_property
@@ -101,6 +113,16 @@ class Shards:
         assert isinstance(self.tensor.exchange, DistributedExchange)
         assert self.tensor.exchange.group is not None
         return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
+
+    def _mesh_beside(self, inner: DeviceMesh) -> DeviceMesh:
+        """Of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        outer = self._mesh
+        ranks = outer.mesh[:, None] + inner.mesh - dist.get_rank()
+        return DeviceMesh.from_group(
+            [outer.get_group(), inner.get_group()], "cpu", ranks, mesh_dim_names=("tp", "fsdp")
+        )
 
     def whole(self, name: str, own: Tensor) -> Tensor:
         """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""

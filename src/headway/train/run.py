@@ -149,9 +149,7 @@ class Run:
             parallel=parallel,
             torch_norm=self.state.torch_norm,
         )
-        self.saver = Saver(
-            self.state, parallel, divided, in_shards=in_shards(config, task, parallel.mesh.fsdp > 1)
-        )
+        self.saver = Saver(self.state, parallel, divided, in_shards=in_shards(config, parallel.mesh.fsdp > 1))
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
         if parallel.is_main:

@@ -25,13 +25,13 @@ class ProcessShare:
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
         memory: bytes that it holds at its peak: `training_bytes` of its heads, hidden units and part of the vocab, with
-            all else in each process; or `sharded_training_bytes`, with a part of all weights and moments.
+            all else in each process; or `sharded_training_bytes` of these, with a part of all weights and moments.
         gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
         sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `layer_sums`,
-            `vocab_sums` and `softmax_bytes`.
+            `vocab_sums` and `softmax_bytes`; without the few of gradients of what heads share.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -60,8 +60,7 @@ def process_shares(
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
     Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
-    hidden units that cannot be shared, for all logits (`loss`) of a shared vocab, and as `Mesh.check`."""
-    mesh.check()
+    hidden units that cannot be shared, and for all logits (`loss`) of a shared vocab."""
     if mesh.tp > 1 and options.get("loss") == "logits":
         raise ConfigError(
             f"mesh {mesh}: no process has all logits where the loss is computed; take loss=fused"
@@ -89,8 +88,6 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
-    blocks = sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
-    weights = (parts - 1) * dtype.itemsize * (parameter_count(spec) + blocks) // parts
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
@@ -101,9 +98,10 @@ def process_shares(
         held = (
             training_bytes(own, tokens, rows, dtype, **options)
             if parts == 1
-            else sharded_training_bytes(spec, tokens, rows, dtype, parts, **options)
+            else sharded_training_bytes(own, tokens, rows, dtype, parts, **options)
         )
         n = parameter_count(own)
+        blocks = sum(s.layers * block_parameters(s) for s in (own, own.encoder) if s is not None)
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
         numbers = layer_sums(spec, tokens, **options) * spec.width + vocab_sums(
             spec, tokens, mesh.tp, **options
@@ -116,7 +114,7 @@ def process_shares(
                 tokens,
                 memory=sum(held.values()),
                 gradients_sent=gradients,
-                weights_sent=weights,
+                weights_sent=(parts - 1) * dtype.itemsize * (n + blocks) // parts,
                 sums_sent=sums + softmax_bytes(spec, rows * tokens, mesh.tp, max(dtype.itemsize, 4)),
                 keys_sent=sent,
                 hops=max(len(plan.hops) for plan, _, _ in some),
