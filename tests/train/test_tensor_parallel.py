@@ -49,7 +49,7 @@ def stepped(
     p = 0.0 if mesh.cp > 1 else 0.1
     drops = {"dropout": p, "attention_dropout": p, "activation_dropout": p}
     how: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 4, "qk_norm": True, "hidden": 11 * mesh.tp}
-    net = steps.model_of(name, **how, **drops)
+    net = steps.model_of(name, vocab=32, **how, **drops)
     if lora is not None:
         attach(net, Adapter.fresh(net, replace(lora, dropout=p)), dtype=torch.float64)
     divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
@@ -92,6 +92,8 @@ ADAPTED = [
     pytest.param(Mesh(tp=2), Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
     pytest.param(Mesh(dp=2, tp=2), Lora(rank=3, alpha=30), marks=pytest.mark.slow),
     pytest.param(Mesh(cp=2, tp=2), Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
+    pytest.param(BOTH, Lora(rank=3, alpha=30), marks=pytest.mark.slow),
+    pytest.param(BOTH, Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
 ]
 
 
