@@ -253,6 +253,13 @@ def test_what_would_fit_is_named_where_a_model_does_not(capsys: pytest.CaptureFi
         assert f"it fits: {needed} of 32.00 GiB" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_quick")
+def test_a_vocab_that_processes_do_not_share_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for model, whole in (("gpt2", True), ("llama-2-7b", False)):
+        assert run(["plan", model, "--mesh", "tp=2", "--processes", "2"]) == 0
+        assert ("tp=2 does not divide a vocab of 50257" in capsys.readouterr().out) == whole
+
+
 def test_roofs_are_kept_for_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The highest of a day counts; another day, dtype or number of threads is measured anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

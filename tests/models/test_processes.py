@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headway.errors import ConfigError
-from headway.models import ModelSpec, build
+from headway.models import Head, ModelSpec, build
 from headway.models.cost.processes import process_shares
 from headway.models.tensor_parallel import shard
 from headway.nn.block import Checkpointing
@@ -57,6 +57,13 @@ def test_a_ring_sends_twice_what_a_process_lacks_of_the_sum() -> None:
     assert all(share.memory < one.memory for share in four)
 
 
+PLAIN = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+ENCODER: dict[str, Any] = {
+    "family": "bert",
+    "causal": False,
+    "head": Head("masked-lm", dense="gelu"),
+    **PLAIN,
+}
 LAYERS: dict[str, tuple[dict[str, Any], Checkpointing]] = {
     "pre": ({}, "none"),
     "post": ({"order": "post"}, "none"),
@@ -65,14 +72,19 @@ LAYERS: dict[str, tuple[dict[str, Any], Checkpointing]] = {
     "parallel, again": ({"order": "parallel"}, "block"),
     "joint, attention again": ({"order": "joint"}, "attention"),
     "feed-forward again": ({}, "feed_forward"),
+    "vocab": ({"vocab": 32}, "none"),
+    "vocab, output layer of its own": ({"vocab": 32, "tied": False}, "none"),
+    "vocab, masked": ({"vocab": 32, **ENCODER}, "none"),
+    "vocab, masked, table of other columns": ({"vocab": 32, "embedding_width": 8, **ENCODER}, "none"),
 }
 
 
 @pytest.mark.parametrize("which", LAYERS)
 def test_row_45_sums_of_shared_layers_are_those_that_a_step_makes(which: str) -> None:
-    """Bytes of tensors that are summed, of which a ring sends 2 (R - 1) / R."""
+    """Bytes of tensors that are summed, of which a ring sends 2 (R - 1) / R, and what a shared softmax takes."""
     fields, checkpointing = LAYERS[which]
-    spec = ModelSpec.of_depth(3, 31, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24, **fields)
+    size = {"vocab": 31, "width": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "hidden": 24}
+    spec = ModelSpec.of_depth(3, **size | fields)
     ids = torch.zeros(3, 20, dtype=torch.int64)
 
     def rank(exchange: Exchange) -> int:
@@ -86,12 +98,13 @@ def test_row_45_sums_of_shared_layers_are_those_that_a_step_makes(which: str) ->
     assert [share.sums_sent for share in planned] == 2 * simulate(2, rank)
 
 
-@pytest.mark.parametrize("order", ["pre", "post"])
-@pytest.mark.parametrize("checkpointing", ["none", "block"])
-def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing) -> None:
-    fields: dict[str, Any] = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
-    plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-    spec = ModelSpec.of_pair("transformer", **fields, **plain, order=order)
+@pytest.mark.parametrize(
+    ("order", "checkpointing", "vocab"),
+    [("pre", "none", 31), ("pre", "block", 31), ("post", "none", 31), ("post", "block", 32)],
+)
+def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing, vocab: int) -> None:
+    fields: dict[str, Any] = {"vocab": vocab, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
+    spec = ModelSpec.of_pair("transformer", **fields, **PLAIN, order=order)
     ids = torch.zeros(3, 20, dtype=torch.int64)
 
     def rank(exchange: Exchange) -> int:
@@ -106,12 +119,13 @@ def test_sums_of_an_encoder_decoder(order: Any, checkpointing: Checkpointing) ->
 
 
 class Summed(Exchange):
-    """What a ring of two ranks sends of each sum."""
+    """What a ring of two ranks sends of each sum, and what is sent as it is."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange, self.rank, self.ranks, self.bytes = exchange, exchange.rank, exchange.ranks, 0
 
     def start(self, sent: Any, to: int, received: Any, source: int) -> Any:
+        self.bytes += 0 if sent is None else sent.nbytes
         return self.exchange.start(sent, to, received, source)
 
     def sum(self, own: torch.Tensor) -> torch.Tensor:
@@ -119,9 +133,10 @@ class Summed(Exchange):
         return self.exchange.sum(own)
 
 
-def test_what_a_process_holds_is_its_share_of_heads_and_units() -> None:
+@pytest.mark.parametrize("vocab", [31, 32])
+def test_what_a_process_holds_is_its_share_of_heads_and_units(vocab: int) -> None:
     """Weights, gradients and moments of the model that it has, and activations of it."""
-    whole = ModelSpec.of_depth(3, 31, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
+    whole = ModelSpec.of_depth(3, vocab, width=16, heads=4, kv_heads=2, head_dim=4, hidden=24)
     net: Any = build(whole, seed=0)
     shard(net, TensorParallel(Rank(1, 2)))
     one, two = process_shares(whole, Mesh(), 64, 2)[0], process_shares(whole, Mesh(dp=2, tp=2), 64, 4)
@@ -133,8 +148,8 @@ def test_what_a_process_holds_is_its_share_of_heads_and_units() -> None:
 def test_what_has_no_share_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 kv heads cannot be shared evenly by 4"):
         process_shares(ModelSpec.of_depth(4, 31), Mesh(tp=4), 64, 1)
-    with pytest.raises(ConfigError, match="leave one of them out"):
-        process_shares(SPEC, Mesh(fsdp=2, tp=2), 240, 2)
+    with pytest.raises(ConfigError, match="take loss=fused"):
+        process_shares(ModelSpec.of_depth(4, 32), Mesh(tp=2), 64, 1, loss="logits")
     with pytest.raises(ConfigError, match="2 processes share the rows of a step, and it has 1"):
         process_shares(SPEC, Mesh(dp=2), 240, 1)
 

@@ -24,7 +24,7 @@ PATTERNS: dict[str, Sequence[Pattern]] = {
 }
 
 
-def model_of(name: str, ntk: bool = False, **changes: Any) -> Decoder | Encoder:
+def model_of(name: str, ntk: bool = False, vocab: int = VOCAB, **changes: Any) -> Decoder | Encoder:
     """Two layers of two grouped heads, in float64; "global" is an encoder. `changes` are other fields of the spec."""
     both, plain = name == "global", {"dropout": 0.0, "attention_dropout": 0.0}
     fields: dict[str, Any] = (
@@ -40,7 +40,7 @@ def model_of(name: str, ntk: bool = False, **changes: Any) -> Decoder | Encoder:
         "init_std": 0.3,
     }
     spec = ModelSpec.of_depth(
-        2, VOCAB, context=COUNT, group=None if both else 2, **{**usual, **fields, **changes}
+        2, vocab, context=COUNT, group=None if both else 2, **{**usual, **fields, **changes}
     )
     model = build(spec, seed=0).double()
     assert isinstance(model, Decoder | Encoder)

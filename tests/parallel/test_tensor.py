@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from headway.attention.linear_attention import LinearAttentionSpec
 from headway.errors import ConfigError
 from headway.models import Model, ModelSpec, build
+from headway.models.quantize import quantize_model
 from headway.models.tensor_parallel import gather, shard
-from headway.nn import Lora
-from headway.nn.adapters import Adapter, attach
+from headway.nn import Lora, Nf4Linear
+from headway.nn.adapters import Adapter, attach, merge
 from headway.parallel import Exchange, Mesh, TensorParallel, simulate
 from headway.patterns import Causal, PerHead, Window
 from headway.positions import LinearBias, NoPositions, Relative, Rotary, T5Bias
@@ -94,15 +95,24 @@ def test_blocks_that_are_computed_again(checkpointing: Any) -> None:
     assert_shared(model, "sink", 2)
 
 
-def test_an_encoder_decoder() -> None:
+PAIRS: dict[str, dict[str, Any]] = {
+    "whole vocab": {"vocab": 31},
+    "one table for all": {"vocab": 32},
+    "tables of their own": {"vocab": 32, "shared_embedding": False, "tied": False},
+}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("which", PAIRS)
+def test_an_encoder_decoder(which: str, smoothing: float) -> None:
     """Cross-attention of shared heads, and an encoder's states that all layers are given."""
-    fields = {"vocab": 31, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
+    fields = {**PAIRS[which], "width": 16, "layers": 2, "heads": 4, "hidden": 24, "init_std": 0.3}
     plain = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     model = build(ModelSpec.of_pair("transformer", **fields, **plain), seed=0).double()
     ids = torch.randint(31, (2, 9), generator=torch.Generator().manual_seed(1))
 
     def step(net: Model) -> list[torch.Tensor]:
-        loss = net(ids, ids[:, :7], targets=ids[:, 1:8]).total
+        loss = net(ids, ids[:, :7], targets=ids[:, 1:8], label_smoothing=smoothing).total
         return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
 
     def rank(exchange: Exchange) -> list[torch.Tensor]:
@@ -186,7 +196,6 @@ def test_what_ranks_have_is_gathered_to_the_bit(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kv heads": ({"heads": 8, "kv_heads": 2}, "2 kv heads cannot be shared evenly by 4"),
     "hidden units": ({"hidden": 26}, "26 hidden units cannot be shared evenly by 4"),
-    "dropout of units": ({"activation_dropout": 0.1}, "set activation_dropout=0"),
 }
 
 
@@ -199,15 +208,24 @@ def test_what_cannot_be_shared_is_refused_by_name(what: str) -> None:
     assert model.shards is None
 
 
-def test_a_model_is_shared_once_and_without_adapters() -> None:
+def test_a_model_is_shared_once_and_as_it_is_trained() -> None:
     model, tensor = four_heads("full"), TensorParallel(Rank(1, 2))
     shard(model, tensor)
     with pytest.raises(ConfigError, match="shared by ranks already"):
         shard(model, tensor)
     adapted = four_heads("full")
     attach(adapted, Adapter.fresh(adapted, Lora(rank=2, alpha=2)))
-    with pytest.raises(ConfigError, match="q_proj is a LoraLinear"):
+    merge(adapted)
+    with pytest.raises(ConfigError, match="q_proj has its adapters merged"):
         shard(adapted, tensor)
+    narrow = four_heads("full")
+    narrow.model.layers[0].mlp.up_proj = Nf4Linear(narrow.model.layers[0].mlp.up_proj)
+    with pytest.raises(ConfigError, match="up_proj has 16 inputs a process, no multiple of 64"):
+        shard(narrow, tensor)
+    quantized = four_heads("full").float().eval()
+    quantize_model(quantized, "int8")
+    with pytest.raises(ConfigError, match="q_proj is a QuantizedLinear, which is not trained"):
+        shard(quantized, tensor)
 
 
 class Rank(Exchange):

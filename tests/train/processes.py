@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def _become(rank: int, ranks: int, port: int, run: Callable[[int], Any], said: P
             "RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)
         }  # fmt: skip
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest has another
         faulthandler.enable(2)
         try:
             run(rank)

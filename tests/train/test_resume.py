@@ -19,10 +19,9 @@ from headway.checkpoints.restore import load_model
 from headway.checkpoints.saving import save_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import build
-from headway.storage.tensors import open_tensors
 from headway.text import Tokenizer
 from headway.train import Callback, CallbackContext, Interrupted, TextConfig, train
-from headway.train.checkpoint import checkpoints, optimizer_tensors
+from headway.train.checkpoint import adapter_tensors, checkpoints, optimizer_tensors
 from headway.train.config import TrainConfig
 from headway.train.metrics import read_metrics
 from headway.train.microbatch_pool import MasterWeights
@@ -33,8 +32,8 @@ Make = Callable[..., TextConfig]
 
 def weights(out: str | Path) -> dict[str, Tensor]:
     last = checkpoints(Path(out))[-1]
-    own = last / "adapter.safetensors"  # beside a frozen model
-    found = dict(open_tensors(own) if own.exists() else load_folder(last).tensors) | dict(
+    beside = any(last.glob("adapter*"))  # a frozen model
+    found = dict(adapter_tensors(last) if beside else load_folder(last).tensors) | dict(
         optimizer_tensors(last)
     )
     return {name: value.clone() for name, value in found.items()}

@@ -274,18 +274,6 @@ def test_a_shard_that_is_cut_off_or_gone_is_named(settings: Make) -> None:
     assert (last / STATE).exists()
 
 
-def test_what_does_not_go_together(settings: Make, tmp_path: Path) -> None:
+def test_what_does_not_go_together(settings: Make) -> None:
     with pytest.raises(ConfigError, match="checkpoints: folder is not written in the background"):
         settings(checkpoints="folder", **BACKGROUND)
-    first = settings(steps=1)
-    train(first, quiet=True)
-    beside = {
-        "data": first.data,
-        "model": f"{first.out}/final",
-        "adapter": "lora",
-        "out": str(tmp_path / "adapter"),
-    }
-    for asked in (SHARDS, BACKGROUND):
-        adapter = TextConfig.of({**beside, "context": 24, "batch_tokens": 192, "steps": 1, **asked})
-        with pytest.raises(ConfigError, match="hold whole models"):
-            train(adapter, quiet=True)

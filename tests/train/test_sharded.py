@@ -1,5 +1,6 @@
 """Several processes that have a part of every weight each train as one process does, bit for bit."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,18 +12,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headway.parallel import Mesh, Parallel, joined
 from headway.parallel.processes import ALONE
-from headway.parallel.sharded import Sharded, sharded_like, whole
+from headway.parallel.sharded import shard_weights, sharded_like, whole
 from headway.train import TextConfig, train
 from headway.train.checkpoint import checkpoints
 from headway.train.optimizer import Optimizer
 from headway.train.sharing import divide
 from headway.train.trainer import Trainer
+from tests.train import heads
 from tests.train.conftest import ENCODER
 from tests.train.objectives import Given
 from tests.train.processes import ended, start, together
 from tests.train.test_chat import config as chat
+from tests.train.test_preference import config as preference
 from tests.train.test_processes import HALVES, as_one, pairs
-from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines
+from tests.train.test_resume import assert_same_bits, in_a_child, killed_at_micro_batch, lines, weights
 from tests.train.test_step import model, ragged
 
 Make = Callable[..., TextConfig]
@@ -66,6 +69,39 @@ def test_row_45_sharded_translation(tmp_path: Path) -> None:
     as_one(pairs(tmp_path), tmp_path, mesh="fsdp=2")
 
 
+HEAD: dict[str, Any] = {"micro_batch": 8, "dropout": 0.1, "clip": 0.3, "eval_every": 3, "workers": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:train_words")
+@pytest.mark.parametrize("task", ["classify", "tag", "answer", "embed"])
+def test_row_45_sharded_heads(tmp_path: Path, task: str) -> None:
+    """With measures of held-out records."""
+    how = {**HEAD, "loss": "margin"} if task == "embed" else HEAD
+    as_one(heads.settings(task, tmp_path, optimizer="muon", **how), tmp_path, mesh="fsdp=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["dpo", "orpo"])
+def test_row_45_sharded_preferences(tmp_path: Path, loss: str) -> None:
+    """Log probabilities under the reference are there before weights are cut."""
+    as_one(preference(tmp_path, loss=loss, micro_batch=3, eval_every=3), tmp_path, mesh="fsdp=2")
+
+
+@pytest.mark.slow
+def test_row_45_prompts_are_continued_as_by_one_process(settings: Make, tmp_path: Path) -> None:
+    prompts = {"sample_prompts": ("one two", "while"), "sample_tokens": 6, "sample_every": 2}
+    config = settings(**HALVES | {"steps": 6}, **prompts)
+
+    def said(ranks: int, mesh: str | None) -> list[str]:
+        own = config.model_copy(update={"mesh": mesh, "out": str(tmp_path / f"run {ranks}")})
+        together(ranks, lambda rank: train(own), tmp_path / f"said {ranks}")
+        return re.findall(r"^step \d+: .*", (tmp_path / f"said {ranks}" / "0").read_text(), re.MULTILINE)
+
+    assert len(alone := said(1, None)) == 6
+    assert said(2, "fsdp=2") == alone
+
+
 @pytest.mark.slow
 def test_row_45_two_replicas_of_two_parts(settings: Make, tmp_path: Path) -> None:
     """Muon's matrices have four owners; sums of four micro batches are in another order."""
@@ -95,9 +131,17 @@ def test_killed_and_resumed_by_one_and_by_two_sharded(settings: Make, tmp_path: 
 def test_row_45_a_sharded_base_and_its_adapter(settings: Make, tmp_path: Path) -> None:
     first = train(settings(), quiet=True)
     fresh = dict.fromkeys(("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout"))
-    how = {**HALVES, **fresh, "model": str(first.model), "adapter": "lora", "rank": 2, "optimizer": "adamw"}
-    (tmp_path / "adapter").mkdir()
-    as_one(settings(**how), tmp_path / "adapter", mesh="fsdp=2")
+    how = {**HALVES, **fresh, "model": str(first.model), "adapter": "lora", "rank": 3, "optimizer": "adamw"}
+    config, folder = settings(**how, save_every=10), tmp_path / "adapter"
+    folder.mkdir()
+    as_one(config, folder, mesh="fsdp=2")
+    there = folder / "shared" / "checkpoint-10"
+    for what in ("adapter", "optimizer"):
+        assert len(list(there.glob(f"{what}-shard-*"))) == 2
+    again = config.model_copy(update={"out": str(folder / "again")})
+    train(again, resume=str(there), quiet=True)
+    ours, theirs = weights(again.out), weights(folder / "alone")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
 
 
 # --- steps in memory
@@ -111,7 +155,7 @@ def test_a_step_of_parts_has_the_bits_of_one_of_the_whole(tmp_path: Path) -> Non
         net = torch.nn.ParameterList(torch.randn(5, n, generator=generator) for n in range(1, 41))
         slopes = [torch.randn(5, n, generator=generator) for n in range(1, 41)]
         if parallel.mesh.fsdp > 1:
-            Sharded(net, [], DeviceMesh.from_group(parallel.group("fsdp"), "cpu"))
+            shard_weights(net, [], DeviceMesh.from_group(parallel.group("fsdp"), "cpu"))
         optimizer = Optimizer.single(net, torch.optim.AdamW(net.parameters(), 0.1, fused=True))
         for _ in range(3):
             for p, slope in zip(net.parameters(), slopes, strict=True):

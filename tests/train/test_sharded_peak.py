@@ -1,4 +1,4 @@
-"""What `headway plan` says of processes that have a part of every weight each, beside what they hold, measured as in
+"""What `headway plan` says of processes that have parts of the weights, beside what they hold, measured as in
 `tests/models/test_peak.py`."""
 
 import socket
@@ -32,8 +32,8 @@ class Each(Same):
 def training(shape: Shape, parallel: Parallel) -> Any:
     model: Any = build(shape.spec, seed=0)
     model.gradient_checkpointing = shape.redo
-    sharded = divide(SimpleNamespace(model=model), parallel, shape.dtype)  # type: ignore[arg-type]
-    dtype = F32 if sharded else shape.dtype
+    divide(SimpleNamespace(model=model), parallel, shape.dtype)  # type: ignore[arg-type]
+    dtype = F32 if parallel.mesh.fsdp > 1 else shape.dtype
     optimizer = Optimizer.of(parameter_groups(model), TextConfig(data="none"), MicrobatchPool(1))
     batches = Each(shape, parallel.mesh.batches)
     return Trainer(batches, model, optimizer, clip=1.0, dtype=dtype, parallel=parallel).step
@@ -61,22 +61,23 @@ def peaks(shape: Shape, mesh: Mesh) -> list[int]:
 
 
 SHAPES = {
-    "fp32 by 2": (Shape(LLAMA, 512, 2), 2),
-    "fp32 by 4": (Shape(LLAMA, 512, 2), 4),
-    "bf16 by 2": (Shape(LLAMA, 512, 2, BF16), 2),
-    "blocks again by 2": (Shape(LLAMA, 512, 2, redo="block"), 2),
+    "fp32 by 2": (Shape(LLAMA, 512, 2), Mesh(fsdp=2)),
+    "fp32 by 4": (Shape(LLAMA, 512, 2), Mesh(fsdp=4)),
+    "bf16 by 2": (Shape(LLAMA, 512, 2, BF16), Mesh(fsdp=2)),
+    "blocks again by 2": (Shape(LLAMA, 512, 2, redo="block"), Mesh(fsdp=2)),
+    "fp32, layers and vocab by 2": (Shape(LLAMA, 512, 2), Mesh(tp=2)),
+    "bf16, layers and vocab by 2": (Shape(LLAMA, 512, 2, BF16), Mesh(tp=2)),
+    "shared layers by 2 x 2": (Shape(LLAMA, 512, 2), Mesh(fsdp=2, tp=2)),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_row_45_the_peak_of_sharded_processes_is_what_is_said(name: str) -> None:
-    shape, ranks = SHAPES[name]
+    shape, mesh = SHAPES[name]
     how: Any = {"gradient_checkpointing": shape.redo}
-    shares = process_shares(
-        shape.spec, Mesh(fsdp=ranks), shape.context, shape.batch * ranks, shape.dtype, **how
-    )
-    for measured, share in zip(peaks(shape, Mesh(fsdp=ranks)), shares, strict=True):
+    shares = process_shares(shape.spec, mesh, shape.context, shape.batch * mesh.batches, shape.dtype, **how)
+    for measured, share in zip(peaks(shape, mesh), shares, strict=True):
         said = share.memory
         print(f"{name}: {measured / 2**20:.0f} MiB measured, {said / 2**20:.0f} said ({said / measured:.2f})")
         assert abs(said - measured) < 0.15 * measured

@@ -1,19 +1,25 @@
 """Runs whose heads and hidden units several processes share are those of one process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from headway.checkpoints.folder import load_folder
+import headway
+from headway.checkpoints import load_folder, save_folder
 from headway.data import Batch
 from headway.errors import ConfigError
-from headway.models.tensor_parallel import gather, shard
+from headway.models import ModelSpec, build
+from headway.nn import Lora
+from headway.nn.adapters import Adapter, attach
 from headway.parallel import Mesh, Parallel, TensorParallel, joined
 from headway.parallel.processes import ALONE
+from headway.text import train_bpe
 from headway.train import Callback, CallbackContext, TextConfig, train
 from headway.train.checkpoint import optimizer_tensors
 from headway.train.metrics import read_metrics
@@ -23,6 +29,7 @@ from headway.train.tasks import find_task
 from headway.train.trainer import Trainer
 from tests.parallel import steps
 from tests.parallel.test_tensor import Rank
+from tests.train.conftest import documents
 from tests.train.objectives import Given
 from tests.train.processes import together
 from tests.train.test_resume import weights
@@ -34,28 +41,40 @@ SHARED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def stepped(name: str, mesh: Mesh, parallel: Parallel = ALONE) -> tuple[list[float | None], list[float], Any]:
-    """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole."""
+def stepped(
+    name: str, mesh: Mesh, parallel: Parallel = ALONE, lora: Lora | None = None
+) -> tuple[list[float | None], list[float], Any]:
+    """Losses, norms and weights of three clipped steps in float64, with dropout where rows are whole; of a model or of
+    an adapter. 11 hidden units a rank, of which a part of the axis fsdp has 6 or 5."""
     p = 0.0 if mesh.cp > 1 else 0.1
-    net = steps.model_of(name, heads=8, kv_heads=4, head_dim=4, qk_norm=True, dropout=p, attention_dropout=p)
-    if parallel.tensor is not None:
-        shard(net, parallel.tensor)
+    drops = {"dropout": p, "attention_dropout": p, "activation_dropout": p}
+    how: dict[str, Any] = {"heads": 8, "kv_heads": 4, "head_dim": 4, "qk_norm": True, "hidden": 11 * mesh.tp}
+    net = steps.model_of(name, vocab=32, **how, **drops)
+    if lora is not None:
+        attach(net, Adapter.fresh(net, replace(lora, dropout=p)), dtype=torch.float64)
+    divided = divide(SimpleNamespace(model=net), parallel, torch.float32)  # type: ignore[arg-type]
     ids, targets, tokens = steps.rows(name)
     one = Batch({"ids": ids, "tokens": tokens}, targets)
-    optimizer = Optimizer.single(net, torch.optim.SGD(net.parameters(), 0.1))
-    trainer = Trainer(Given([one] * mesh.dp), net, optimizer, clip=0.5, seed=0, parallel=parallel)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer = Optimizer.single(net, torch.optim.SGD(trained, 0.1 if lora is None else 1.0))
+    trainer = Trainer(Given([one] * mesh.batches), net, optimizer, clip=0.5, seed=0, parallel=parallel)
     done = [trainer.step() for _ in range(3)]
-    return [stats.loss for stats in done], [stats.grad_norm for stats in done], gather(net)
+    whole: Any = net if divided is None else divided.whole()
+    return [stats.loss for stats in done], [stats.grad_norm for stats in done], whole.state_dict()
 
 
+BOTH = Mesh(fsdp=2, tp=2)
 SLOW = [
     pytest.param(mesh, name, marks=pytest.mark.slow, id=f"{mesh}-{name}")
-    for mesh in (Mesh(dp=2, tp=2), Mesh(cp=2, tp=2), Mesh(tp=4))
+    for mesh in (Mesh(dp=2, tp=2), BOTH, Mesh(cp=2, tp=2), Mesh(tp=4))
     for name in steps.PATTERNS
+    if (mesh, name) != (BOTH, "sink")
 ]
 
 
-@pytest.mark.parametrize(("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), *SLOW])
+@pytest.mark.parametrize(
+    ("mesh", "name"), [(Mesh(tp=2), "sink"), (Mesh(tp=2), "global"), (BOTH, "sink"), *SLOW]
+)
 def test_row_45_steps_of_shared_heads_are_those_of_one_process(mesh: Mesh, name: str, tmp_path: Path) -> None:
     """Loss, norm of the whole gradient, and weights; dropout is that of one process, of attention weights, too."""
     expected = stepped(name, mesh)
@@ -63,6 +82,32 @@ def test_row_45_steps_of_shared_heads_are_those_of_one_process(mesh: Mesh, name:
     def rank(number: int) -> None:
         with joined(str(mesh)) as parallel:
             for ours, theirs in zip(stepped(name, mesh, parallel), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+    together(mesh.ranks, rank, tmp_path)
+
+
+ADAPTED = [
+    (Mesh(tp=2), Lora(rank=3, alpha=30)),
+    pytest.param(Mesh(tp=2), Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
+    pytest.param(Mesh(dp=2, tp=2), Lora(rank=3, alpha=30), marks=pytest.mark.slow),
+    pytest.param(Mesh(cp=2, tp=2), Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
+    pytest.param(BOTH, Lora(rank=3, alpha=30), marks=pytest.mark.slow),
+    pytest.param(BOTH, Lora(rank=3, alpha=30, magnitude=True), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("mesh", "lora"), ADAPTED, ids=str)
+def test_row_45_steps_of_shared_adapters_are_those_of_one_process(
+    mesh: Mesh, lora: Lora, tmp_path: Path
+) -> None:
+    """With dropout of what adapters are given, too, of which o_proj and down_proj have a part on each rank."""
+    expected = stepped("sink", mesh, lora=lora)
+    assert expected[0][-1] < expected[0][0] - 1e-3
+
+    def rank(number: int) -> None:
+        with joined(str(mesh)) as parallel:
+            for ours, theirs in zip(stepped("sink", mesh, parallel, lora), expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
     together(mesh.ranks, rank, tmp_path)
@@ -101,10 +146,52 @@ def open_state(checkpoint: Path) -> dict[str, torch.Tensor]:
     return {**load_folder(checkpoint).tensors, **optimizer_tensors(checkpoint)}
 
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "lora": {"adapter": "lora", "adapter_dropout": 0.2},
+    "dora": {"adapter": "dora", "optimizer": "muon", "matrix_lr": 0.002},
+    "qlora": {"adapter": "lora", "base": "nf4"},
+    "bf16": {"adapter": "dora", "base": "nf4", "dtype": "bf16"},
+}
+
+
 @pytest.mark.slow
-def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", BESIDE)
+def test_row_45_adapters_of_shared_layers_go_on_at_any_mesh(corpus: Path, tmp_path: Path, which: str) -> None:
+    """Checkpoints and what is left are an adapter's folders, of whole tensors; prompts are sampled by all layers."""
+    tokenizer = train_bpe(documents(0, 60), 300)
+    size = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "hidden": 128, "trained_context": 24}
+    spec = ModelSpec.of("llama", vocab=tokenizer.vocab_size, **size, init_std=0.1)
+    save_folder(tmp_path / "base", build(spec, seed=0).eval(), tokenizer=tokenizer)
+    config = TextConfig.of({
+        "data": str(corpus), "model": str(tmp_path / "base"), "rank": 4, "context": 24, "batch_tokens": 24 * 8,
+        "micro_batch": 4, "steps": 6, "dtype": "fp32", "lr": 0.01, "clip": 0.3, "save_every": 2, "keep_last": 9,
+        "sample_prompts": ("one",), "sample_tokens": 4, "sample_every": 2, "validation_share": 0.1,
+        "out": str(tmp_path / "run"),
+    } | BESIDE[which])  # fmt: skip
+    rtol = 2e-2 if which == "bf16" else 1e-4
+    train(config, quiet=True)
+    shared = by(Mesh(tp=2), config, tmp_path / "shared")
+    assert_close(shared.out, config.out, after=0, rtol=rtol)
+    again = by(Mesh(tp=2), config, tmp_path / "again", f"{shared.out}/checkpoint-2")
+    for name in ("checkpoint-6/adapter.safetensors", "checkpoint-6/optimizer.safetensors"):
+        ours, theirs, one = (load_file(f"{run}/{name}") for run in (again.out, shared.out, config.out))
+        assert {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in ours.items()}
+        assert all(torch.equal(ours[n], theirs[n]) for n in one)
+    for run, start, mesh in (("alone", shared.out, None), ("both", config.out, Mesh(tp=2))):
+        if mesh is None:
+            other = config.model_copy(update={"out": str(tmp_path / run)})
+            train(other, resume=f"{start}/checkpoint-2", quiet=True)
+        else:
+            other = by(mesh, config, tmp_path / run, f"{start}/checkpoint-2")
+        assert_close(other.out, config.out, after=2, rtol=rtol)
+    assert headway.load(Path(shared.out) / "final").generate("one two", max_new_tokens=3).ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [Mesh(tp=2), BOTH], ids=str)
+def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path, mesh: Mesh) -> None:
     config = settings(**SHARED, sample_prompts=("one",), sample_tokens=4, sample_every=2)
-    own = config.model_copy(update={"mesh": "tp=2", "out": str(tmp_path / "run")})
+    own = config.model_copy(update={"mesh": str(mesh), "out": str(tmp_path / "run")})
 
     def seen(context: CallbackContext) -> None:
         model: Any = context.model
@@ -112,7 +199,9 @@ def test_callbacks_are_given_the_whole_model(settings: Make, tmp_path: Path) -> 
         assert counts == {model.spec.heads * model.spec.head_dim}, "of all heads"
         (tmp_path / f"seen-{context.step}").touch()
 
-    together(2, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said")
+    together(
+        mesh.ranks, lambda rank: train(own, callbacks=[Callback(seen, every_steps=2)]), tmp_path / "said"
+    )
     assert len(list(tmp_path.glob("seen-*"))) == 3
 
 
@@ -141,13 +230,14 @@ def assert_close(out: str, reference: str, after: int, rtol: float = 1e-4) -> No
     assert [len(line) for line in ours] == [len(line) for line in theirs]
     for one, other in zip(ours, theirs, strict=True):
         assert one == pytest.approx(other, rel=rtol)
+    if not (Path(out) / "final" / "config.json").exists():
+        return
     a, b = weights(out), weights(reference)
     assert {name: t.shape for name, t in a.items()} == {name: t.shape for name, t in b.items()}
 
 
 REFUSED: dict[str, tuple[Mesh, dict[str, Any], str]] = {
     "workers": (Mesh(tp=2), {"workers": 2, "dropout": 0.0, "micro_batch": 2}, "set workers=1"),
-    "sharded weights": (Mesh(fsdp=2, tp=2), {}, "leave one of them out"),
 }
 
 

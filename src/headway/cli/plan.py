@@ -64,7 +64,7 @@ def command(
     from headway.errors import ConfigError, did_you_mean
     from headway.models.cost.alternatives import what_fits
     from headway.models.cost.planning import DTYPES, plan
-    from headway.models.cost.processes import process_shares
+    from headway.models.cost.processes import process_shares, whole_vocabs
     from headway.models.quantize import weight_kind
     from headway.parallel import Mesh
     from headway.patterns import parse
@@ -101,8 +101,14 @@ def command(
     found = {**vars(report), "what_fits": {option: other.needed for option, other in would}}
     text = to_text(report, spec, would)
     if processes is not None or mesh is not None:
-        shares = process_shares(spec, Mesh.of(mesh, processes or 1), asked["context"], batch, DTYPES[dtype])
+        among = Mesh.of(mesh, processes or 1)
+        shares = process_shares(spec, among, asked["context"], batch, DTYPES[dtype])
         found, text = {**found, "processes": shares}, f"{text}\n\n{shares_table(shares)}"
+        for vocab in whole_vocabs(spec, among.tp):
+            text += (
+                f"\n\ntp={among.tp} does not divide a vocab of {vocab}: its embedding and output layer are whole in "
+                "each process"
+            )
     print_report(found, text, json)
 
 

@@ -7,6 +7,7 @@ gather(model)                                            the whole weights again
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -22,11 +23,19 @@ from headway.nn import (
     ColumnParallelLinear,
     FeedForward,
     Linear,
+    LoraLinear,
+    Nf4Linear,
+    OutputLayer,
     RowParallelLinear,
     Scores,
+    TokenEmbedding,
+    adapted,
     replace_linear,
 )
 from headway.nn.mixers import LinearMixer, Mixer, SoftmaxMixer
+from headway.nn.nf4 import BLOCK
+from headway.nn.parallel import ColumnParallelNf4, PartDropout, RowParallelNf4, share_adapters
+from headway.nn.vocab_parallel import VocabParallelEmbedding, VocabParallelOutput
 from headway.parallel import Shards, TensorParallel
 from headway.parallel.tensor import share
 from headway.patterns import Pattern, PerHead
@@ -38,18 +47,30 @@ PARALLEL: dict[str, type[ColumnParallelLinear] | type[RowParallelLinear]] = {
     **dict.fromkeys(("q_global_proj", "k_global_proj", "v_global_proj"), ColumnParallelLinear),
     **dict.fromkeys(("o_proj", "down_proj"), RowParallelLinear),
 }
-"""How each linear layer of a block is shared. All else is whole on all ranks: norms, embeddings, the output layer."""
+"""How each linear layer of a block is shared."""
+
+FORMATS: dict[type[Linear], dict[type[Linear], Callable[[Linear, TensorParallel], Linear]]] = {
+    Linear: {ColumnParallelLinear: ColumnParallelLinear, RowParallelLinear: RowParallelLinear},
+    Nf4Linear: {ColumnParallelLinear: ColumnParallelNf4, RowParallelLinear: RowParallelNf4},
+}
+"""What takes the place of a layer, by the format of its weights."""
 
 
 def shard(model: Model, tensor: TensorParallel) -> Shards:
     """Leave of every layer of `model` this rank's share, in place; `model.shards` says which it is.
 
     Query heads, kv heads and hidden units are cut evenly, in their order; patterns, scores and tables that heads have
-    of their own are those of the rank's heads. Everything else is whole on all ranks, and has the same gradient there,
-    but for what the heads of a layer share (`Shards.summed`).
+    of their own are those of the rank's heads. So are the rows of embeddings and of an output layer over the vocab,
+    where ranks divide it (`shares_vocab`): logits are gathered where they are asked for, and a loss never has all of
+    them. Everything else is whole on all ranks, and has the same gradient there, but for what the heads of a layer
+    share (`Shards.summed`).
 
-    Raises ConfigError where ranks do not divide kv heads or hidden units, for adapters and quantised weights, and for
-    dropout of hidden units, which one process would draw for all of them.
+    An adapter is shared as its layer is: of a layer's rows it has rows of B and m, of columns those of A, with
+    gradients of what is whole that are summed (`Shards.summed`). Weights in 4 bits are those of the whole matrix, to
+    the bit. Dropout of hidden units is drawn for all of them, and each rank has its part.
+
+    Raises ConfigError where ranks do not divide kv heads or hidden units, for weights in 4 bits whose blocks would be
+    cut, for those of `QuantizedLinear`, which are not trained, and for adapters that are merged.
     """
     if model.shards is not None:
         raise ConfigError("this model is shared by ranks already; build it anew")
@@ -57,23 +78,25 @@ def shard(model: Model, tensor: TensorParallel) -> Shards:
     stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
     for name, module in model.named_modules():
         _check(name, module, tensor)
-    whole = {name: p.shape for name, p in model.named_parameters()}
+    whole = _shapes(model)
     for layer in layers:
         own = tensor.share(layer.heads.query_heads, "heads")
         layer.heads = Heads(layer.heads.kv_heads // tensor.exchange.ranks, layer.heads.group)
         layer.mixer, layer.score = _own_mixer(layer.mixer, own), _own_scores(layer.score, own)
     for stack in stacks:
         stack.scores = _own_scores(stack.scores, tensor.share(stack.spec.heads, "heads"))
-    replace_linear(
-        model, lambda name, layer: kind(layer, tensor) if (kind := PARALLEL.get(_last(name))) else layer
-    )
-    parts = {name: p.shape for name, p in model.named_parameters()}
+    replace_linear(model, lambda name, layer: kind(layer, tensor) if (kind := _kind(name, layer)) else layer)
+    _share_vocab(model, tensor)
+    low_ranks = [part for _, layer in adapted(model) for part in share_adapters(layer)]
+    for feed_forward in [m for m in model.modules() if isinstance(m, FeedForward) and m.drop.p]:
+        feed_forward.drop = PartDropout(feed_forward.drop.p, tensor)
+    parts = _shapes(model)
     axes = {
         name: next(axis for axis, size in enumerate(shape) if size != parts[name][axis])
         for name, shape in whole.items()
         if shape != parts[name]
     }
-    among_heads = {id(p) for m in layers for p in m.parameters()}
+    among_heads = {id(p) for m in (*layers, *low_ranks) for p in m.parameters()}
     among_heads |= {id(p) for stack in stacks for p in stack.scores.parameters()}
     after = {id(m.bias) for m in model.modules() if isinstance(m, RowParallelLinear)}
     summed = {name for name, p in model.named_parameters() if id(p) in among_heads - after}
@@ -88,15 +111,22 @@ def gather(model: Model) -> dict[str, Tensor]:
     return state if model.shards is None else {n: model.shards.whole(n, t) for n, t in state.items()}
 
 
+def shares_vocab(vocab: int, ranks: int) -> bool:
+    """Whether ranks share the rows of an embedding, and of the output layer that makes logits of its ids: where they
+    divide them. Others are whole on all ranks."""
+    return vocab % ranks == 0
+
+
 def share_of(spec: ModelSpec, ranks: int, rank: int) -> ModelSpec:
-    """The spec of what a rank has: all layers with its heads and hidden units, and all else. Raises ConfigError where
-    ranks do not divide kv heads or hidden units."""
+    """The spec of what a rank has: all layers with its heads and hidden units, its part of the vocab, and all else.
+    Raises ConfigError where ranks do not divide kv heads or hidden units."""
     own = share(spec.heads, "heads", ranks, rank)
     positions = spec.positions
     if isinstance(positions, LinearBias) and positions.slopes is not None:
         positions = LinearBias(positions.slopes[own.start : own.stop])
     return replace(
         spec,
+        vocab=spec.vocab // ranks if shares_vocab(spec.vocab, ranks) else spec.vocab,
         heads=len(own),
         kv_heads=len(share(spec.kv_heads, "kv heads", ranks, rank)),
         hidden=len(share(spec.hidden, "hidden units", ranks, rank)),
@@ -114,22 +144,54 @@ def shards_of(model: nn.Module) -> Shards | None:
 def _check(name: str, module: nn.Module, tensor: TensorParallel) -> None:
     if isinstance(module, AttentionLayer):
         tensor.share(module.heads.kv_heads, "kv heads")
-    if isinstance(module, FeedForward):
-        tensor.share(module.up_proj.out_features, "hidden units")
-    if _last(name) in PARALLEL and type(module) is not Linear:
+    if _last(name) == "up_proj" and isinstance(module, Linear):
+        tensor.share(module.out_features, "hidden units")
+    if _last(name) not in PARALLEL:
+        return
+    if isinstance(module, LoraLinear):
+        if module.merged:
+            raise ConfigError(
+                f"tensor parallel: {name} has its adapters merged into it; unmerge(model) first"
+            )
+    elif type(module) not in FORMATS:
         raise ConfigError(
-            f"tensor parallel: {name} is a {type(module).__name__}, whose weights are not cut; share a model without "
-            "adapters and quantised weights"
+            f"tensor parallel: {name} is a {type(module).__name__}, which is not trained and has its weights as the "
+            "kernels read them, for all outputs at once; share the model as it was before it was quantised"
         )
-    if isinstance(module, FeedForward) and module.drop.p:
-        raise ConfigError(
-            f"tensor parallel: activation_dropout={module.drop.p} would be drawn by each rank for its own hidden "
-            "units, not as one process does; set activation_dropout=0"
-        )
+    elif isinstance(module, Nf4Linear):
+        inputs = module.in_features
+        inputs //= tensor.exchange.ranks if PARALLEL[_last(name)] is RowParallelLinear else 1
+        if inputs % BLOCK:
+            raise ConfigError(
+                f"tensor parallel: weights in 4 bits have a scale for each {BLOCK} numbers, and {name} has {inputs} "
+                f"inputs a process, no multiple of {BLOCK}; leave base out, so that they are in bf16"
+            )
+
+
+def _share_vocab(model: Model, tensor: TensorParallel) -> None:
+    ranks, tied = tensor.exchange.ranks, dict[nn.Module, VocabParallelEmbedding]()
+    for owner in list(model.modules()):
+        for name, table in list(owner.named_children()):
+            if isinstance(table, TokenEmbedding) and shares_vocab(table.num_embeddings, ranks):
+                tied[table] = VocabParallelEmbedding(table, tensor)
+                setattr(owner, name, tied[table])
+    for owner in list(model.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, OutputLayer) and shares_vocab(layer.out_features, ranks):
+                of = None if layer.embedding is None else tied[layer.embedding]
+                setattr(owner, name, VocabParallelOutput(layer, tensor, of))
+
+
+def _kind(name: str, layer: Linear) -> Callable[[Linear, TensorParallel], Linear] | None:
+    return FORMATS[type(layer)][PARALLEL[_last(name)]] if _last(name) in PARALLEL else None
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.state_dict().items()}
 
 
 def _last(name: str) -> str:
-    return name.rpartition(".")[2]
+    return name.removesuffix(".base").rpartition(".")[2]
 
 
 def _own_mixer(mixer: Mixer, heads: range) -> Mixer:

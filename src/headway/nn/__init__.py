@@ -24,18 +24,12 @@ from headway.nn.cross_entropy import IGNORE_INDEX, Losses
 from headway.nn.embeddings import PositionEmbedding, TokenEmbedding, check_ids
 from headway.nn.feedforward import FeedForward, GatedFeedForward, named_activation, swish
 from headway.nn.fused import ACTIVATIONS, Norm
-from headway.nn.linear import (
-    ColumnParallelLinear,
-    Linear,
-    OutputLayer,
-    RowParallelLinear,
-    output_cross_entropy,
-    replace_linear,
-)
+from headway.nn.linear import Linear, OutputLayer, output_cross_entropy, replace_linear
 from headway.nn.lora import Lora, LoraLinear, merged_weight
 from headway.nn.mixers import GlobalMixer, LinearMixer, Mixer, SoftmaxMixer
 from headway.nn.nf4 import Nf4, Nf4Linear
 from headway.nn.norms import NORMS, LayerNorm, RMSNorm, make_norm
+from headway.nn.parallel import ColumnParallelLinear, RowParallelLinear
 from headway.nn.positions import RotaryEmbedding, Scores
 from headway.nn.quantized import QuantizedLinear
 

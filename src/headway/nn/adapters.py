@@ -56,20 +56,21 @@ class Adapter:
         return Adapter(dict.fromkeys(found, lora), tensors)
 
     @staticmethod
-    def of(model: nn.Module, name: str) -> Adapter:
-        """The one that is attached to `model` as `name`. Raises ConfigError where there is none."""
+    def of(model: nn.Module, name: str, state: Mapping[str, Tensor] | None = None) -> Adapter:
+        """The one that is attached to `model` as `name`, with tensors of a `state` dict of the model; its own unless
+        given. Raises ConfigError where there is none."""
         layers: dict[str, Lora] = {}
         tensors: dict[str, Tensor] = {}
+        state = model.state_dict() if state is None else state
         for place, layer in adapted(model):
             if name not in layer.adapters:
                 continue
             part = layer.adapters[name]
             assert isinstance(part, LowRank)
             layers[place] = part.lora
-            tensors[f"{place}.lora_A.weight"] = part.lora_A.detach()
-            tensors[f"{place}.lora_B.weight"] = part.lora_B.detach()
-            if part.lora_magnitude_vector is not None:
-                tensors[f"{place}.lora_magnitude_vector"] = part.lora_magnitude_vector.detach()
+            for leaf, _ in part.named_parameters():
+                stored = leaf if "magnitude" in leaf else f"{leaf}.weight"
+                tensors[f"{place}.{stored}"] = state[f"{place}.adapters.{name}.{leaf}"].detach()
         if not layers:
             raise _unknown(model, name)
         return Adapter(layers, tensors)

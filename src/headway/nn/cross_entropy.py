@@ -19,6 +19,10 @@ from headway.native import rows as native
 from headway.nn.products import forward_product, input_product
 
 IGNORE_INDEX = -100
+RowsEntropy = Callable[[Tensor, Tensor | None, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
+ChunkEntropy = Callable[
+    [Tensor, Tensor, Callable[[Tensor], Tensor], float, bool], tuple[Tensor, Tensor, Tensor, Tensor | None]
+]
 CHUNK_BYTES = 32 << 20  # of one chunk of fp32 logits
 
 
@@ -56,6 +60,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
         rows: int,
         grad: bool,
         count: bool,
+        entropy: RowsEntropy,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         exact = torch.promote_types(hidden_NM.dtype, torch.float32)
         losses_N = hidden_NM.new_zeros(len(targets_N), dtype=exact)
@@ -68,7 +73,7 @@ class _FusedCrossEntropy(torch.autograd.Function):
             h, target = hidden_NM[start : start + rows], targets_N[start : start + rows]
             found = None if hits_N is None else hits_N[start : start + rows]
             gradient = want_h or want_w or want_b
-            losses_N[start : start + rows], d_logits = _rows_entropy(
+            losses_N[start : start + rows], d_logits = entropy(
                 forward_product(h, weight_VM), bias_V, target, gradient, found
             )
             if grad_b is not None:
@@ -90,10 +95,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
         h = None if grad_h is None else grad_h * grad_total.to(grad_h.dtype)
         w = None if grad_w is None else (grad_w * grad_total).to(ctx.weight_dtype)
         b = None if grad_b is None else (grad_b * grad_total).to(ctx.weight_dtype)
-        return h, w, b, None, None, None, None
+        return h, w, b, None, None, None, None, None
 
 
-def _rows_entropy(
+def rows_entropy(
     logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """-ln softmax(logits + bias)[target] of rows [N, V], 0 where ignored, and softmax - onehot where a `gradient` is
@@ -123,6 +128,8 @@ def fused_cross_entropy(
     bias: Tensor | None = None,
     hits: bool = False,
     rows: int | None = None,
+    vocab: int | None = None,
+    entropy: RowsEntropy = rows_entropy,
 ) -> Losses:
     """-ln softmax(hidden @ weight.T + bias)[target], for an output layer that is one plain product.
 
@@ -136,10 +143,11 @@ def fused_cross_entropy(
         targets: `[...]` token ids; `IGNORE_INDEX` (-100) is not trained on.
         hits: whether to compute `Losses.hits`.
         rows: tokens of a chunk.
+        vocab, entropy: V and what `rows_entropy` does, where `weight` is one rank's rows of more.
     Returns `Losses`; `total` is differentiable once in `hidden`, `weight` and `bias`, `each` is not.
     Raises DataError for a target that is neither `IGNORE_INDEX` nor a token id.
     """
-    flat, count = _checked(targets, len(weight))
+    flat, count = _checked(targets, vocab or len(weight))
     total, each, found = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(len(flat), hidden.shape[-1]),
         weight,
@@ -148,6 +156,7 @@ def fused_cross_entropy(
         rows or chunk_rows(len(weight)),
         torch.is_grad_enabled(),
         hits,
+        entropy,
     )
     shape = targets.shape
     return Losses(
@@ -164,6 +173,7 @@ def chunked_cross_entropy(
     label_smoothing: float = 0.0,
     hits: bool = False,
     rows: int | None = None,
+    chunk: ChunkEntropy | None = None,
 ) -> Losses:
     """The same for any output layer, and with smoothed labels (Vaswani et al. 2017, section 5.4):
 
@@ -173,18 +183,18 @@ def chunked_cross_entropy(
     once more in the backward pass, so that one chunk of them exists at a time; a call that fits one chunk computes
     them once. The softmax is in float32 (float64 for float64). `total` and `each` are differentiable.
 
-    Args and errors as in `fused_cross_entropy`; `vocab` is V.
+    Args and errors as in `fused_cross_entropy`; `vocab` is V, and `chunk` takes the place of `chunk_entropy` where
+    `logits` makes one rank's part of them.
     """
     flat, count = _checked(targets, vocab)
     x, step = hidden.reshape(len(flat), hidden.shape[-1]), rows or chunk_rows(vocab)
     redo = torch.is_grad_enabled()
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+    of = chunk or chunk_entropy
     for start in range(0, max(len(flat), 1), step):
         given = (x[start : start + step], flat[start : start + step], logits, label_smoothing, hits)
         is_last = start + step >= len(flat)
-        parts.append(
-            _chunk(*given) if is_last or not redo else checkpoint(_chunk, *given, use_reentrant=False)
-        )
+        parts.append(of(*given) if is_last or not redo else checkpoint(of, *given, use_reentrant=False))
     totals, nats, each, found = zip(*parts, strict=True)
     return Losses(
         sum(totals[1:], start=totals[0]),
@@ -195,9 +205,10 @@ def chunked_cross_entropy(
     )
 
 
-def _chunk(
+def chunk_entropy(
     x: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], label_smoothing: float, hits: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Of some rows: total and nats, summed; nats of each; hits."""
     raw = logits(x)
     log_p = raw.to(torch.promote_types(raw.dtype, torch.float32)).log_softmax(-1)
     nats = F.nll_loss(log_p, targets, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -19,22 +19,35 @@ class TokenEmbedding(nn.Embedding):
 
         Raises DataError when the id of a token is not in 0..vocab-1, or `ids` are not whole numbers [B, T].
         """
+        return self.rows(self.checked(ids, tokens))
+
+    @property
+    def vocab(self) -> int:
+        """How many ids there are."""
+        return self.num_embeddings
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Of ids that are there."""
+        return super().forward(ids)
+
+    def checked(self, ids: Tensor, tokens: Tokens | None) -> Tensor:
+        """The ids, 0 in empty slots; errors as in `forward`."""
         check_ids(ids)
         if tokens is not None and tokens.start is None:
             ids = torch.where(tokens.valid, ids, 0)
         if not torch.compiler.is_compiling() and not ids.is_meta and ids.numel():
             low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.num_embeddings:
+            if low < 0 or high >= self.vocab:
                 self._refuse(ids)
-        return super().forward(ids)
+        return ids
 
     def _refuse(self, ids: Tensor) -> None:
-        wrong = (ids < 0) | (ids >= self.num_embeddings)
+        wrong = (ids < 0) | (ids >= self.vocab)
         row, slot = wrong.nonzero()[0].tolist()
         more = int(wrong.sum()) - 1
         raise DataError(
             f"token id {int(ids[row, slot])} (row {row}, slot {slot}{f', and {more} more' if more else ''}) is "
-            f"not in 0..{self.num_embeddings - 1}: the model's vocab is {self.num_embeddings}; use the "
+            f"not in 0..{self.vocab - 1}: the model's vocab is {self.vocab}; use the "
             "tokenizer that the model was trained with, and mark padding in `tokens` instead of by an id"
         )
 

@@ -5,14 +5,14 @@ Legend: I numbers in, O numbers out; M width of the states, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headway.nn.cross_entropy import IGNORE_INDEX, Losses, chunked_cross_entropy, fused_cross_entropy
 from headway.nn.products import linear
-from headway.parallel import TensorParallel
 
 SPARSE = 0.25
 
@@ -33,6 +33,34 @@ class Linear(nn.Linear):
         """[..., I] -> [..., O]."""
         return linear(x, self.weight, self.bias)
 
+    # leave(local(enter(x))) is forward(x); an adapter adds to `local`. Layers that ranks share say what is which.
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What `local` is given for x."""
+        return x
+
+    def local(self, x: Tensor) -> Tensor:
+        """What is computed without a message to other ranks, with `local_bias`."""
+        y: Tensor = self(x)
+        return y
+
+    def leave(self, y: Tensor) -> Tensor:
+        """What the layer makes of `local`."""
+        return y
+
+    @property
+    def local_bias(self) -> Tensor | None:
+        """What `local` adds to its product."""
+        return self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """x W^T."""
+        return linear(x, self.weight)
+
+    def take(self, layer: Linear, axis: int, own: range) -> None:
+        """Have of the weight of another layer some rows (axis 0) or columns (axis 1)."""
+        self.weight = part_of(layer.weight, axis, own)
+
 
 def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -> None:
     """Puts `make(name, layer)` in the place of every `Linear` of `model`, in place; `make` may return `layer` itself.
@@ -46,45 +74,8 @@ def replace_linear(model: nn.Module, make: Callable[[str, Linear], nn.Module]) -
         setattr(inside, attribute, make(name, getattr(inside, attribute)))  # and the old one is let go of
 
 
-class ColumnParallelLinear(Linear):
-    """x W^T (+ b) of this rank's outputs: of W and b it has the rows of its heads or hidden units.
-
-    The gradient of x is summed over ranks; layers of one x do that once (`headway.nn.quantized.products`)."""
-
-    def __init__(self, layer: Linear, tensor: TensorParallel) -> None:
-        nn.Module.__init__(self)
-        own = tensor.share(layer.out_features, "outputs")
-        self.tensor, self.in_features, self.out_features = tensor, layer.in_features, len(own)
-        self.weight = _part(layer.weight, own)
-        self.bias = None if layer.bias is None else _part(layer.bias, own)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O / ranks]."""
-        return super().forward(self.tensor.enter(x))
-
-    def products(self, x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
-        """layer(x) of each, which share the ranks of this one."""
-        x = self.tensor.enter(x)
-        return [linear(x, layer.weight, layer.bias) for layer in layers]
-
-
-class RowParallelLinear(Linear):
-    """x W^T (+ b), with x [.., I / ranks] this rank's heads or hidden units, of which it has the columns of W: the sum
-    over ranks, to which b is added once."""
-
-    def __init__(self, layer: Linear, tensor: TensorParallel) -> None:
-        nn.Module.__init__(self)
-        own = tensor.share(layer.in_features, "inputs")
-        self.tensor, self.in_features, self.out_features = tensor, len(own), layer.out_features
-        self.weight, self.bias = _part(layer.weight, own, 1), layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., I / ranks] -> [..., O]."""
-        y = self.tensor.leave(linear(x, self.weight))
-        return y if self.bias is None else y + self.bias
-
-
-def _part(whole: Tensor, own: range, axis: int = 0) -> nn.Parameter:
+def part_of(whole: Tensor, axis: int, own: range) -> nn.Parameter:
+    """A parameter of its own with some rows, columns, .. of another."""
     part = whole.detach().narrow(axis, own.start, len(own)).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(part, requires_grad=whole.requires_grad)
 
@@ -117,6 +108,15 @@ class OutputLayer(Linear):
         """[..., M] -> [..., V]."""
         return linear(x, self.matrix, self.bias)
 
+    def cross_entropy(
+        self, x: Tensor, targets: Tensor, *, label_smoothing: float | None = None, hits: bool = False
+    ) -> Losses:
+        """`output_cross_entropy` of this layer, for all targets."""
+        if label_smoothing is None:
+            return fused_cross_entropy(x, self.matrix, targets, bias=self.bias, hits=hits)
+        how: dict[str, Any] = {"label_smoothing": label_smoothing, "hits": hits}
+        return chunked_cross_entropy(x, targets, self, self.out_features, **how)
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', tied' if self.embedding is not None else ''}"
 
@@ -132,7 +132,7 @@ def output_cross_entropy(
 ) -> Losses:
     """-ln softmax(layer(x))[target] of x [..., M] and targets [...], without ever holding all logits.
 
-    `fused_cross_entropy` of a plain `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
+    `fused_cross_entropy` of an `OutputLayer`; for what is put in its place, and with a `label_smoothing`, 0
     included, `chunked_cross_entropy`, whose losses per target are differentiable. Raises DataError for a target that is
     not in the vocab. Where more than `SPARSE` of the targets are ignored, the layer is computed for the rest alone."""
     wanted = targets != IGNORE_INDEX
@@ -143,6 +143,6 @@ def output_cross_entropy(
         each = found.each.new_zeros(targets.shape).masked_scatter(wanted, found.each)
         right = None if found.hits is None else wanted.masked_scatter(wanted, found.hits)
         return found._replace(each=each, hits=right)
-    if type(layer) is OutputLayer and label_smoothing is None:
-        return fused_cross_entropy(x, layer.matrix, targets, bias=layer.bias, hits=hits)
+    if isinstance(layer, OutputLayer):
+        return layer.cross_entropy(x, targets, label_smoothing=label_smoothing, hits=hits)
     return chunked_cross_entropy(x, targets, layer, vocab, label_smoothing=label_smoothing or 0.0, hits=hits)

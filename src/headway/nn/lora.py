@@ -66,15 +66,23 @@ class LowRank(nn.Module):
         self.lora_magnitude_vector = None if magnitude is None else nn.Parameter(magnitude)
 
     def forward(self, x: Tensor, base: Linear, product: Tensor) -> Tensor:
-        """[..., I] -> [..., O]; `product` is what `base` makes of x."""
+        """[..., I] -> [..., O]; `product` is what `base.local` makes of x."""
         drops = self.training and self.lora.dropout > 0
-        x = F.dropout(x, self.lora.dropout) if drops else x
+        x = self.dropped(x) if drops else x
         low = F.linear(self.lora.scale * F.linear(x, self.lora_A), self.lora_B)
         if self.lora_magnitude_vector is None:
             return low
-        plain = base(x) if drops else product
-        plain = plain if base.bias is None else plain - base.bias
+        plain = base.local(x) if drops else product
+        plain = plain if base.local_bias is None else plain - base.local_bias
         return self.gain(base) * (plain + low) - plain
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Its input in training mode."""
+        return F.dropout(x, self.lora.dropout)
+
+    def over_inputs(self, squares: Tensor) -> Tensor:
+        """The squares of all inputs of a row, where `squares` are those that are here."""
+        return squares
 
     def gain(self, base: Linear) -> Tensor:
         """g [O]."""
@@ -86,8 +94,13 @@ class LowRank(nn.Module):
             square = torch.linalg.vector_norm(w, dim=1, dtype=exact).square()
             square += 2 * s * (F.linear(a, w).T * b).sum(1, dtype=exact)
             square += s * s * ((b @ (a @ a.T)) * b).sum(1, dtype=exact)
-            norm = square.clamp_min(0).sqrt().to(self.lora_magnitude_vector.dtype)
+            norm = self.over_inputs(square).clamp_min(0).sqrt().to(self.lora_magnitude_vector.dtype)
         return torch.div(self.lora_magnitude_vector, norm)
+
+    def row_norms(self, w: Tensor) -> Tensor:
+        """|w| of each row."""
+        norms: Tensor = torch.linalg.vector_norm(w, dim=1)
+        return norms
 
     @torch.no_grad()
     def merged(self, w: Tensor) -> Tensor:
@@ -95,7 +108,7 @@ class LowRank(nn.Module):
         w = w + self.lora.scale * (self.lora_B.to(w.dtype) @ self.lora_A.to(w.dtype))
         if self.lora_magnitude_vector is None:
             return w
-        gain: Tensor = self.lora_magnitude_vector.to(w.dtype) / torch.linalg.vector_norm(w, dim=1)
+        gain: Tensor = self.lora_magnitude_vector.to(w.dtype) / self.row_norms(w)
         return gain[:, None] * w
 
 
@@ -121,7 +134,11 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        product: Tensor = self.base(x)
+        return self.base.leave(self.local(self.base.enter(x)))
+
+    def local(self, x: Tensor) -> Tensor:
+        """What `Linear.local` says, of the base and what is added to it."""
+        product = self.base.local(x)
         if self._kept is not None:
             return product
         parts = [self.adapters[name](x, self.base, product) for name in self.active]

@@ -50,6 +50,8 @@ class Nf4:
     codes   uint8 [ceil(O I / 2)], two numbers each, the first in the high bits
     scales  uint8, one for each block of 64, in `dynamic_map`; largest: float32, one for each 256 of them
     offset  float32 scalar
+    first   of a part of a matrix: the number of its first block in the whole
+    row     blocks of a row of the whole matrix, where there is a part of it
     """
 
     codes: Tensor
@@ -57,6 +59,8 @@ class Nf4:
     largest: Tensor
     offset: Tensor
     shape: tuple[int, int]
+    first: int = 0
+    row: int | None = None
 
     @staticmethod
     def of(w: Tensor) -> Nf4:
@@ -71,9 +75,32 @@ class Nf4:
 
     def scale(self) -> Tensor:
         """One for each block, float32."""
-        values = dynamic_map().to(self.scales.device)[self.scales.int()]
-        largest = self.largest.repeat_interleave(SCALES)[: len(values)]
+        values = dynamic_map().to(self.scales.device)[self.scales.flatten().int()]
+        if self.row is None:
+            largest = self.largest.repeat_interleave(SCALES)[: len(values)]
+        else:
+            rows, columns = self.shape[0], self.shape[1] // BLOCK
+            at = self.first + torch.arange(rows)[:, None] * self.row + torch.arange(columns)
+            largest = self.largest[at.flatten().to(values.device) // SCALES]
         return values * largest + self.offset
+
+    def part(self, axis: int, own: range) -> Nf4:
+        """Some rows (axis 0) or columns (axis 1) of a whole matrix, to the bit. Rows and columns are whole blocks."""
+        rows, blocks = self.shape[0], self.shape[1] // BLOCK
+        assert self.row is None
+        assert self.shape[1] % BLOCK == 0
+        assert axis == 0 or own.start % BLOCK == len(own) % BLOCK == 0
+
+        def cut(flat: Tensor) -> Tensor:
+            by_row = flat.view(rows, -1)
+            each = 1 if axis == 0 else self.shape[1] // by_row.shape[1]
+            return by_row.narrow(axis, own.start // each, len(own) // each).clone(
+                memory_format=torch.contiguous_format
+            )
+
+        first = own.start * blocks if axis == 0 else own.start // BLOCK
+        shape = (len(own), self.shape[1]) if axis == 0 else (rows, len(own))
+        return Nf4(cut(self.codes), cut(self.scales), self.largest, self.offset, shape, first, blocks)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[O, I]: the product in float32, rounded to `dtype`."""
@@ -120,17 +147,29 @@ class Nf4Linear(Linear):
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.register_parameter("weight", None)
         self.bias = layer.bias
-        weight = Nf4.of(layer.matrix)
-        self.register_buffer("codes", weight.codes)
-        self.register_buffer("scales", weight.scales)
+        self._keep(Nf4.of(layer.matrix))
+
+    def _keep(self, weight: Nf4) -> None:
+        rows = (
+            (weight.shape[0], -1) if weight.shape[1] % BLOCK == 0 else (-1,)
+        )  # of whole blocks, which are cut
+        self.register_buffer("codes", weight.codes.view(rows))
+        self.register_buffer("scales", weight.scales.view(rows))
         # float32 under the name of int32, which a cast of the model leaves as it is
         self.register_buffer("sizes", torch.cat((weight.largest, weight.offset[None])).view(torch.int32))
+        self._first, self._row = weight.first, weight.row
+
+    def take(self, layer: Linear, axis: int, own: range) -> None:
+        """See `Linear`."""
+        assert isinstance(layer, Nf4Linear)
+        self.register_parameter("weight", None)
+        self._keep(layer.quantized.part(axis, own))
 
     @property
     def quantized(self) -> Nf4:
         """The weight as it is kept."""
         sizes, shape = self.sizes.view(torch.float32), (self.out_features, self.in_features)
-        return Nf4(self.codes, self.scales, sizes[:-1], sizes[-1], shape)
+        return Nf4(self.codes, self.scales, sizes[:-1], sizes[-1], shape, self._first, self._row)
 
     @property
     def matrix(self) -> Tensor:
@@ -139,8 +178,13 @@ class Nf4Linear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        y: Tensor = _Product.apply(x, self.quantized)  # type: ignore[no-untyped-call]
+        y = self.product(x)
         return y if self.bias is None else y + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        y: Tensor = _Product.apply(x, self.quantized)  # type: ignore[no-untyped-call]
+        return y
 
 
 class _Product(torch.autograd.Function):

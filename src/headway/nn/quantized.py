@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from headway.errors import ConfigError
 from headway.native.linear import PANEL, Panels, linear, unsupported_reason
-from headway.nn.linear import ColumnParallelLinear, Linear
+from headway.nn.linear import Linear
+from headway.nn.lora import LoraLinear
+from headway.nn.parallel import ColumnParallelLinear
 from headway.quantization import QuantizedMatrix
 
 BLOCK = 1 << 22
@@ -89,8 +91,10 @@ def products(x: Tensor, layers: Sequence[Linear]) -> list[Tensor]:
     gradient once."""
     if all(type(layer) is QuantizedLinear and not _has_hooks(layer) for layer in layers):
         return quantized_products(x, cast(Sequence[QuantizedLinear], layers))
-    if isinstance(layers[0], ColumnParallelLinear):
-        return layers[0].products(x, layers)
+    base = layers[0].base if isinstance(layers[0], LoraLinear) else layers[0]
+    if isinstance(base, ColumnParallelLinear):
+        x = base.enter(x)
+        return [layer.local(x) for layer in layers]
     return [layer(x) for layer in layers]
 
 

@@ -60,14 +60,6 @@ class Mesh:
         """How many processes there are."""
         return prod(self._sizes.values())
 
-    def check(self) -> None:
-        """Raise ConfigError for axes that do not go together."""
-        if self.fsdp > 1 and self.tp > 1:
-            raise ConfigError(
-                f"mesh {self}: layers that processes share (tp) and sharded weights (fsdp) are unsupported together; "
-                "leave one of them out, or write dp for fsdp"
-            )
-
     @property
     def batches(self) -> int:
         """How many share the micro batches of a step."""

@@ -1,7 +1,8 @@
 """Weights of which each process has a part: fully sharded data parallel by torch's `fully_shard` (Zhao et al. 2023).
 
-Every parameter is cut along its first axis. The parameters of a unit (a block, or all that lie in none) are gathered
-when its forward begins and again for its backward, and dropped behind each; gradients are added up and cut at once.
+Every parameter is cut along its first axis; of a layer that is shared by tensor parallel, each rank's own part is. The
+parameters of a unit (a block, or all that lie in none) are gathered when its forward begins and again for its backward,
+and dropped behind each; gradients are added up and cut at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from headway.parallel.parts import local_parts
 from headway.parallel.tensor import Shards
@@ -45,43 +46,38 @@ class Divided(Generic[M]):
         return plain
 
 
-class Sharded(Divided[M]):
-    """A module whose parameters are sharded in place.
+def shard_weights(
+    model: nn.Module, units: Iterable[nn.Module], mesh: DeviceMesh, dtype: torch.dtype = torch.float32
+) -> None:
+    """Leave of every parameter of `model` this process's part, in place.
 
     Args:
-        model: with the same weights in every process.
+        model: with the same weights in every process of `mesh`.
         units: modules of it that are gathered one at a time, those within others before them.
         mesh: the processes that have a part of every weight each.
         dtype: of the weights that are gathered, where it is not float32; gradients are added up in float32.
 
     Gradients are summed over the processes of `mesh`, never averaged.
     """
-
-    def __init__(
-        self,
-        model: M,
-        units: Iterable[nn.Module],
-        mesh: DeviceMesh,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(model)
-        narrow = dtype != torch.float32
-        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-        how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
-        for unit in units:
-            fully_shard(unit, **how)
-        fully_shard(model, **how)
-        # losses of each target are a view of their chunks, and nobody writes into them
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        for unit in model.modules():
-            if isinstance(unit, FSDPModule):
-                unit.set_gradient_divide_factor(1.0)
-                unit.set_force_sum_reduction_for_comms(True)  # gloo has no product before the sum
+    narrow = dtype != torch.float32
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    how: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if narrow else MixedPrecisionPolicy()}
+    for unit in units:
+        fully_shard(unit, **how)
+    fully_shard(model, **how)
+    # losses of each target are a view of their chunks, and nobody writes into them
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    for unit in model.modules():
+        if isinstance(unit, FSDPModule):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no product before the sum
 
 
 def _form(model: M) -> M:
-    """A copy of a module without the memory of its parameters; buffers are the same."""
-    memo: dict[int, Tensor] = {id(b): b for b in model.buffers()}
+    """A copy of a module without the memory of its state dict; other buffers are the same."""
+    state = model.state_dict(keep_vars=True)
+    kept = {id(value) for value in state.values()}
+    memo = {id(b): torch.empty_like(b, device="meta") if id(b) in kept else b for b in model.buffers()}
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     return copy.deepcopy(model, memo)
@@ -98,10 +94,20 @@ def whole(tensors: Mapping[str, Tensor], *, here: bool = True) -> dict[str, Tens
     """The tensors of all parts, which every process asks for; none of them where they are not wanted `here`."""
     found = {}
     for name, value in tensors.items():
-        full = value.full_tensor() if isinstance(value, DTensor) else value
+        full = _full(value) if isinstance(value, DTensor) else value
         if here:
             found[name] = full.detach()
     return found
+
+
+@torch.no_grad()
+def _full(value: DTensor) -> Tensor:
+    """By one axis of the mesh after the other, the last first: torch warns of both at once."""
+    placements = [*value.placements]
+    for axis in reversed(range(len(placements))):
+        placements[axis] = Replicate()
+        value = value.redistribute(placements=placements)
+    return value.to_local()
 
 
 def own_part(value: Tensor) -> Tensor:

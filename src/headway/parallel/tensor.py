@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from headway.errors import ConfigError
@@ -38,7 +39,8 @@ class TensorParallel:
         h = enter(x)               x, whose gradient is the sum of those of all ranks
         y = leave(own(h))          the sum of what all ranks make of it, whose gradient is each one's
 
-    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit.
+    Both are linear, and each is the other's adjoint. `x` is the same on all ranks, and so is `y`, bit for bit; so is
+    `join(part)`.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -52,6 +54,11 @@ class TensorParallel:
     def leave(self, x: Tensor) -> Tensor:
         """The sum of x over ranks; in the backward nothing."""
         y: Tensor = _Leave.apply(x, self.exchange)  # type: ignore[no-untyped-call]
+        return y
+
+    def join(self, x: Tensor) -> Tensor:
+        """What ranks have parts [..., N / ranks] of, [..., N]; in the backward each has its part."""
+        y: Tensor = _Join.apply(x, self.exchange)  # type: ignore[no-untyped-call]
         return y
 
     def share(self, count: int, what: str) -> range:
@@ -80,12 +87,23 @@ class Shards:
 
     def placed(self, name: str, own: Tensor) -> Tensor:
         """What is of the shape of a parameter (its moments, say) as a DTensor, in the memory of this rank's part; as it
-        is where ranks have all of it. Ranks are processes."""
+        is where ranks have all of it. Ranks are processes. A part may be cut again, by the axis fsdp."""
         from torch.distributed.tensor import DTensor, Shard
 
         if name not in self.axes or not own.dim():
             return own
-        placed: Tensor = DTensor.from_local(own, self._mesh, [Shard(self.axes[name])], run_check=False)
+        outer = Shard(self.axes[name])
+        if not isinstance(own, DTensor):
+            return DTensor.from_local(own, self._mesh, [outer], run_check=False)
+        shape = [n * (self.tensor.exchange.ranks if d == outer.dim else 1) for d, n in enumerate(own.shape)]
+        placed: Tensor = DTensor.from_local(
+            own.to_local(),
+            self._mesh_beside(own.device_mesh),
+            [outer, *own.placements],
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=torch.empty(shape, device="meta").stride(),
+        )
         return placed
 
     @cached_property
@@ -95,6 +113,16 @@ class Shards:
         assert isinstance(self.tensor.exchange, DistributedExchange)
         assert self.tensor.exchange.group is not None
         return DeviceMesh.from_group(self.tensor.exchange.group, "cpu")
+
+    def _mesh_beside(self, inner: DeviceMesh) -> DeviceMesh:
+        """Of two axes, this one first: ranks are numbered evenly along each (`Mesh`)."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        outer = self._mesh
+        ranks = outer.mesh[:, None] + inner.mesh - dist.get_rank()
+        return DeviceMesh.from_group(
+            [outer.get_group(), inner.get_group()], "cpu", ranks, mesh_dim_names=("tp", "fsdp")
+        )
 
     def whole(self, name: str, own: Tensor) -> Tensor:
         """A parameter, or what is of its shape, of the parts of all ranks; all ranks call it alike."""
@@ -133,3 +161,14 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _Enter.apply(grads[0], ctx.exchange), None  # type: ignore[no-untyped-call]
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.first, ctx.count = exchange.rank * x.shape[-1], x.shape[-1]
+        return torch.cat(exchange.gather(x), -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].narrow(-1, ctx.first, ctx.count), None

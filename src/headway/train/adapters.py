@@ -14,7 +14,7 @@ from headway.checkpoints.folder import load_folder
 from headway.errors import CheckpointError, ConfigError
 from headway.models import Model, ModelSpec, cost
 from headway.nn import Adapter, Lora, Nf4Linear, attach, block_linears, replace_linear
-from headway.parallel.sharded import fill
+from headway.parallel.sharded import fill, own_state
 from headway.storage.lazy import forms
 from headway.train.rows_config import RowsConfig
 
@@ -82,8 +82,8 @@ def adapt(model: Model, config: RowsConfig, dtype: torch.dtype) -> Base | None:
 
 
 def trained_adapter(model: Model) -> Adapter:
-    """The one that `adapt` put on a model."""
-    return Adapter.of(model, NAME)
+    """The one that `adapt` put on a model; what is a part of a tensor is a DTensor."""
+    return Adapter.of(model, NAME, own_state(model))
 
 
 def restore_adapter(model: Model, tensors: Mapping[str, Tensor], path: Path) -> None:

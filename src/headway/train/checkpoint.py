@@ -8,8 +8,9 @@
       adapter.safetensors     what is trained of a frozen model, instead of config and weights
       training.json           progress, settings, and what the data was
 
-In shards, weights and moments are `model-shard-00001-of-00002.safetensors` and `optimizer-shard-..` instead, two of
-each process (`storage/shards.py`), and the config is of model_type "headway", since the names are those of the modules.
+In shards, weights and moments are `model-shard-00001-of-00002.safetensors` (or `adapter-shard-..`) and
+`optimizer-shard-..` instead, two of each process (`storage/shards.py`), and the config is of model_type "headway",
+since the names are those of the modules.
 
 A checkpoint is written as one: it is there as a whole or not at all.
 """
@@ -51,7 +52,7 @@ OPTIMIZER, RNG = "optimizer.safetensors", "rng/torch"
 MOMENTS = "optimizer"  # what its shards are called
 NORM = "float64"
 ALONE = {"processes": 1}  # what the machine was, where a checkpoint does not say
-ADAPTER = "adapter.safetensors"
+ADAPTER = "adapter"
 CONFIG, FINAL = "config.yaml", "final"
 OF_MODELS = ("config.json", "adapter_config.json")
 NAME = re.compile(r"checkpoint-\d+")
@@ -103,7 +104,7 @@ class State:
 
         if self.task.base is not None:
             with atomic_folder(path) as folder:
-                write_safetensors(folder / ADAPTER, trained_adapter(model).tensors)
+                write_safetensors(folder / f"{ADAPTER}.safetensors", trained_adapter(model).tensors)
                 self.task.tokenizer.save(folder)
                 add_state(folder)
             return
@@ -117,24 +118,32 @@ class State:
             before_publishing=add_state,
         )
 
+    @property
+    def trained(self) -> str:
+        """What shards of weights are called."""
+        return MODEL if self.task.base is None else ADAPTER
+
     def shard(self, parallel: Parallel, *, copied: bool) -> Callable[[Path], None]:
         """What writes this process's part of the state as it is now into a folder, the main one's with all that is not
         in shards. `copied` to memory, it may be called while the run goes on. A message among all."""
-        assert self.task.base is None, "an adapter is saved as it is"
-        weights, moments = own_state(self.task.model), self.optimizer.state_tensors()
+        task, moments = self.task, self.optimizer.state_tensors()
+        weights = own_state(task.model) if task.base is None else dict(trained_adapter(task.model).tensors)
         parts = own_parts(weights | moments, parallel)
         if self.draws_in_turn and parallel.is_main:
             rng = torch.get_rng_state()
             parts[RNG] = Part(rng, (0,), tuple(rng.shape))
         if copied:
             parts = {n: p._replace(value=p.value.to("cpu", copy=True)) for n, p in parts.items()}
-        record, task, place = self.record, self.task, (parallel.rank, parallel.mesh.ranks)
+        record, what, place = self.record, self.trained, (parallel.rank, parallel.mesh.ranks)
 
         def write(folder: Path) -> None:
-            write_shard(folder, MODEL, *place, {n: p for n, p in parts.items() if n in weights})
+            write_shard(folder, what, *place, {n: p for n, p in parts.items() if n in weights})
             write_shard(folder, MOMENTS, *place, {n: p for n, p in parts.items() if n not in weights})
             if parallel.is_main:
-                save_description(folder, task.model.spec, torch.float32, task.tokenizer, task.generation)
+                if task.base is None:
+                    save_description(folder, task.model.spec, torch.float32, task.tokenizer, task.generation)
+                else:
+                    task.tokenizer.save(folder)
                 write_file(folder / STATE, record)
 
         return write
@@ -181,7 +190,7 @@ class State:
                     f"{self.task.base.folder} now (fingerprints {base} and {self.task.base.fingerprint}); put back "
                     "the model of the run"
                 )
-            restore_adapter(model, open_tensors(path / ADAPTER), path)
+            restore_adapter(model, adapter_tensors(path), path)
             return
         folder, own = load_folder(path), own_state(model)
         # The folder has its patterns in their shortest form, the settings need not.
@@ -193,6 +202,12 @@ class State:
         with torch.no_grad():
             for name, value in own.items():
                 fill(value, folder.tensors, name)
+
+
+def adapter_tensors(place: Path) -> Tensors:
+    """The adapter in a checkpoint."""
+    found = open_shards(place, ADAPTER)
+    return open_tensors(place / f"{ADAPTER}.safetensors") if found is None else found
 
 
 def optimizer_tensors(place: Path) -> Tensors:

@@ -26,16 +26,16 @@ def gradient_norm(
     parts: Iterable[Tensor], parallel: Parallel = ALONE, wholes: Iterable[Tensor] = ()
 ) -> Tensor:
     """Of what this process has of the gradients, and the others of the axes fsdp and tp of the rest; `wholes` are those
-    that each of these has as a whole."""
-    own, mesh = _squares(parts), parallel.mesh
-    if mesh.fsdp * mesh.tp > 1:
-        found = parallel.gather(torch.tensor(own, dtype=torch.float64))
-        own = [square for rank in mesh.groups("fsdp", "tp")[0] for square in found[rank].tolist()]
-    return torch.tensor(math.sqrt(math.fsum(own + _squares(wholes))), dtype=torch.float64)
+    that all of the axis tp have alike."""
+    own, mesh = (_squares(parts), _squares(wholes)), parallel.mesh
+    found = parallel.gather(own) if mesh.fsdp * mesh.tp > 1 else [own]
+    squares = [found[rank][0] for rank in mesh.groups("fsdp", "tp")[0]]
+    squares += [found[rank][1] for rank in mesh.groups("fsdp")[0]]
+    return torch.tensor(math.sqrt(math.fsum(torch.cat(squares).tolist())), dtype=torch.float64)
 
 
-def _squares(gradients: Iterable[Tensor]) -> list[float]:
-    return [0.0, *(square for gradient in gradients for square in row_squares(gradient).tolist())]
+def _squares(gradients: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *map(row_squares, gradients)])
 
 
 @torch.no_grad()

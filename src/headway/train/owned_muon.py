@@ -6,6 +6,7 @@ Legend: O rows of a matrix, I its columns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -17,10 +18,12 @@ from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from headway.parallel import Parallel
 from headway.parallel.sharded import own_part
+from headway.parallel.tensor import share
 
 
 class OwnedMuon(torch.optim.Muon):
-    """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows or columns (Jordan et al. 2024).
+    """`torch.optim.Muon`, bit for bit, of matrices that are whole or cut into rows, columns or both (Jordan et al.
+    2024).
 
     Momentum is kept as the matrices are. What it gives [O, I] is gathered at the owner in bfloat16, in which it is
     orthogonalised whole; its parts are sent back, and every process steps its own. Replicas share the matrices, and
@@ -84,45 +87,67 @@ class OwnedMuon(torch.optim.Muon):
                 dist.broadcast(bits, group=group, group_src=owner // among)
         return found
 
-    def _axis(self, p: nn.Parameter) -> int | None:
-        """The axis of a matrix that is cut; None where this process has all of it."""
-        return 0 if self.parallel.mesh.fsdp > 1 else self.axes.get(p)
-
     def _shape(self, p: nn.Parameter) -> tuple[int, ...]:
         """Of the whole matrix."""
         axis = self.axes.get(p)
         return tuple(size * (self.parallel.mesh.tp if i == axis else 1) for i, size in enumerate(p.shape))
 
+    def _boxes(self, p: nn.Parameter) -> list[tuple[slice, slice]]:
+        """Where the parts of a matrix are in the whole, the largest first: those of the axis tp, each cut into rows by
+        the axis fsdp."""
+        mesh, axis, found = self.parallel.mesh, self.axes.get(p), []
+        for fsdp, tp in product(range(mesh.fsdp), range(mesh.tp)):
+            sides = [range(n) for n in self._shape(p)]
+            if axis is not None:
+                sides[axis] = share(len(sides[axis]), "rows or columns", mesh.tp, tp)
+            rows, columns = sides
+            each = -(-len(rows) // mesh.fsdp)
+            rows = rows[fsdp * each : (fsdp + 1) * each]
+            found.append((slice(rows.start, rows.stop), slice(columns.start, columns.stop)))
+        return found
+
+    def _is_whole(self, p: nn.Parameter) -> bool:
+        """Whether every process has all of a matrix."""
+        return self.parallel.mesh.fsdp == 1 and p not in self.axes
+
     def _gathered(self, p: nn.Parameter, part: Tensor, owner: int) -> Tensor | None:
         """The whole of a matrix, for its owner; for all where all have it."""
-        mesh, place, axis = self.parallel.mesh, self.parallel.place, self._axis(p)
-        if axis is None:
+        if self._is_whole(p):
             return part
-        rows, count = self._shape(p)[axis], mesh.fsdp * mesh.tp
-        own = _padded(part.transpose(0, axis), -(-rows // count))
-        parts = [torch.empty_like(own) for _ in range(count)] if place.fsdp + place.tp == owner else None
+        place, boxes = self.parallel.place, self._boxes(p)
+        own = _padded(part, boxes)
+        is_owner = place.fsdp * self.parallel.mesh.tp + place.tp == owner
+        parts = [torch.empty_like(own) for _ in boxes] if is_owner else None
         dist.gather(own, parts, group=self.parallel.group("fsdp", "tp"), group_dst=owner)
         if parts is None:
             return None
-        return torch.cat(parts).view(torch.bfloat16)[:rows].transpose(0, axis).contiguous()
+        whole = part.new_empty(self._shape(p))
+        for box, sent in zip(boxes, parts, strict=True):
+            whole[box] = _unpadded(sent, whole[box])
+        return whole
 
     def _scattered(self, p: nn.Parameter, whole: Tensor | None, part: Tensor, owner: int) -> Tensor:
         """Of the whole of a matrix, which its owner has, what `part` is of it."""
-        mesh, axis = self.parallel.mesh, self._axis(p)
-        if axis is None:
+        if self._is_whole(p):
             assert whole is not None
             return whole.contiguous()
-        rows, count = self._shape(p)[axis], mesh.fsdp * mesh.tp
-        each = -(-rows // count)
-        own = _padded(part.transpose(0, axis), each)
-        parts = None if whole is None else [*_padded(whole.transpose(0, axis), count * each).split(each)]
+        boxes = self._boxes(p)
+        parts = None if whole is None else [_padded(whole[box], boxes) for box in boxes]
+        own = _padded(part, boxes)
         dist.scatter(own, parts, group=self.parallel.group("fsdp", "tp"), group_src=owner)
-        return own.view(torch.bfloat16)[: part.shape[axis]].transpose(0, axis).contiguous()
+        return _unpadded(own, part)
 
 
-def _padded(x: Tensor, rows: int) -> Tensor:
-    """A copy with so many rows, as bytes."""
-    return torch.cat((x, x.new_zeros(rows - len(x), x.shape[1]))).view(torch.uint8)
+def _padded(part: Tensor, boxes: Sequence[tuple[slice, slice]]) -> Tensor:
+    """A copy as large as the first box, as bytes."""
+    rows, columns = boxes[0]
+    numbers = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return torch.cat((part.flatten(), part.new_zeros(numbers - part.numel()))).view(torch.uint8)
+
+
+def _unpadded(sent: Tensor, like: Tensor) -> Tensor:
+    """The inverse."""
+    return sent.view(torch.bfloat16)[: like.numel()].view(like.shape)
 
 
 def _owners(shapes: Sequence[Sequence[int]], count: int) -> list[int]:

@@ -123,7 +123,7 @@ class Run:
     ) -> None:
         self.parallel, self.divided = parallel, divided
         self.config, self.task, self.start, self.out = config, task, start, Path(config.out)
-        self.callbacks, self.reporter, self.say = callbacks, reporter, reporter.note
+        self.callbacks, self.reporter, self.say, self.dtype = callbacks, reporter, reporter.note, dtype
         self.pool = MicrobatchPool(task.workers)
         machine = {
             "threads": torch.get_num_threads(),
@@ -149,9 +149,7 @@ class Run:
             parallel=parallel,
             torch_norm=self.state.torch_norm,
         )
-        self.saver = Saver(
-            self.state, parallel, divided, in_shards=in_shards(config, task, parallel.mesh.fsdp > 1)
-        )
+        self.saver = Saver(self.state, parallel, divided, in_shards=in_shards(config, parallel.mesh.fsdp > 1))
         self.called = [self.trainer.began] * len(callbacks)
         self.validation: Evaluation | None = None
         if parallel.is_main:
@@ -258,6 +256,7 @@ class Run:
             if not self.parallel.agree(bool(due)):
                 return
             model = self.divided.whole(here=self.parallel.is_main)
+            model = None if model is None else model.to(self.dtype)
         for i in due:
             self.called[i] = now
             self.call(self.callbacks[i], model, record, last)

@@ -22,7 +22,7 @@ from headway.errors import CheckpointError
 from headway.parallel import Parallel
 from headway.parallel.sharded import Divided, whole
 from headway.storage.files import atomic_folder, remove_folder
-from headway.storage.tensors import MODEL, open_shards
+from headway.storage.tensors import open_shards
 from headway.train.checkpoint import MOMENTS, State, checkpoints
 
 POLL = 0.02
@@ -110,7 +110,8 @@ class Saver:
         self._folder.__exit__(kind, error, trace)
 
     def _begin(self, path: Path, *, copied: bool) -> None:
-        own = self._folder.enter_context(_complete(path)) if self.parallel.is_main else None
+        what = (self.state.trained, MOMENTS)
+        own = self._folder.enter_context(_complete(path, what)) if self.parallel.is_main else None
         folder = self.parallel.agree(own)
         assert folder is not None, "the main process has made it"
         write = self.state.shard(self.parallel, copied=copied)
@@ -149,9 +150,9 @@ class Writer(threading.Thread):
 
 
 @contextmanager
-def _complete(path: Path) -> Iterator[Path]:
+def _complete(path: Path, names: Sequence[str]) -> Iterator[Path]:
     """`atomic_folder`, of which the shards of all processes must be there."""
     with atomic_folder(path) as folder:
         yield folder
-        if any(open_shards(folder, what) is None for what in (MODEL, MOMENTS)):
+        if any(open_shards(folder, what) is None for what in names):
             raise CheckpointError(f"could not save {path}: no process has written shards into {folder}")

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import register_fsdp_forward_method
 
 from headway.data import Batch
 from headway.errors import ConfigError
 from headway.models import tensor_parallel
 from headway.nn import Block, Nf4Linear
 from headway.parallel import ContextParallel, Parallel, choose_layout
-from headway.parallel.sharded import Divided, Sharded, own_part
+from headway.parallel.sharded import Divided, own_part, shard_weights
 from headway.train.microbatch_pool import MicrobatchPool, R, T
 from headway.train.tasks.base import Task
 
@@ -56,7 +57,6 @@ def spread(task: Task[Any], parallel: Parallel) -> None:
     ranks = parallel.mesh.batches
     if parallel.mesh.ranks == 1:
         return
-    parallel.mesh.check()
     if parallel.mesh.cp > 1 and not task.by_token:
         raise ConfigError(
             f"mesh {parallel.mesh}: the loss of this task is not a sum over the tokens of its rows, so that these "
@@ -87,13 +87,18 @@ def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[A
     heads and hidden units, on the axis tp. None where it has all. `dtype` computes.
 
     Raises ConfigError for a frozen model in 4 bits, of which there are no parts, and as `tensor_parallel.shard`."""
-    if parallel.tensor is not None:
-        divided = Divided(task.model)
-        tensor_parallel.shard(task.model, parallel.tensor)
-        return divided
-    if parallel.mesh.fsdp == 1:
-        return None
     model: nn.Module = task.model
+    if parallel.mesh.fsdp * parallel.mesh.tp == 1:
+        return None
+    divided = Divided(model)
+    if parallel.tensor is not None:
+        tensor_parallel.shard(task.model, parallel.tensor)
+    if parallel.mesh.fsdp > 1:
+        _shard_units(model, parallel, dtype)
+    return divided
+
+
+def _shard_units(model: nn.Module, parallel: Parallel, dtype: torch.dtype) -> None:
     if any(isinstance(m, Nf4Linear) for m in model.modules()):
         raise ConfigError(
             f"mesh {parallel.mesh}: a base in 4 bits cannot be sharded, and each process would have all of it; leave "
@@ -103,9 +108,11 @@ def divide(task: Task[Any], parallel: Parallel, dtype: torch.dtype) -> Divided[A
     across = [m.cross_attn for m in blocks if m.cross_attn is not None]
     early = [m for attn in across for m in (attn.k_proj, attn.v_proj, attn.k_norm) if m is not None]
     mesh = DeviceMesh.from_group(parallel.group("fsdp"), "cpu")
-    return Sharded(
-        task.model, [*early, *blocks], mesh, dtype
-    )  # keys of memory are made before the blocks run
+    shard_weights(model, [*early, *blocks], mesh, dtype)  # keys of memory are made before the blocks run
+    if parallel.tensor is not None:  # by `local`, since the memory enters once
+        for attn in across:
+            register_fsdp_forward_method(attn.k_proj, "local")
+            register_fsdp_forward_method(attn.v_proj, "local")
 
 
 def added_up_by(task: Task[Any], parallel: Parallel) -> int:
@@ -124,7 +131,8 @@ def add_gradients(model: nn.Module, parallel: Parallel) -> None:
     for p, there in zip(trained, some, strict=True):
         if there and p.grad is None:
             p.grad = torch.zeros_like(p)
+    own = {name: own_part(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    parallel.add_up(own.values())
     if (shards := tensor_parallel.shards_of(model)) is not None:
         with parallel.named():
-            shards.add_up({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    parallel.add_up(own_part(p.grad) for p in trained if p.grad is not None)
+            shards.add_up(own)

@@ -67,16 +67,11 @@ def announce(config: TrainConfig, *, quiet: bool) -> None:
         print(f"{config.task}: preparing {what}, tokenizer and model ...", file=sys.stderr, flush=True)
 
 
-def in_shards(config: TrainConfig, task: Task[Any], sharded: bool) -> bool:
-    """Whether the checkpoints of a run, whose weights may be `sharded`, are in shards. Raises ConfigError where these
-    are asked for beside an adapter."""
-    asked = config.checkpoints == "shards" or config.save_in_background
-    if asked and task.base is not None:
-        raise ConfigError(
-            "checkpoints in shards, and those saved in the background, hold whole models; those of an adapter are "
-            "small: leave out checkpoints and save_in_background"
-        )
-    return asked or (config.checkpoints == "auto" and sharded and task.base is None)
+def in_shards(config: TrainConfig, sharded: bool) -> bool:
+    """Whether the checkpoints of a run, whose weights may be `sharded`, are in shards."""
+    return config.checkpoints == "shards" or (
+        config.checkpoints == "auto" and (sharded or config.save_in_background)
+    )
 
 
 def check_room(config: TrainConfig, task: Task[Any]) -> None:

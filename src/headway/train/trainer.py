@@ -123,15 +123,15 @@ class Trainer(Generic[M]):
         """Check and clip the gradient; its norm before."""
         named, step = dict(self.weights.master.named_parameters()), self.progress.step
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
-        own, shards = [own_part(g) for g in gradients.values()], shards_of(self.weights.master)
+        own, shards = {name: own_part(g) for name, g in gradients.items()}, shards_of(self.weights.master)
         if self.torch_norm:
-            total = torch_norm(own)
+            total = torch_norm([*own.values()])
         elif shards is None:
-            total = gradient_norm(own, self.parallel)
+            total = gradient_norm(own.values(), self.parallel)
         else:
-            parts = [g for name, g in gradients.items() if name in shards.axes]
+            parts = [g for name, g in own.items() if name in shards.axes]
             total = gradient_norm(
-                parts, self.parallel, [g for n, g in gradients.items() if n not in shards.axes]
+                parts, self.parallel, [g for name, g in own.items() if name not in shards.axes]
             )
         norm = float(total)
         if not (math.isfinite(loss_sum) and math.isfinite(norm)):
@@ -145,7 +145,7 @@ class Trainer(Generic[M]):
                 "rate or a longer warm-up"
             )
         factor = (self.clip / (total + 1e-6)).clamp(max=1.0)
-        for gradient in own:
+        for gradient in own.values():
             gradient.mul_(factor)
         return norm
 

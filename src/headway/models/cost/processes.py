@@ -13,7 +13,7 @@ from headway.models.cost.activations import TrainingOptions
 from headway.models.cost.peak import sharded_training_bytes, training_bytes
 from headway.models.cost.weights import block_parameters, parameter_count
 from headway.models.spec import ModelSpec
-from headway.models.tensor_parallel import share_of
+from headway.models.tensor_parallel import share_of, shares_vocab
 from headway.parallel import ContextPlan, Mesh, choose_layout
 from headway.tokens import Tokens
 
@@ -24,13 +24,14 @@ class ProcessShare:
 
     Attributes:
         rank: its number. rows, tokens: that it computes: rows, and tokens of each.
-        memory: bytes that it holds at its peak: `training_bytes` of its heads and hidden units, with all else in each
-            process; or `sharded_training_bytes`, with a part of all weights and moments.
+        memory: bytes that it holds at its peak: `training_bytes` of its heads, hidden units and part of the vocab, with
+            all else in each process; or `sharded_training_bytes` of these, with a part of all weights and moments.
         gradients_sent: bytes that a ring sends to add up the gradients of R processes that have the same weights,
             2 (R - 1) / R of their own; over S processes that have a part of all weights each (S - 1) / S, and over R
             that have the same part 2 (R - 1) / R of it.
         weights_sent: bytes of weights that a ring sends to S such processes: (S - 1) / S of them, of blocks twice.
-        sums_sent: bytes that a ring sends for the sums of tensor parallel (`layer_sums`), forward and backward.
+        sums_sent: bytes that a ring sends for the sums of tensor parallel, forward and backward: `layer_sums`,
+            `vocab_sums` and `softmax_bytes`; without the few of gradients of what heads share.
         keys_sent: bytes of keys, values and their gradients, over all layers, forward and backward.
         hops: that are made at most in a layer, of cp - 1.
         pairs: its (query, key) pairs over the mean.
@@ -59,8 +60,11 @@ def process_shares(
     """The share of each process in a step of `batch` rows of `context` tokens, computed in `dtype`.
 
     Raises ConfigError for fewer rows than dp fsdp, for an encoder-decoder whose rows would be sharded, for heads and
-    hidden units that cannot be shared, and as `Mesh.check`."""
-    mesh.check()
+    hidden units that cannot be shared, and for all logits (`loss`) of a shared vocab."""
+    if mesh.tp > 1 and options.get("loss") == "logits":
+        raise ConfigError(
+            f"mesh {mesh}: no process has all logits where the loss is computed; take loss=fused"
+        )
     if batch < mesh.batches:
         raise ConfigError(
             f"mesh {mesh}: {mesh.batches} processes share the rows of a step, and it has {batch}; take more rows, or "
@@ -84,8 +88,6 @@ def process_shares(
         for some in plans
     ]
     alike, parts = mesh.dp * mesh.cp, mesh.fsdp
-    blocks = sum(s.layers * block_parameters(s) for s in (spec, spec.encoder) if s is not None)
-    weights = (parts - 1) * dtype.itemsize * (parameter_count(spec) + blocks) // parts
     found = []
     for rank in range(mesh.ranks):
         place = mesh.place(rank)
@@ -96,11 +98,15 @@ def process_shares(
         held = (
             training_bytes(own, tokens, rows, dtype, **options)
             if parts == 1
-            else sharded_training_bytes(spec, tokens, rows, dtype, parts, **options)
+            else sharded_training_bytes(own, tokens, rows, dtype, parts, **options)
         )
         n = parameter_count(own)
+        blocks = sum(s.layers * block_parameters(s) for s in (own, own.encoder) if s is not None)
         gradients = (parts - 1) * 4 * n // parts + 2 * (alike - 1) * 4 * n // (alike * parts)
-        numbers = rows * layer_sums(spec, tokens, **options) * spec.width
+        numbers = layer_sums(spec, tokens, **options) * spec.width + vocab_sums(
+            spec, tokens, mesh.tp, **options
+        )
+        sums = 2 * (mesh.tp - 1) * rows * numbers * dtype.itemsize // mesh.tp
         found.append(
             ProcessShare(
                 rank,
@@ -108,8 +114,8 @@ def process_shares(
                 tokens,
                 memory=sum(held.values()),
                 gradients_sent=gradients,
-                weights_sent=weights,
-                sums_sent=2 * (mesh.tp - 1) * numbers * dtype.itemsize // mesh.tp,
+                weights_sent=(parts - 1) * dtype.itemsize * (n + blocks) // parts,
+                sums_sent=sums + softmax_bytes(spec, rows * tokens, mesh.tp, max(dtype.itemsize, 4)),
                 keys_sent=sent,
                 hops=max(len(plan.hops) for plan, _, _ in some),
                 pairs=pairs[cp] * mesh.cp / sum(pairs),
@@ -130,3 +136,37 @@ def layer_sums(spec: ModelSpec, tokens: int, **options: Unpack[TrainingOptions])
     source = tokens if given is None else given
     redone += bool(redone)
     return spec.layers * ((6 + redone) * tokens + source) + layer_sums(spec.encoder, source, **options)
+
+
+def vocab_sums(spec: ModelSpec, tokens: int, ranks: int, **options: Unpack[TrainingOptions]) -> int:
+    """Numbers of a row that are summed over ranks that share a vocab (`tensor_parallel.shares_vocab`): of each token
+    what an embedding gives, forward, and the gradient of what the output layer is given; 0 for one that is whole. Of a
+    masked-lm head every token counts as a target."""
+    if ranks == 1:
+        return 0
+    given = options.get("source")
+    found = 0
+    if spec.encoder is not None:
+        found += vocab_sums(spec.encoder, tokens if given is None else given, ranks)
+    if shares_vocab(spec.vocab, ranks):
+        inner = spec.columns if spec.head.task == "masked-lm" and spec.head.dense is not None else spec.width
+        found += tokens * (spec.columns + inner * spec.head.needs_vocab)
+    return found
+
+
+def softmax_bytes(spec: ModelSpec, targets: int, ranks: int, w: int) -> int:
+    """Bytes that a rank sends to merge the softmax over a shared vocab, of numbers of w bytes: for a target, to each
+    other one, the logarithm of its sum and the target's logit; for a masked-lm head the largest, too, and whose it is.
+    Beside an encoder, where labels may be smoothed, two of these, and two sums; those of all chunks but the last are
+    made twice, and counted once."""
+    if ranks == 1 or not spec.head.needs_vocab or not shares_vocab(spec.vocab, ranks):
+        return 0
+    gathered, summed = 4 if spec.head.task == "masked-lm" else 2, 2 * (spec.encoder is not None)
+    return (ranks - 1) * targets * w * gathered + 2 * (ranks - 1) * targets * w * summed // ranks
+
+
+def whole_vocabs(spec: ModelSpec, ranks: int) -> list[int]:
+    """Sizes of the vocabs whose embedding and output layer each of the ranks has as a whole, since they do not divide
+    them."""
+    stacks = [spec] if spec.encoder is None else [spec, spec.encoder]
+    return sorted({stack.vocab for stack in stacks if not shares_vocab(stack.vocab, ranks)})

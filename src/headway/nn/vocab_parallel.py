@@ -1,0 +1,177 @@
+"""A vocabulary that ranks share: each has the rows of its ids in the embedding, and makes the logits of these.
+
+No rank has all logits: of the softmax, ranks merge the logarithm of their sums of exponentials, as `Partial` does
+(Shoeybi et al. 2019, section 3).
+
+Legend: N targets, M width, V vocab, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.nn.cross_entropy import (
+    IGNORE_INDEX,
+    Losses,
+    chunked_cross_entropy,
+    fused_cross_entropy,
+    rows_entropy,
+)
+from headway.nn.embeddings import TokenEmbedding
+from headway.nn.linear import OutputLayer, part_of
+from headway.nn.products import linear
+from headway.parallel import TensorParallel
+
+AT_ONCE = 1 << 20
+"""Numbers that are scaled at a time."""
+
+
+class VocabParallelEmbedding(TokenEmbedding):
+    """Rows of a table [V, M] of which this rank has those of its ids: the sum over ranks, of which one is not 0."""
+
+    def __init__(self, table: nn.Embedding, tensor: TensorParallel) -> None:
+        nn.Module.__init__(self)
+        self.tensor, self.own = tensor, tensor.share(table.num_embeddings, "tokens of the vocab")
+        self.num_embeddings, self.embedding_dim = len(self.own), table.embedding_dim
+        self.padding_idx = self.max_norm = None
+        self.norm_type, self.scale_grad_by_freq, self.sparse = 2.0, False, False
+        self.weight = part_of(table.weight, 0, self.own)
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return len(self.own) * self.tensor.exchange.ranks
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `TokenEmbedding`."""
+        at, here = placed(ids, self.own)
+        return self.tensor.leave(F.embedding(at, self.weight).masked_fill(~here[..., None], 0.0))
+
+
+class VocabParallelOutput(OutputLayer):
+    """x U^T (+ b), of which this rank makes the logits of its ids; all of them where the layer is called.
+
+    Args:
+        layer: the whole one.
+        tied_to: the embedding whose rows are those of U, if it is tied.
+    """
+
+    def __init__(
+        self, layer: OutputLayer, tensor: TensorParallel, tied_to: VocabParallelEmbedding | None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.tensor, self.own = tensor, tensor.share(layer.out_features, "tokens of the vocab")
+        self.in_features, self.out_features, self.vocab = layer.in_features, len(self.own), layer.out_features
+        whole = {"weight": layer.weight, "bias": layer.bias}
+        for name, value in whole.items():
+            self.register_parameter(name, None if value is None else part_of(value, 0, self.own))
+        self.__dict__["embedding"] = tied_to
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., V]."""
+        return self.tensor.join(self.local(self.tensor.enter(x)))
+
+    def local(self, x: Tensor) -> Tensor:
+        """[..., M] -> [..., V / R]."""
+        return linear(x, self.matrix, self.bias)
+
+    def cross_entropy(
+        self, x: Tensor, targets: Tensor, *, label_smoothing: float | None = None, hits: bool = False
+    ) -> Losses:
+        """See `OutputLayer`. For each target a rank sends two numbers, three with hits or smoothed labels, and the
+        gradient of x is summed once."""
+        x = self.tensor.enter(x)
+        if label_smoothing is None:
+            how: dict[str, Any] = {"bias": self.bias, "hits": hits, "vocab": self.vocab}
+            return fused_cross_entropy(x, self.matrix, targets, **how, entropy=self._rows_entropy)
+        how = {"label_smoothing": label_smoothing, "hits": hits}
+        return chunked_cross_entropy(x, targets, self.local, self.vocab, **how, chunk=self._chunk_entropy)
+
+    def _rows_entropy(
+        self, logits: Tensor, bias: Tensor | None, targets: Tensor, gradient: bool, hits: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`rows_entropy` of this rank's logits [N, V / R]: by its kernels, for the largest as if it were the target,
+        whose logit is known; then rows are scaled to the sum of all ranks, and the targets put in."""
+        keep = targets != IGNORE_INDEX
+        at, mine = placed(targets.clamp_min(0), self.own)
+        mine &= keep
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        biased = logits if bias is None else logits.to(exact) + bias
+        best, best_at = (found.unsqueeze(1) for found in biased.max(-1))
+        best = best.to(exact)
+        target = biased.gather(1, at[:, None]).to(exact)
+        del biased
+        behind, d_logits = rows_entropy(
+            logits, bias, best_at[:, 0].masked_fill(~keep, IGNORE_INDEX), gradient, None
+        )
+        own = best + behind[:, None]
+        told = [own, target.masked_fill(~mine[:, None], 0.0)]
+        if hits is not None:
+            told += [best, (best_at + self.own.start).to(exact)]
+        found = torch.stack(self.tensor.exchange.gather(torch.cat(told, 1)))
+        lse = found[..., 0].logsumexp(0)
+        losses = torch.where(keep, lse - found[..., 1].sum(0), 0.0)
+        if hits is not None:
+            first = found[..., 2].argmax(0, keepdim=True)  # of equals the smallest id
+            torch.logical_and(keep, found[..., 3].gather(0, first)[0] == targets, out=hits)
+        if gradient:  # that of rows which are not kept is 0
+            lse, keep, mine = lse[:, None], keep[:, None], mine[:, None]
+            scale_rows(d_logits, (own - lse).exp())
+            d_best = torch.where(keep, (best - lse).exp(), 0.0)
+            d_logits.scatter_(1, best_at, d_best.to(d_logits.dtype))
+            d_target = torch.where(mine, (target - lse).exp() - 1, d_logits.gather(1, at[:, None]))
+            d_logits.scatter_(1, at[:, None], d_target.to(d_logits.dtype))
+        return losses, d_logits
+
+    def _chunk_entropy(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        logits: Callable[[Tensor], Tensor],
+        label_smoothing: float,
+        hits: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """`chunk_entropy` of this rank's logits."""
+        raw = logits(x)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        ignored = targets == IGNORE_INDEX
+        at, mine = placed(targets.clamp_min(0), self.own)
+        with torch.no_grad():
+            best, best_at = raw.max(-1)
+            told = torch.stack((best, (best_at + self.own.start).to(best.dtype)))
+            every = torch.stack(self.tensor.exchange.gather(told))
+            largest, first = every[:, 0].max(0).values, every[:, 0].argmax(0, keepdim=True)
+            found = (every[:, 1].gather(0, first)[0] == targets) & ~ignored if hits else None
+        target = raw.gather(1, at[:, None])[:, 0].masked_fill(~mine, 0.0)
+        sums = [(raw - largest[:, None]).exp().sum(-1), target, *([raw.sum(-1)] if label_smoothing else [])]
+        exp_sum, target, *of_all = self.tensor.leave(torch.stack(sums)).unbind()
+        lse = largest + exp_sum.log()
+        each = (lse - target).masked_fill(ignored, 0.0)
+        nats = each.sum()
+        if not of_all:
+            return nats, nats, each, found
+        even = (self.vocab * lse - of_all[0]).masked_fill(ignored, 0.0).sum()
+        return (1 - label_smoothing) * nats + even * (label_smoothing / self.vocab), nats, each, found
+
+
+def scale_rows(x: Tensor, by: Tensor) -> None:
+    """x *= by, of x [N, V] and float32 or wider by [N, 1], rounded once; bf16 a few rows at a time, since torch is slow
+    where dtypes are mixed."""
+    if x.dtype == by.dtype:
+        x *= by
+        return
+    step = max(1, AT_ONCE // x.shape[1])
+    for some, factors in zip(x.split(step), by.split(step), strict=True):
+        some.copy_(some.to(by.dtype).mul_(factors))
+
+
+def placed(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
+    """Numbers of ids among a rank's `own`, 0 for those of others; and which are its own."""
+    at = ids - own.start
+    here = (at >= 0) & (at < len(own))
+    return torch.where(here, at, 0), here

@@ -1,0 +1,148 @@
+"""A vocabulary that ranks share: the loss, every gradient, hits and logits of one process."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headway.errors import DataError
+from headway.models import Model
+from headway.models.tensor_parallel import shard
+from headway.nn import IGNORE_INDEX, Losses, OutputLayer, TokenEmbedding, cross_entropy
+from headway.nn.vocab_parallel import VocabParallelEmbedding, VocabParallelOutput
+from headway.parallel import Exchange, TensorParallel, simulate
+from tests.parallel import steps
+from tests.parallel.test_tensor import Rank, assert_shared
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("sink", {}),
+    "of its own, with biases": ("sink", {"tied": False, "output_bias": True}),
+    "masked": ("global", {"tied": True, "output_bias": True}),
+}
+
+
+def model_of(which: str, vocab: int = 32) -> Model:
+    name, fields = VARIANTS[which]
+    model = steps.model_of(name, vocab=vocab, heads=8, kv_heads=4, head_dim=4, **fields)
+    with torch.no_grad():
+        for p in model.parameters():  # biases are 0 where training begins
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
+    return model
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("which", VARIANTS)
+def test_row_45_a_shared_vocab_has_the_loss_and_every_gradient_of_one_process(
+    which: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of the rows; a rank has its rows of each table, and bits of the embedding are those of the whole."""
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocab: 64)
+    model, name = model_of(which), VARIANTS[which][0]
+    assert_shared(model, name, ranks)
+    assert shard(model, TensorParallel(Rank(1, ranks))).axes["model.embed_tokens.weight"] == 0
+    kinds = [type(m) for m in model.modules()]
+    assert VocabParallelEmbedding in kinds
+    assert VocabParallelOutput in kinds
+    assert OutputLayer not in kinds
+
+
+def test_a_vocab_that_ranks_do_not_divide_is_whole_on_all() -> None:
+    model = model_of("tied", 30)
+    axes = shard(model, TensorParallel(Rank(1, 4))).axes
+    assert model.lm_head(torch.zeros(3, 16, dtype=torch.float64)).shape == (3, 30)
+    assert "model.embed_tokens.weight" not in axes
+
+
+@pytest.mark.parametrize("which", VARIANTS)
+def test_logits_are_gathered_where_they_are_asked_for(which: str) -> None:
+    """And have a gradient."""
+    model, (ids, _, tokens) = model_of(which), steps.rows(VARIANTS[which][0])
+    weights = torch.randn(2, steps.COUNT, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def run(net: Model) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = net(ids, tokens=tokens)
+        named = dict(net.named_parameters())
+        found = torch.autograd.grad((weights * logits).sum(), [*named.values()])
+        return logits.detach(), dict(zip(named, found, strict=True))
+
+    def rank(exchange: Exchange) -> tuple[Tensor, dict[str, Tensor]]:
+        own = copy.deepcopy(model)
+        shards = shard(own, TensorParallel(exchange))
+        logits, found = run(own)
+        shards.add_up(found)
+        return logits, {name: shards.whole(name, gradient) for name, gradient in found.items()}
+
+    for found in simulate(2, rank):
+        torch.testing.assert_close(found, run(model), rtol=1e-9, atol=1e-10)
+
+
+def losses(
+    layer: OutputLayer, x: Tensor, targets: Tensor, smoothing: float | None
+) -> tuple[Losses, list[Tensor]]:
+    """With the gradients of x and of the layer's own."""
+    x = x.clone().requires_grad_()
+    found = layer.cross_entropy(x, targets, label_smoothing=smoothing, hits=True)
+    return found, list(torch.autograd.grad(found.total, [x, *layer.parameters()]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [None, 0.0, 0.2])
+def test_entropy_of_parts(dtype: torch.dtype, bias: bool, smoothing: float | None) -> None:
+    """By the kernels, too; of ids of each rank, some of which no model says, and of equals the smallest."""
+    drawn = torch.Generator().manual_seed(0)
+    layer = OutputLayer(16, 90, bias=bias)
+    with torch.no_grad():
+        layer.weight.normal_(generator=drawn)
+        layer.weight[60:] = layer.weight[:30]  # equal logits on different ranks
+        if dtype == torch.float64:
+            layer.weight[88] *= 1000  # whose exponential is infinite
+        if bias and smoothing is None:
+            layer.bias[torch.tensor([0, 30, 31, 60, 89])] = -torch.inf
+    layer.to(dtype)
+    x = torch.randn(70, 16, generator=drawn).to(dtype)
+    targets = layer(x).argmax(1)
+    targets[::3] = torch.randint(1, 29, (24,), generator=drawn)
+    targets[5::7] = IGNORE_INDEX
+    expected, gradients = losses(layer, x, targets, smoothing)
+
+    def rank(exchange: Exchange) -> tuple[Losses, list[Tensor]]:
+        tensor = TensorParallel(exchange)
+        found, (dx, *own) = losses(VocabParallelOutput(layer, tensor, None), x, targets, smoothing)
+        return found, [dx, *(torch.cat(exchange.gather(g)) for g in own)]
+
+    near = {torch.float64: (1e-10, 1e-12), torch.float32: (2e-5, 2e-5), torch.bfloat16: (3e-2, 6e-2)}[dtype]
+    for found, theirs in simulate(3, rank):
+        assert found.tokens == expected.tokens
+        assert torch.equal(found.hits, expected.hits)
+        for ours, whole in ((found.total, expected.total), (found.each, expected.each), (theirs, gradients)):
+            torch.testing.assert_close(ours, whole, rtol=near[0], atol=near[1])
+
+
+@given(ids=st.lists(st.integers(0, 11), min_size=1, max_size=9), ranks=st.sampled_from([1, 2, 3, 4]))
+def test_rows_are_looked_up_to_the_bit(ids: list[int], ranks: int) -> None:
+    table, at = TokenEmbedding(12, 3), torch.tensor([ids])
+    expected = table(at)
+
+    def rank(exchange: Exchange) -> tuple[Tensor, Tensor]:
+        own = VocabParallelEmbedding(table, TensorParallel(exchange))
+        y = own(at)
+        return y.detach(), torch.cat(exchange.gather(torch.autograd.grad(y.square().sum(), own.weight)[0]))
+
+    (gradient,) = torch.autograd.grad(expected.square().sum(), table.weight)
+    for y, theirs in simulate(ranks, rank):
+        assert torch.equal(y, expected)
+        assert torch.equal(theirs, gradient)
+
+
+def test_ids_are_those_of_all_ranks() -> None:
+    own = VocabParallelEmbedding(TokenEmbedding(12, 3), TensorParallel(Rank(0, 2)))
+    with pytest.raises(DataError, match=r"token id 12 .* is not in 0\.\.11"):
+        own(torch.tensor([[7, 12]]))
+    output = VocabParallelOutput(OutputLayer(3, 12), TensorParallel(Rank(0, 2)), None)
+    with pytest.raises(DataError, match=r"target 12 is not in 0\.\.11"):
+        output.cross_entropy(torch.zeros(1, 3), torch.tensor([12]))
