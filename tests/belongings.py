@@ -132,7 +132,9 @@ def letters() -> Tokenizer:
 
 
 def decoder(path: Path) -> None:
-    spec = ModelSpec.of("llama", vocab=280, kv_heads=8, trained_context=512, tied=True, **SIZE)
+    spec = ModelSpec.of(
+        "llama", vocab=280, kv_heads=8, trained_context=2048, tied=True, **{**SIZE, "layers": 4}
+    )
     save_folder(path, build(spec, seed=0), tokenizer=letters())
 
 

@@ -60,9 +60,10 @@ SMALLER = (
     (r"bench attention", "--case causal --tokens 64 --repeats 1 --no-tuned"),
     (r"bench growth", "--tokens 64 --window 16"),
     (r"bench linear", "--tokens 512"),
+    (r"bench memory(?!.*--case)", "--case causal"),
     (r"bench memory", "--tokens 64"),
     (r"bench (decode|prefill)", "--model tiny --rows 1 --context 16"),
-    (r"bench train", "--case tiny --no-compiled --no-memory"),
+    (r"bench train", "--case tiny-2x64 --no-compiled --no-memory"),
     (r"diff .*--ladder", "--steps 1"),
 )
 

@@ -51,7 +51,7 @@ def python_of(page: Path) -> str:
 
 def strings_of(code: str) -> set[str]:
     nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    return {node.value.rstrip("/") for node in nodes if isinstance(node.value, str)}
+    return {node.value.rpartition("=")[2].rstrip("/") for node in nodes if isinstance(node.value, str)}
 
 
 ALL = {commands: where for page in reversed(PAGES) for where, commands in sessions_of(page)}
