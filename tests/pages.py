@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headway.cli import main
 from headway.train.config_io import STAGES, read_yaml
@@ -60,7 +60,7 @@ SMALLER = (
     (r"bench attention", "--case causal --tokens 64 --repeats 1 --no-tuned"),
     (r"bench growth", "--tokens 64 --window 16"),
     (r"bench linear", "--tokens 512"),
-    (r"bench memory(?!.*--case)", "--case causal"),
+    (r"bench memory$", "--case causal"),
     (r"bench memory", "--tokens 64"),
     (r"bench (decode|prefill)", "--model tiny --rows 1 --context 16"),
     (r"bench train", "--case tiny-2x64 --no-compiled --no-memory"),
@@ -68,6 +68,7 @@ SMALLER = (
 )
 
 
+WRITTEN = {"convert": 3, "surgery": 4}  # which word of a command is the folder that it writes
 BUILD = "tests/native/test_build.py"
 SANITIZED = ("compiles for minutes", f"{BUILD}::test_a_sanitized_library_stops_at_a_read_outside_its_memory")
 BOOK = (
@@ -136,13 +137,21 @@ def smaller(command: str) -> str:
 def names_of(command: str) -> Iterator[str]:
     """What a command may read: its words, the values of its settings, and what a recipe names; not where it writes."""
     words = shlex.split(command)
-    for before, word in zip(["", *words], words, strict=False):
+    for number, word in enumerate(words):
         name, _, value = word.rpartition("=")
-        if "out" not in (before.strip("-"), name):
+        if number and "out" not in (words[number - 1].strip("-"), name) and WRITTEN.get(words[1]) != number:
             yield value.rstrip("/")
         if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
             yield "recipes"
-            yield from (found.rstrip("/") for found in re.findall(r"[\w./-]+", (ROOT / word).read_text()))
+            yield from (text.rstrip("/") for text in _strings(read_yaml(ROOT / word)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
 
 
 def type_in(command: str, folder: Path) -> str:
@@ -152,7 +161,7 @@ def type_in(command: str, folder: Path) -> str:
     if command.startswith("headway ") and not re.search(
         r"[|<>&;$]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
     ):
-        return in_folder(folder, lambda: main(shlex.split(command)[1:]), command)
+        return in_folder(folder, main, command)
     around = {
         **os.environ,
         **AROUND,
@@ -166,8 +175,9 @@ def type_in(command: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def in_folder(folder: Path, act: Callable[[], None], what: str = "") -> str:
-    """What `act` prints in a fork of this process that works in `folder`. Raises AssertionError where it fails."""
+def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
+    """What `act` prints in a fork of this process that works in `folder` and was started by the command `what`. Raises
+    AssertionError where it fails."""
 
     def child() -> None:
         os.chdir(folder)
@@ -175,6 +185,7 @@ def in_folder(folder: Path, act: Callable[[], None], what: str = "") -> str:
         for number, to in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno())):
             os.dup2(to, number)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+        sys.argv = shlex.split(what)
         warnings.resetwarnings()
         try:
             act()

@@ -7,6 +7,7 @@ console blocks.
 
 import ast
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def python_of(page: Path) -> str:
 
 def strings_of(code: str) -> set[str]:
     nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    return {node.value.rpartition("=")[2].rstrip("/") for node in nodes if isinstance(node.value, str)}
+    return {node.value for node in nodes if isinstance(node.value, str)}
 
 
 ALL = {commands: where for page in reversed(PAGES) for where, commands in sessions_of(page)}
@@ -82,8 +83,12 @@ def try_out(commands: Iterable[str], folder: Path, store: Store) -> None:
 def try_out_python(page: Path, folder: Path, store: Store) -> None:
     """Its blocks, one after the other, in one namespace."""
     code = smaller(python_of(page))
-    store.put(strings_of(code) | set(names_of(" ".join(re.findall(r"recipes/[\w-]+\.yaml", code)))), folder)
-    in_folder(folder, lambda: exec(compile(code, page.name, "exec"), {"__name__": "__main__"}), page.name)
+    store.put(names_of(shlex.join(["python", *sorted(strings_of(code))])), folder)
+    in_folder(
+        folder,
+        lambda: exec(compile(code, page.name, "exec"), {"__name__": "__main__"}),
+        f"python {page.name}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,10 +120,13 @@ def test_tables_have_no_row_that_nothing_needs() -> None:
     every = TYPED | {python_of(page) for page in PYTHON}
     for pattern, _ in INSTEAD:
         assert any(re.search(pattern, one) for one in every), pattern
+    became = TYPED | {re.sub(*row, one) for row in INSTEAD for one in TYPED}
     for pattern, _ in SMALLER:
-        assert any(re.search(rf"\bheadway {pattern}", smaller(one)) for one in TYPED), pattern
+        assert any(re.search(rf"\bheadway {pattern}", typed) for typed in became), pattern
     named = {name for one in TYPED for name in names_of(smaller(one))} | {
-        text for page in PYTHON for text in strings_of(smaller(python_of(page)))
+        text.rpartition("=")[2].rstrip("/")
+        for page in PYTHON
+        for text in strings_of(smaller(python_of(page)))
     }
     assert set(THINGS) <= named, set(THINGS) - named
 
