@@ -32,7 +32,7 @@ INSTEAD = (
     (r"^make demo$", "headway demo"),
     (r"^make bench$", "headway bench attention"),
     (r"/shared/", "shared/"),
-    (r"steps=2000", "steps=2, depth=1, context=64, batch_tokens=512, vocab=280"),
+    (r"steps=2000", "steps=2, depth=1, context=128, batch_tokens=512, vocab=280"),
     (r'(read_recipe\(.*"out=runs/gqa"\])', r"\1, small=True"),
     (r"--harness (?!endings)\S+", "--harness endings --tasks tasks"),
     (r"(URL|https?://[^\s#]+)#[\w.-]+", "ENDPOINT#small"),
@@ -53,7 +53,7 @@ SMALLER = (
     (r"train .*recipes/small", f"--depth 2 --kv-heads 2 --sample-tokens 8 {TINY}"),
     (r"train .*(recipes/roformer-mlm|--family (bert|roformer))", f"--depth 1 {TINY}"),
     (r"train .*recipes/translation", f"--layers 1 --hidden 32 {TINY}"),
-    (rf"train (?!.*({STAGES_OR_PAIRS}|--task)).*(--data |data=)", "--context 64 --batch-tokens 512"),
+    (rf"train (?!.*({STAGES_OR_PAIRS}|--task)).*(--data |data=)", "--context 128 --batch-tokens 512"),
     (r"eval .*--data", "--limit 500"),
     (rf"explain ({LONG})\b", "--quick"),
     (r"instruct", "--count 3"),
@@ -135,15 +135,20 @@ def smaller(command: str) -> str:
 
 
 def names_of(command: str) -> Iterator[str]:
-    """What a command may read: its words, the values of its settings, and what a recipe names; not where it writes."""
+    """What a command may read: what its words name, but for where it writes."""
     words = shlex.split(command)
     for number, word in enumerate(words):
-        name, _, value = word.rpartition("=")
-        if number and "out" not in (words[number - 1].strip("-"), name) and WRITTEN.get(words[1]) != number:
-            yield value.rstrip("/")
-        if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
-            yield "recipes"
-            yield from (text.rstrip("/") for text in _strings(read_yaml(ROOT / word)))
+        to = (words[number - 1].strip("-"), word.partition("=")[0])
+        if "out" not in to and WRITTEN.get(words[1]) != number:
+            yield from names_in(word)
+
+
+def names_in(word: str) -> Iterator[str]:
+    """What a word names: itself, or the value of a setting, and what stands in a recipe."""
+    yield word.rpartition("=")[2].rstrip("/")
+    if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
+        yield "recipes"
+        yield from (text.rstrip("/") for text in _strings(read_yaml(ROOT / word)))
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -7,7 +7,6 @@ console blocks.
 
 import ast
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.pages import (
     blocks_of,
     commands_of,
     in_folder,
+    names_in,
     names_of,
     smaller,
     type_in,
@@ -50,9 +50,9 @@ def python_of(page: Path) -> str:
     return "\n".join(block.text for block in blocks_of(page) if block.language == "python")
 
 
-def strings_of(code: str) -> set[str]:
-    nodes = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    return {node.value for node in nodes if isinstance(node.value, str)}
+def names_in_python(code: str) -> set[str]:
+    strings = (node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
+    return {name for one in strings if isinstance(one, str) for name in names_in(one)}
 
 
 ALL = {commands: where for page in reversed(PAGES) for where, commands in sessions_of(page)}
@@ -83,7 +83,7 @@ def try_out(commands: Iterable[str], folder: Path, store: Store) -> None:
 def try_out_python(page: Path, folder: Path, store: Store) -> None:
     """Its blocks, one after the other, in one namespace."""
     code = smaller(python_of(page))
-    store.put(names_of(shlex.join(["python", *sorted(strings_of(code))])), folder)
+    store.put(names_in_python(code), folder)
     in_folder(
         folder,
         lambda: exec(compile(code, page.name, "exec"), {"__name__": "__main__"}),
@@ -123,11 +123,8 @@ def test_tables_have_no_row_that_nothing_needs() -> None:
     became = TYPED | {re.sub(*row, one) for row in INSTEAD for one in TYPED}
     for pattern, _ in SMALLER:
         assert any(re.search(rf"\bheadway {pattern}", typed) for typed in became), pattern
-    named = {name for one in TYPED for name in names_of(smaller(one))} | {
-        text.rpartition("=")[2].rstrip("/")
-        for page in PYTHON
-        for text in strings_of(smaller(python_of(page)))
-    }
+    named = {name for one in TYPED for name in names_of(smaller(one))}
+    named |= {name for page in PYTHON for name in names_in_python(smaller(python_of(page)))}
     assert set(THINGS) <= named, set(THINGS) - named
 
 
