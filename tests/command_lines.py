@@ -20,9 +20,8 @@ from headway.patterns import parse
 from headway.recipes import read_recipe
 from headway.train.config_io import STAGES, read_config, read_yaml
 from headway_lab.explain import TOPICS
+from tests.pages import BLOCK, ROOT, commands_of
 
-ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(headway [a-z-]+ [^`]+)`")
 INDENTED = re.compile(r"^(?: {4,}|# +)\$? *(headway [a-z-]+(?: +\S+)*)", re.MULTILINE)
 # Rows of tables, and the words of a sentence.
@@ -32,12 +31,8 @@ PLACEHOLDER = re.compile(r"[A-Z][A-Z_-]*$|\.\.\.$|.*/")  # MODEL, runs/mine: wha
 
 
 def lines_of(page: str) -> list[str]:
-    """The `headway` lines of a page's shell blocks, and those behind a `$` in console blocks."""
-    found = []
-    for language, block in BLOCK.findall(page):
-        joined = block.replace("\\\n", " ").splitlines()
-        found += [line.strip() for line in joined if language == "sh"]
-        found += [line[2:] for line in joined if language == "console" and line.startswith("$ ")]
+    """The `headway` lines of a page's shell and console blocks."""
+    found = [line for language, text in BLOCK.findall(page) for line in commands_of(language, text)]
     return [line for line in found if line.startswith("headway ")]
 
 
@@ -68,8 +63,7 @@ def click_command(name: str) -> Any:
 def read_command(line: str) -> dict[str, Any]:
     """The values of a line's options and arguments. Raises click's errors for what the command does not take, and an
     error for a topic, recipe, setting, size or pattern that is not there."""
-    words = shlex.split(re.split(r"\s#", line)[0])
-    program, name, *arguments = takewhile(lambda word: word not in SHELL, words)
+    program, name, *arguments = takewhile(lambda word: word not in SHELL, shlex.split(line))
     assert program == "headway", line
     if name == "train":
         arguments = _without_own_config(arguments)

@@ -174,19 +174,41 @@ def test_an_address_of_the_hub_stands_for_a_folder(
         local_model("hf://owner/nam")
     del kept[:]
     Path("run/checkpoint-20").mkdir(parents=True)
-    with pytest.raises(
-        CheckpointError, match=r"^run/final: no such folder here \(run has checkpoint-20\), and"
-    ):
-        local_model("run/final")
-    with pytest.raises(CheckpointError, match=r'no such folder here \(did you mean "checkpoint-20"\?\), and'):
-        local_model("run/checkpoint-10")
-    del kept[:]
     assert local_model(folder) == folder
     Path("owner/name").mkdir(parents=True)  # a folder of that name goes first
     assert local_model("owner/name") == Path("owner/name")
     assert kept == []
     local_model("hf://owner/name")
     assert kept == [("owner/name", None)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (
+            "run/final",
+            "run/final: no such folder (run has checkpoint-20); the repository of the Hub is hf://run/final",
+        ),
+        (
+            "run/checkpoint-10",
+            'run/checkpoint-10: no such folder (did you mean "checkpoint-20"?); the repository',
+        ),
+        ("./run/final", "./run/final: no such folder (run has checkpoint-20)"),
+        ("runs/mine/final", "runs/mine/final: no such folder"),
+        ("/nowhere/model", "/nowhere/model: no such folder"),
+    ],
+)
+def test_a_misspelt_path_is_said_to_be_missing_and_the_hub_is_not_asked(
+    kept: list[tuple[str, str | None]], typed: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What looks like a path: it begins with a dot or a slash, has several slashes, or a folder that is here."""
+    Path("run/checkpoint-20").mkdir(parents=True)
+    with pytest.raises(CheckpointError) as error:
+        local_model(typed)
+    assert str(error.value).startswith(says)
+    assert run(["inspect", typed]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert kept == []
 
 
 @pytest.mark.parametrize(

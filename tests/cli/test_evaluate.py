@@ -1,5 +1,6 @@
 """`headway eval`: a text or tasks, one of them."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -57,6 +58,19 @@ def test_rows_beyond_the_trained_length_are_named(model: Path, capsys: pytest.Ca
         assert "encoding text.txt ..." in err
         assert f"evaluating 40 tokens in rows of {context} ..." in err
         assert re.search(r"tokens +40\n", out)
+
+
+@pytest.mark.parametrize("limit", [None, 1, 40, 41, 97, 5000])
+def test_what_is_announced_is_what_is_scored(
+    limit: int | None, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first token of each document is read, and predicted by nothing."""
+    lines = [json.dumps({"text": WORDS[: 7 * n]}) + "\n" for n in (1, 9, 4, 30)]
+    Path("text.jsonl").write_text("".join(lines), encoding="utf-8")
+    arguments = ["eval", str(model), "--data", "text.jsonl", "--dtype", "fp32", "--json"]
+    assert run([*arguments, *([] if limit is None else ["--limit", str(limit)])]) == 0
+    out, err = capsys.readouterr()
+    assert f"evaluating {json.loads(out)['tokens']} tokens in rows of 32 ..." in err
 
 
 def test_weights_that_are_no_numbers_are_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,8 +260,11 @@ def test_a_vocab_that_processes_do_not_share_is_named(capsys: pytest.CaptureFixt
         assert ("tp=2 does not divide a vocab of 50257" in capsys.readouterr().out) == whole
 
 
-def test_roofs_are_kept_for_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The highest of a day counts; another day, dtype or number of threads is measured anew."""
+def test_roofs_are_kept_for_the_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The highest of a day counts, and when it was measured is said; another day, dtype or number of threads is
+    measured anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     speeds = iter(range(1, 99))
     monkeypatch.setattr("headway.hardware.read_bandwidth", lambda: 1.0 * next(speeds))
@@ -273,6 +276,11 @@ def test_roofs_are_kept_for_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not Machine.measured_today(torch.bfloat16)
     again = Machine.here(torch.float32, again=True)
     assert (again.bandwidth, again.peak) == (3.0, 98.0)
+    assert again.measured is not None
+    assert again.measured.startswith(f"{date.today()} ")
+    assert Machine.here(torch.float32).measured == again.measured
+    assert run(["plan", "bert-base-uncased", "--dtype", "float32"]) == 0
+    assert f"GFLOP/s; measured {again.measured}, --measure does it anew)" in capsys.readouterr().out
     kept = tmp_path / "headway" / "roofs.json"
     kept.write_text(kept.read_text().replace(str(date.today()), "2001-01-01"))
     assert not Machine.measured_today(torch.float32)

@@ -3,7 +3,7 @@
 | what is given | |
 |---|---|
 | a path that exists | itself |
-| `OWNER/NAME[@REVISION]` | a repository of the Hub, where no such path exists |
+| `OWNER/NAME[@REVISION]` | a repository of the Hub, where neither such a path nor a folder OWNER exists |
 | `hf://OWNER/NAME[@REVISION]` | a repository of the Hub in any case |
 """
 
@@ -38,7 +38,9 @@ _ADDRESS = re.compile(
 def is_address(source: str | Path) -> bool:
     """Whether this names a repository of the Hub, and nothing here."""
     found = _ADDRESS.fullmatch(str(source))
-    return found is not None and (found["hub"] is not None or not current_folder(source).exists())
+    if found is None or found["hub"] is not None:
+        return found is not None
+    return not current_folder(source).exists() and not Path(source).parent.is_dir()
 
 
 def local_model(
@@ -59,9 +61,8 @@ def local_model(
                     f"revision {revision!r} is for ids of the Hub, but {source} is a folder here"
                 )
             return Path(source)
-        parent = Path(source).parent
-        near = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-        raise CheckpointError(f"{source}: no such folder{did_you_mean(Path(source).name, near)}")
+        hub = f"; the repository of the Hub is hf://{source}" if _ADDRESS.fullmatch(str(source)) else ""
+        raise CheckpointError(f"{source}: no such folder{_beside(source)}{hub}")
     found = _ADDRESS.fullmatch(str(source))
     assert found is not None
     if None not in (revision, found["revision"]) and revision != found["revision"]:

@@ -27,11 +27,11 @@ def folder_of(text: str) -> Path:
     """The path of a model that is typed: what is there, or what an id of the Hub is fetched to."""
     if "/" not in text or Path(text).exists():
         return Path(text)
-    from headway.checkpoints.remote import is_address, local_model
+    from headway.checkpoints.remote import local_model
     from headway.errors import HeadwayError
 
     try:
-        return local_model(text) if is_address(text) else Path(text)
+        return local_model(text)
     except HeadwayError as error:
         raise typer.BadParameter(str(error)) from error
 

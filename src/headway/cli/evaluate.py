@@ -231,6 +231,7 @@ def _text(
 
     from headway.checkpoints.adapters import attach_folders
     from headway.checkpoints.restore import build_model
+    from headway.data import Rows
     from headway.models import Decoder, Encoder
     from headway.surgery import Text
     from headway.train import evaluation
@@ -249,8 +250,8 @@ def _text(
     with opened as text, MicrobatchPool(torch.get_num_threads()) as pool:
         settings = TextConfig.of({"data": data, "context": length, "batch_tokens": length})
         rows_of = task.rows(text.file, settings, text.tokenizer, spec)
-        read = len(rows_of) * length if limit is None else min(limit, len(rows_of) * length)
-        with progress(f"evaluating {read} tokens in rows of {length}") as advance:
+        scored = f"{rows_of.targets(limit)} tokens" if isinstance(rows_of, Rows) else "masked tokens"
+        with progress(f"evaluating {scored} in rows of {length}") as advance:
             found = evaluation.evaluate(found_model, rows_of, limit=limit, pool=pool, progress=advance)
     _check_finite(found.loss, found_model, str(source.path))
     if length > spec.trained_context:

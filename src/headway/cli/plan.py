@@ -177,11 +177,12 @@ def to_text(report: "Report", spec: "ModelSpec", would: Sequence[tuple[str, "Rep
         if report.source is None
         else f"{report.source} source and {report.context} target"
     )
+    when = "" if machine.measured is None else f"; measured {machine.measured}, --measure does it anew"
     parts = [
         f"{report.model}: {report.parameter_count:,} parameters, {spec.layers} layers of {spec.width}, {heads}\n"
         f"{report.batch} x {sides} tokens in {report.dtype}{kv} on {machine.name} "
         f"({size(machine.memory)} free, reads {machine.bandwidth / 1e9:.1f} GB/s, "
-        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s)",
+        f"multiplies at {machine.peak / 1e9:.0f} GFLOP/s{when})",
         table(
             ("parameters", "number", "bytes"),
             [

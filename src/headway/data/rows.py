@@ -115,6 +115,11 @@ class Rows:
         lengths = [b - a for a, b in pairwise(edges)]
         return PackedRow(ids, targets, lengths)
 
+    def targets(self, limit: int | None = None) -> int:
+        """How many tokens are predicted, of the first `limit` predictors: all but the last of each document."""
+        tokens = len(self.file) if limit is None else min(limit, len(self.file))
+        return tokens - int(np.searchsorted(self.file.ends, np.uint64(tokens), side="right"))
+
     def drawn(self, draw: int) -> Rows:
         """The same rows: nothing in them is drawn."""
         return self

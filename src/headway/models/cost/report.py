@@ -16,13 +16,15 @@ from headway.models.cost import roofs
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product."""
+    """The roofs of a machine: bytes that can be allocated, bytes/s that are read, FLOP/s of a matrix product; and when
+    the two speeds were measured, None where they are given."""
 
     name: str
     memory: int
     bandwidth: float
     peak: float
     native: bool = True
+    measured: str | None = None
 
     @staticmethod
     def measured_today(dtype: torch.dtype) -> bool:
@@ -39,6 +41,7 @@ class Machine:
             bandwidth=found.bandwidth,
             peak=found.peak,
             native=dtype != torch.bfloat16 or hardware.bf16_native(),
+            measured=found.measured,
         )
 
 

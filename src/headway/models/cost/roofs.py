@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,24 +20,27 @@ from headway.storage.files import atomic_write
 
 
 class Roofs(NamedTuple):
-    """Bytes/s that are read, and FLOP/s of a matrix product."""
+    """Bytes/s that are read, FLOP/s of a matrix product, and when they were last measured (local time, ISO 8601)."""
 
     bandwidth: float
     peak: float
+    measured: str
 
 
 def kept(dtype: torch.dtype) -> Roofs | None:
     """What was measured today on this processor, with as many threads; None where nothing was."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(_file().read_text(encoding="utf-8"))[_key(dtype)]
-        return Roofs(float(found["bandwidth"]), float(found["peak"]))
+        return Roofs(float(found["bandwidth"]), float(found["peak"]), str(found["measured"]))
     return None
 
 
 def measured(dtype: torch.dtype) -> Roofs:
     """Measure (a second or two), and keep the highest of the day; a folder that cannot be written keeps nothing."""
-    new, old = Roofs(hardware.read_bandwidth(), hardware.gemm_peak(dtype)), kept(dtype)
-    best = new if old is None else Roofs(max(old.bandwidth, new.bandwidth), max(old.peak, new.peak))
+    old, now = kept(dtype), datetime.now().isoformat(" ", "minutes")
+    best = Roofs(hardware.read_bandwidth(), hardware.gemm_peak(dtype), now)
+    if old is not None:
+        best = Roofs(max(old.bandwidth, best.bandwidth), max(old.peak, best.peak), now)
     others = {}
     with suppress(OSError, ValueError):
         others = json.loads(_file().read_text(encoding="utf-8"))

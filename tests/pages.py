@@ -1,0 +1,211 @@
+"""The commands and the Python of pages, typed as a reader types them, in toy size.
+
+A command runs as it is printed, with the words of the first row of SMALLER that fits behind it.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headway.cli import main
+from headway.train.config_io import STAGES, read_yaml
+from headway_lab.explain import TOPICS, settings_of
+from tests.train.test_resume import in_a_child
+
+ROOT = Path(__file__).parents[1]
+AROUND = {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+STAGED = "|".join(
+    sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml") if STAGES in read_yaml(path))
+)
+LONG = "|".join(topic for topic in TOPICS if "quick" in settings_of(topic))
+# What a reader puts in its place.
+INSTEAD = (
+    (r"^make demo$", "headway demo"),
+    (r"^make bench$", "headway bench attention"),
+    (r"/shared/", "shared/"),
+    (r"steps=2000", "steps=2, depth=1, context=128, batch_tokens=512, vocab=280"),
+    (r'(read_recipe\(.*"out=runs/gqa"\])', r"\1, small=True"),
+    (r"--harness (?!endings)\S+", "--harness endings --tasks tasks"),
+    (r"(URL|https?://[^\s#]+)#[\w.-]+", "ENDPOINT#small"),
+)
+STAGES_OR_PAIRS = rf"recipes/({STAGED}|translation)"
+TINY = "--width 16 --heads 2 --vocab 280"
+# Behind a command stand the words of every row that fits it: the same journey, smaller. Of repeated options the last
+# counts.
+SMALLER = (
+    (r"demo", "--quick"),
+    (rf"train .*recipes/({STAGED})\.yaml", "--small"),
+    (rf"train (?!.*(recipes/({STAGED}|small)\.yaml|run\.yaml|--resume|--epochs|--dry-run))", "--steps 2"),
+    (r"train .*--resume auto --steps", "--steps 3"),
+    (
+        r"train (?!.*(--task|--model|--config|--family (bert|roformer)))",
+        "--depth 2 --width 32 --heads 8 --kv-heads 8 --vocab 280",
+    ),
+    (r"train .*recipes/small", f"--depth 2 --kv-heads 2 --sample-tokens 8 {TINY}"),
+    (r"train .*(recipes/roformer-mlm|--family (bert|roformer))", f"--depth 1 {TINY}"),
+    (r"train .*recipes/translation", f"--layers 1 --hidden 32 {TINY}"),
+    (rf"train (?!.*({STAGES_OR_PAIRS}|--task)).*(--data |data=)", "--context 128 --batch-tokens 512"),
+    (r"eval .*--data", "--limit 500"),
+    (rf"explain ({LONG})\b", "--quick"),
+    (r"instruct", "--count 3"),
+    (r"bench attention", "--case causal --tokens 64 --repeats 1 --no-tuned"),
+    (r"bench growth", "--tokens 64 --window 16"),
+    (r"bench linear", "--tokens 512"),
+    (r"bench memory$", "--case causal"),
+    (r"bench memory", "--tokens 64"),
+    (r"bench (decode|prefill)", "--model tiny --rows 1 --context 16"),
+    (r"bench train", "--case tiny-2x64 --no-compiled --no-memory"),
+    (r"diff .*--ladder", "--steps 1"),
+)
+
+
+WRITTEN = {"convert": 3, "surgery": 4}  # which word of a command is the folder that it writes
+BUILD = "tests/native/test_build.py"
+SANITIZED = ("compiles for minutes", f"{BUILD}::test_a_sanitized_library_stops_at_a_read_outside_its_memory")
+BOOK = (
+    "every topic, for minutes",
+    "tests/book/test_book.py::test_a_book_has_its_chapters_and_fetches_nothing",
+)
+# What is shown and not run: why, and the test that runs it.
+NOT_RUN = {
+    "make test": ("this is what it runs", "tests/test_readme.py::test_the_section_runs"),
+    "headway explain all --out book --lang zh": BOOK,
+    "headway explain all --out FOLDER --threads 1": BOOK,
+    "sbatch --nodes 2 recipes/slurm.sh --config recipes/small.yaml data=/shared/text out=/shared/runs/mine": (
+        "a cluster", "tests/train/test_launch.py::test_slurm_starts_a_launcher_on_each_node"
+    ),
+    "python -m headway.native.build": (
+        "renews the libraries that these tests use", f"{BUILD}::test_what_is_up_to_date_is_left_alone"
+    ),
+    "python -m headway.native.build --level avx2 --force": (
+        "renews the libraries that these tests use", f"{BUILD}::test_every_level_carries_the_hash_of_its_sources"
+    ),
+    "python -m headway.native.build --sanitize --level avx2": SANITIZED,
+    "LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 "
+    "HEADWAY_NATIVE_DIR=src/headway/native/lib/sanitized HEADWAY_NATIVE=avx2 python -m pytest -s -k avx2 tests/native "
+    "tests/models/test_decode_step.py tests/nn/test_quantized.py": SANITIZED,
+}  # fmt: skip
+
+
+class Block(NamedTuple):
+    """What stands between three backticks, and where."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page.name}:{self.line}"
+        )
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, *found.groups()) for found in BLOCK.finditer(text)
+    ]
+
+
+def commands_of(language: str, text: str) -> list[str]:
+    """The commands of a shell block, and those behind a `$` of a console block, without what is remarked on them."""
+    lines = re.sub(r" *\\\n *", " ", text).splitlines()
+    typed = {"sh": lines, "console": [line[2:] for line in lines if line.startswith("$ ")]}
+    bare = [re.sub(r"(^|\s)#( .*|$)", "", line).strip() for line in typed.get(language, ())]
+    return [line for line in bare if line]
+
+
+def smaller(command: str) -> str:
+    """The same in toy size."""
+    for pattern, words in INSTEAD:
+        command = re.sub(pattern, words, command)
+    words = [words for pattern, words in SMALLER if re.search(rf"\bheadway {pattern}", command)]
+    return " ".join([command, *words])
+
+
+def names_of(command: str) -> Iterator[str]:
+    """What a command may read: what its words name, but for where it writes."""
+    words = shlex.split(command)
+    for number, word in enumerate(words):
+        to = (words[number - 1].strip("-"), word.partition("=")[0])
+        if "out" not in to and WRITTEN.get(words[1]) != number:
+            yield from names_in(word)
+
+
+def names_in(word: str) -> Iterator[str]:
+    """What a word names: itself, or the value of a setting, and what stands in a recipe."""
+    yield word.rpartition("=")[2].rstrip("/")
+    if re.fullmatch(r"recipes/[\w-]+\.yaml", word):
+        yield "recipes"
+        yield from (text.rstrip("/") for text in _strings(read_yaml(ROOT / word)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
+
+
+def type_in(command: str, folder: Path) -> str:
+    """What a command prints in `folder`. Raises AssertionError where it fails.
+
+    `headway ...` without words of the shell runs in a fork of this process, which has imported what takes seconds."""
+    if command.startswith("headway ") and not re.search(
+        r"[|<>&;$]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
+    ):
+        return in_folder(folder, main, command)
+    around = {
+        **os.environ,
+        **AROUND,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(
+        shell, cwd=folder, env=around, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def in_folder(folder: Path, act: Callable[[], None], what: str) -> str:
+    """What `act` prints in a fork of this process that works in `folder` and was started by the command `what`. Raises
+    AssertionError where it fails."""
+
+    def child() -> None:
+        os.chdir(folder)
+        os.environ.update(AROUND)
+        for number, to in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), out.fileno())):
+            os.dup2(to, number)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+        sys.argv = shlex.split(what)
+        warnings.resetwarnings()
+        try:
+            act()
+        except SystemExit as end:
+            if end.code:
+                raise
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            sys.stdout.flush()
+
+    with tempfile.TemporaryFile("w+b") as out:
+        code = in_a_child(child)
+        out.seek(0)
+        said = out.read().decode()
+    assert code == 0, f"{what}\n{said}"
+    return said
