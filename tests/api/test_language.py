@@ -182,14 +182,14 @@ def test_what_cannot_be_loaded(folder: Path, tmp_path: Path, monkeypatch: pytest
         headway.load(folder, dtype="flaot32")
     with pytest.raises(ConfigError, match="revision 'main' is for ids of the Hub"):
         headway.load(folder, revision="main")
-    with pytest.raises(CheckpointError, match=r"smal: no such folder \(did you mean \"small\"\?\)"):
+    with pytest.raises(CheckpointError, match=r"smal: no such file or folder \(did you mean \"small\"\?\)"):
         headway.load(folder.parent / "smal")
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="a file, not a folder"):
         headway.load(tmp_path / "file")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"owner/name: no such folder here, and as an id .*could not be fetched"
+        CheckpointError, match=r"owner/name: no such file or folder here, and as an id .*could not be fetched"
     ):
         headway.load("owner/name")
     with pytest.raises(HeadwayError, match="backend"):

@@ -187,15 +187,15 @@ def test_an_address_of_the_hub_stands_for_a_folder(
     [
         (
             "run/final",
-            "run/final: no such folder (run has checkpoint-20); the repository of the Hub is hf://run/final",
+            "run/final: no such file or folder (run has checkpoint-20); the repository of the Hub is hf://run/final",
         ),
         (
             "run/checkpoint-10",
-            'run/checkpoint-10: no such folder (did you mean "checkpoint-20"?); the repository',
+            'run/checkpoint-10: no such file or folder (did you mean "checkpoint-20"?); the repository',
         ),
-        ("./run/final", "./run/final: no such folder (run has checkpoint-20)"),
-        ("runs/mine/final", "runs/mine/final: no such folder"),
-        ("/nowhere/model", "/nowhere/model: no such folder"),
+        ("./run/final", "./run/final: no such file or folder (run has checkpoint-20)"),
+        ("runs/mine/final", "runs/mine/final: no such file or folder"),
+        ("/nowhere/model", "/nowhere/model: no such file or folder"),
     ],
 )
 def test_a_misspelt_path_is_said_to_be_missing_and_the_hub_is_not_asked(
@@ -207,7 +207,7 @@ def test_a_misspelt_path_is_said_to_be_missing_and_the_hub_is_not_asked(
         local_model(typed)
     assert str(error.value).startswith(says)
     assert run(["inspect", typed]) == 2
-    assert "no such folder" in capsys.readouterr().err
+    assert "no such file or folder" in capsys.readouterr().err
     assert kept == []
 
 

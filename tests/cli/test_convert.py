@@ -97,8 +97,8 @@ def test_bad_options(folder, tmp_path, capsys, arguments, message):
 
 
 def test_sources_that_are_nothing(tmp_path, capsys):
-    assert run(["convert", str(tmp_path / "no"), str(tmp_path / "x")]) == 1
-    assert "there is no file or folder" in capsys.readouterr().err
+    assert run(["convert", str(tmp_path / "no"), str(tmp_path / "x")]) == 2
+    assert f"{tmp_path / 'no'}: no such file or folder" in capsys.readouterr().err
     (tmp_path / "x.onnx").write_bytes(b"ONNX")
     with pytest.raises(CheckpointError, match="no format that headway detects"):
         convert(tmp_path / "x.onnx", tmp_path / "y")

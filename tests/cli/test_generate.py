@@ -96,7 +96,7 @@ def test_prompts_by_every_road(
         (["MODEL", "a", "--stop", ""], 1, "stop strings must be non-empty strings"),
         (["MODEL", "a", "--max-new-tokens", "-1"], 2, "Invalid value for '--max-new-tokens'"),
         (["MODEL", "a", "--top-q", "2"], 2, "No such option: --top-q"),
-        (["/nowhere/at/all", "a"], 1, "/nowhere/at/all: no such folder"),
+        (["/nowhere/at/all", "a"], 1, "/nowhere/at/all: no such file or folder"),
         ([], 2, "Missing argument 'MODEL'"),
     ],
 )
@@ -194,7 +194,7 @@ def test_drafts_are_counted_and_change_no_text(folder: str, capsys: pytest.Captu
     for flags, said in (
         (["--draft-tokens", "3"], "draft_tokens=3 is about drafts, and none were asked for"),
         (["--draft", "ngram", "--beams", "2"], "draft: a beam search has no one next token to guess"),
-        (["--draft", "/nowhere/at/all"], "/nowhere/at/all: no such folder"),
+        (["--draft", "/nowhere/at/all"], "/nowhere/at/all: no such file or folder"),
     ):
         assert run(["generate", folder, "a", "-n", "3", *flags]) == 1
         assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())

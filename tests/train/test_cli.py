@@ -165,7 +165,7 @@ def test_eval_refuses_what_it_cannot_read(
     assert run(["eval", str(done.model), "--data", str(tmp_path / "none.txt")]) == 1
     assert "none.txt: no such file" in capsys.readouterr().err
     assert run(["eval", str(tmp_path / "none"), "--data", settings().data]) == 2
-    assert "none: no such folder" in capsys.readouterr().err
+    assert "none: no such file or folder" in capsys.readouterr().err
     assert run(["eval", str(done.model), "--data", settings().data, "--dtype", "fp16"]) == 1
     assert "dtype=fp16" in capsys.readouterr().err
 

@@ -62,7 +62,7 @@ def local_model(
                 )
             return Path(source)
         hub = f"; the repository of the Hub is hf://{source}" if _ADDRESS.fullmatch(str(source)) else ""
-        raise CheckpointError(f"{source}: no such folder{_beside(source)}{hub}")
+        raise CheckpointError(f"{source}: no such file or folder{_beside(source)}{hub}")
     found = _ADDRESS.fullmatch(str(source))
     assert found is not None
     if None not in (revision, found["revision"]) and revision != found["revision"]:
@@ -80,7 +80,7 @@ def local_model(
         here = (
             ""
             if found["hub"]
-            else f"no such folder here{_beside(source)}, and as an id of the Hugging Face Hub "
+            else f"no such file or folder here{_beside(source)}, and as an id of the Hugging Face Hub "
         )
         raise CheckpointError(
             f"{source}: {here}it could not be fetched "
