@@ -75,3 +75,27 @@ def test_row_45_checkpoints_of_both_are_read_by_any_mesh(settings: Make, tmp_pat
     for name, source in {"alone": config.out, "folders": folders.out}.items():
         again = by(BOTH, config, tmp_path / f"from {name}", f"{source}/checkpoint-4")
         assert_close(again.out, config.out, after=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_row_45_adapters_and_their_shards(settings: Make, tmp_path: Path, kind: str) -> None:
+    """From shards of both axes one process resumes."""
+    first = train(settings(**SHARED | {"steps": 1}), quiet=True)
+    shape = ("vocab", "depth", "width", "heads", "kv_heads", "hidden", "patterns", "dropout")
+    how = {
+        **SHARED,
+        **dict.fromkeys(shape),
+        "model": str(first.model),
+        "adapter": kind,
+        "rank": 3,
+        "lr": 0.01,
+    }
+    config = settings(**how, out=str(tmp_path / "alone"))
+    same_bits(config, tmp_path)
+    train(config, quiet=True)
+    there = tmp_path / str(BOTH) / "run" / "checkpoint-4"
+    assert len(list(there.glob("adapter-shard-*"))) == 4
+    again = config.model_copy(update={"out": str(tmp_path / "again")})
+    train(again, resume=str(there), quiet=True)
+    assert_close(again.out, config.out, after=4)
